@@ -1,0 +1,55 @@
+"""Every environment variable that Penstock reads, in one place.  A value that does not parse raises."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["cache_dir", "cache_max_bytes", "cpu_level", "library_path", "use_reference"]
+
+CPU_LEVELS = ("generic", "avx2", "avx512", "neon")
+
+
+def cpu_level() -> str | None:
+    """``PENSTOCK_CPU``: force an instruction level; the native core checks that the machine has it."""
+    value = os.environ.get("PENSTOCK_CPU") or None
+    if value is not None and value not in CPU_LEVELS:
+        raise InvalidArgumentError(f"PENSTOCK_CPU must be one of {', '.join(CPU_LEVELS)}, not {value!r}")
+    return value
+
+
+def use_reference() -> bool:
+    """``PENSTOCK_REFERENCE=1``: eager mode runs the plain PyTorch references instead of the kernels."""
+    value = os.environ.get("PENSTOCK_REFERENCE", "0")
+    if value not in ("0", "1", ""):
+        raise InvalidArgumentError(f"PENSTOCK_REFERENCE must be 0 or 1, not {value!r}")
+    return value == "1"
+
+
+def library_path() -> Path | None:
+    """``PENSTOCK_LIBRARY``: load this build of the native core (a sanitized one, say)."""
+    value = os.environ.get("PENSTOCK_LIBRARY")
+    return Path(value) if value else None
+
+
+def cache_dir() -> Path:
+    """``PENSTOCK_CACHE_DIR``, else ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``."""
+    value = os.environ.get("PENSTOCK_CACHE_DIR")
+    if value:
+        return Path(value)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "penstock"
+
+
+def cache_max_bytes() -> int:
+    """``PENSTOCK_CACHE_BYTES``: how much the cache may hold; 50 GB unless told."""
+    value = os.environ.get("PENSTOCK_CACHE_BYTES", "50000000000")
+    try:
+        limit = int(value)
+    except ValueError:
+        limit = -1
+    if limit < 0:
+        raise InvalidArgumentError(f"PENSTOCK_CACHE_BYTES must be a number of bytes, not {value!r}")
+    return limit

@@ -1,0 +1,52 @@
+"""Every error that Penstock raises on purpose.
+
+    PenstockError
+    ├── InvalidArgumentError   the caller's mistake; the message names the option or field (a ValueError too)
+    ├── InvalidFileError       a damaged, hostile or incomplete file; the message names file and field
+    ├── UnsupportedError       a sound request that Penstock cannot serve; the message says what to use instead
+    ├── OutOfMemoryError       a plan that does not fit (a MemoryError too)
+    ├── FileAccessError        the operating system refused (an OSError too)
+    └── InternalError          our bug
+
+A message says what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "FileAccessError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidFileError",
+    "OutOfMemoryError",
+    "PenstockError",
+    "UnsupportedError",
+]
+
+
+class PenstockError(Exception):
+    """The root: catching it catches everything that Penstock raises on purpose."""
+
+
+class InvalidArgumentError(PenstockError, ValueError):
+    """The caller's mistake."""
+
+
+class InvalidFileError(PenstockError):
+    """A file that is damaged, hostile or incomplete."""
+
+
+class UnsupportedError(PenstockError):
+    """A sound request that this version cannot serve."""
+
+
+class OutOfMemoryError(PenstockError, MemoryError):
+    """A memory plan that does not fit."""
+
+
+class FileAccessError(PenstockError, OSError):
+    """The operating system refused to read or write."""
+
+
+class InternalError(PenstockError):
+    """A bug in Penstock."""

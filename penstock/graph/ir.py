@@ -1,0 +1,164 @@
+"""The graph: what capture makes, passes rewrite, the bundle stores and the native core executes.
+
+Values are in static single assignment; nodes are in execution order.  Weights and states are declared
+beside the values, so that a pass can see at once what a node reads, writes and where a parameter comes
+from.  This module knows no tensors and imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+__all__ = ["AttrValue", "DType", "Dim", "Graph", "KvLayout", "Layout", "Node", "Operand", "Part",
+           "Segment", "State", "Symbol", "Value", "Weight"]  # fmt: skip
+
+AttrValue = int | float | str
+
+
+class DType(IntEnum):
+    """Element types, with the numbers of ``ps_dtype``."""
+
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    I8 = 4
+    I32 = 5
+    U8 = 6
+    I64 = 7
+
+
+class Layout(IntEnum):
+    """How a weight lies in memory, with the numbers of ``ps_layout``."""
+
+    ROWS_F32 = 1
+    ROWS_F16 = 2
+    ROWS_BF16 = 3
+    ROWS_I32 = 4
+    T16_F32 = 16
+    T16_F16 = 17
+    T16_BF16 = 18
+    T16_I8 = 19
+    T16_I4G32 = 20
+
+
+class KvLayout(IntEnum):
+    """How keys and values lie in a page, with the numbers of ``ps_kv_layout``."""
+
+    F32 = 1
+    BF16 = 2
+    INT8 = 3
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A size known only when a step runs: T tokens, B requests, P page-table width, R output rows."""
+
+    name: str
+    min: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Dim:
+    """``factor * symbol + offset``; ``symbol`` None means the constant ``offset``."""
+
+    symbol: str | None
+    factor: int = 0
+    offset: int = 0
+
+
+@dataclass
+class Value:
+    """A tensor that exists during a step.
+
+    ``base`` names the value that this one is a view of; ``offset`` counts elements into each of the base's
+    rows, and the row stride is the base's.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    base: str | None = None
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checkpoint tensor's rows inside a weight."""
+
+    name: str
+    row_start: int
+    num_rows: int
+
+
+@dataclass
+class Weight:
+    """A parameter, ``rows`` x ``cols``; a vector has one row.  ``parts`` keeps the checkpoint's names."""
+
+    name: str
+    rows: int
+    cols: int
+    layout: Layout
+    parts: tuple[Part, ...]
+    segment: str = "weights"
+    offset: int = 0
+    num_bytes: int = 0
+
+
+@dataclass
+class State:
+    """The KV pages of one layer: owned by the runtime, never stored."""
+
+    name: str
+    num_kv_heads: int
+    head_dim: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A reference: ``kind`` is "none", "value", "weight" or "state"."""
+
+    kind: str
+    name: str = ""
+
+
+@dataclass
+class Node:
+    """One op: inputs in the order of its schema, attributes by name, outputs by value name."""
+
+    op: str
+    name: str
+    inputs: list[Operand]
+    outputs: list[str]
+    attrs: dict[str, AttrValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named run of bytes in the file."""
+
+    name: str
+    offset: int
+    num_bytes: int
+    crc32: int
+
+
+@dataclass
+class Graph:
+    """A captured network.  ``inputs`` are value names in the order of ``penstock.nn.Batch``."""
+
+    network: str
+    scheme: str
+    vocab_size: int
+    context_len: int
+    symbols: list[Symbol] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    weights: dict[str, Weight] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+    page_groups: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    output: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
