@@ -1,0 +1,40 @@
+# demo and test are all that a newcomer needs; CI runs test.
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
+
+.PHONY: help demo test check lint clean perplexity
+help:
+	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
+	@echo "make test        set everything up and run all tests"
+	@echo "make lint        ruff and mypy"
+	@echo "make perplexity  the table of docs/quantization.md"
+	@echo "make clean       remove environment and builds"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The package alone: native build, no PyTorch.
+$(VENV)/.installed: $(BIN)/python $(SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+# Everything the tests need.
+$(VENV)/.test: constraints.txt $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/penstock run demo/demo.psm "$$(cat demo/prompt.py)" --max-tokens 96
+
+test: $(VENV)/.test lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build
