@@ -1,0 +1,144 @@
+"""The architecture, held by tests: imports point downwards, PyTorch stays where it belongs, files stay short."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "penstock"
+LAYERS = ("cli", "serving", "engine", "runtime", "graph", "models", "nn", "quant", "ops", "lite")  # top to bottom
+LEAVES = ("config", "errors", "env")
+FACADE = ("__init__", "auto")  # the public surface: above every layer but the command line, imports lazily
+TORCH_ALLOWED = ("models/", "nn/", "quant/", "ops/reference/", "ops/eager.py", "graph/capture.py", "runtime/eager.py")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+BANNED_NAMES = ("utils", "common", "manager", "handler", "helpers", "misc", "mixin")
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Every absolute module name that the file imports, inside functions too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
+            module = node.module or ""
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def floor_of(module: str) -> int | None:
+    """0 for the top layer; None for leaves and for what is not ours."""
+    parts = module.split(".")
+    if parts[0] != "penstock" or len(parts) < 2 or parts[1] in LEAVES:
+        return None
+    return LAYERS.index(parts[1]) if parts[1] in LAYERS else None
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_point_downwards(path: Path) -> None:
+    relative = name_of(path)
+    own = relative.split("/")[0].removesuffix(".py")
+    if own in FACADE:
+        forbidden = [f"{line}: {name}" for line, name in imports_of(path) if name.startswith("penstock.cli")]
+        assert not forbidden, f"{relative} reaches up: {forbidden}"
+        return
+    if own == "__main__":
+        return
+    floor = len(LAYERS) if own in LEAVES else LAYERS.index(own)
+    upward = [
+        f"{line}: {name}"
+        for line, name in imports_of(path)
+        if (other := floor_of(name)) is not None and other < floor
+    ]  # fmt: skip
+    assert not upward, f"{relative} reaches up: {upward}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_only_the_torch_layers_import_torch(path: Path) -> None:
+    relative = name_of(path)
+    lines = [line for line, name in imports_of(path) if name == "torch" or name.startswith("torch.")]
+    allowed = relative.startswith(TORCH_ALLOWED) and relative != "models/checkpoint.py"
+    assert allowed or not lines, f"{relative} imports torch in lines {lines}"
+
+
+def test_scheduler_and_pages_know_no_tensors() -> None:
+    for name in ("scheduler", "pages"):
+        for line, imported in imports_of(PACKAGE / "engine" / f"{name}.py"):
+            assert not imported.startswith(("numpy", "torch")), f"engine/{name}.py:{line} imports {imported}"
+
+
+def test_everything_else_runs_with_torch_blocked() -> None:
+    """Import every module outside the torch layers in a process where ``import torch`` fails."""
+    names = [
+        "penstock." + name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for path in modules()
+        if not name_of(path).startswith(TORCH_ALLOWED) and path.name != "__main__.py"
+    ]
+    names += ["penstock.models.checkpoint"]
+    script = (
+        "import sys, importlib\n"
+        "sys.modules['torch'] = None\n"
+        f"for name in {[name for name in names if name != 'penstock.__init__']!r}:\n"
+        "    importlib.import_module(name)\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE_LINES, f"{name_of(path)} has {text.count(chr(10))} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{name_of(path)}: {node.name} has {lines} lines"
+            arguments = node.args
+            count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
+            own = 1 if arguments.args and arguments.args[0].arg in ("self", "cls") else 0
+            assert count - own <= MAX_PARAMETERS, f"{name_of(path)}: {node.name} has {count - own} parameters"
+
+
+def test_native_files_stay_short() -> None:
+    core = PACKAGE.parent / "core"
+    for path in sorted([*core.rglob("*.cpp"), *core.rglob("*.h")]):
+        lines = path.read_text().count("\n")
+        assert lines <= MAX_FILE_LINES, f"{path.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_no_checks_by_assert_and_no_unsafe_loading(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno} checks by assert"
+    for line, name in imports_of(path):
+        assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), f"{name_of(path)}:{line}"
+
+
+def test_no_landfill_names() -> None:
+    for path in modules():
+        parts = name_of(path).removesuffix(".py").split("/")
+        assert not set(parts) & set(BANNED_NAMES), name_of(path)
+
+
+def test_no_model_names_outside_models() -> None:
+    for path in modules():
+        if name_of(path).startswith("models/"):
+            continue
+        names = [n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)]
+        assert not {n for n in names if n.lower().startswith(("llama", "qwen", "mistral"))}, name_of(path)

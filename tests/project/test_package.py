@@ -1,0 +1,35 @@
+"""What is installed: one small library that needs nothing, one Python-independent wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from penstock.lite import core
+
+MAX_LIBRARY_BYTES = 1_000_000
+
+
+def library() -> Path:
+    return Path(core.library_file())
+
+
+def test_library_is_under_one_megabyte(tmp_path: Path) -> None:
+    stripped = tmp_path / "libpenstock.so"
+    shutil.copy(library(), stripped)
+    subprocess.run(["strip", "--strip-unneeded", str(stripped)], check=True)
+    assert stripped.stat().st_size < MAX_LIBRARY_BYTES
+
+
+def test_library_needs_only_the_c_library() -> None:
+    dynamic = subprocess.run(["readelf", "-d", str(library())], capture_output=True, text=True, check=True).stdout
+    needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line}
+    assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+
+
+def test_library_exports_the_c_abi_alone() -> None:
+    symbols = subprocess.run(["nm", "-D", "--defined-only", str(library())], capture_output=True, text=True, check=True)
+    names = [line.split()[-1] for line in symbols.stdout.splitlines()]
+    assert names
+    assert all(name.startswith("ps_") for name in names), [n for n in names if not n.startswith("ps_")]
