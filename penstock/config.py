@@ -1,0 +1,395 @@
+"""Configuration files: JSON read with limits, and typed reads that refuse.
+
+A ``config.json`` comes from anywhere.  ``parse_json`` refuses what a careful writer never makes (duplicate
+keys, NaN, numbers that overflow, endless nesting), and ``ConfigReader`` refuses every value of the wrong type
+or range.  Every error names the file and the key, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, TypeAlias
+
+from penstock.errors import InvalidFileError, UnsupportedError
+
+__all__ = ["ConfigReader", "RopeConfig", "parse_json", "parse_object", "show"]
+
+MAX_CONFIG_BYTES: Final = 16 << 20
+MAX_DEPTH: Final = 64
+MAX_INT: Final = 2**31 - 1
+_SHOWN_CHARS = 80
+
+# The reader's methods are named after the types they read, which hides the builtins inside the class.
+Integer: TypeAlias = int
+Float: TypeAlias = float
+Text: TypeAlias = str
+Flag: TypeAlias = bool
+
+
+class _Required:
+    """Marks a key without a default."""
+
+
+_REQUIRED: Final = _Required()
+
+
+def show(value: object) -> str:
+    """``value`` as an error message shows it: printable ASCII, and short however long the value is."""
+    if isinstance(value, dict):
+        return f"an object with {len(value)} keys"
+    if isinstance(value, list) and len(value) > 8:
+        return f"a list of {len(value)} items"
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = ascii(value if not isinstance(value, str) else value[:_SHOWN_CHARS])
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {show(text)} does not fit a double")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {show(key)} appears twice")
+            seen.add(key)
+    return result
+
+
+def _check_tree(value: Any, file: str) -> None:
+    """Depth and text that has no UTF-8 form, without recursion."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.keys())
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, str) and not item.isascii():
+                try:
+                    item.encode()
+                except UnicodeEncodeError:
+                    raise InvalidFileError(f"{file}: the text {show(item)} holds half a surrogate pair") from None
+        if not below:
+            return
+        level = below
+    raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
+
+
+def parse_json(data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
+    """The value of a JSON text of at most ``max_bytes``; ``file`` names it in errors.
+
+    Raises InvalidFileError for text that is no UTF-8 or no JSON, repeated keys, NaN and infinity, numbers that
+    overflow, and nesting deeper than 64.
+    """
+    if len(data) > max_bytes:
+        raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
+    try:
+        value = json.loads(
+            bytes(data).decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+        )
+    except RecursionError:
+        raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise InvalidFileError(f"{file}: not valid JSON: {show(str(error))[1:-1]}") from None
+    _check_tree(value, file)
+    return value
+
+
+def parse_object(data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """As ``parse_json``, for a text that must be one object."""
+    value = parse_json(data, file, max_bytes=max_bytes)
+    if not isinstance(value, dict):
+        raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
+    return value
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary positions.  ``type`` is "default", "linear", "llama3" or "yarn"; other fields as transformers names them.
+
+    ``rotary_dim`` is the number of leading dimensions of a head that rotate (even).  ``attention_factor`` scales
+    cos and sin and is always given (1.0 but for yarn).  Fields that the type does not use keep their defaults.
+    """
+
+    theta: float
+    type: str = "default"
+    rotary_dim: int = 0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+class ConfigReader:
+    """Typed reads of one JSON object.
+
+    ``file`` is what errors call it.  A read without a default refuses a missing key; null counts as missing.
+    """
+
+    def __init__(self, values: dict[str, Any], file: Text = "config.json") -> None:
+        self.values = values
+        self.file = file
+
+    @classmethod
+    def parse(cls, data: bytes | memoryview, file: Text = "config.json") -> ConfigReader:
+        """A reader over the bytes of a JSON file; InvalidFileError when they are not one object."""
+        return cls(parse_object(data, file), file)
+
+    def error(self, key: Text, expected: Text, found: object) -> InvalidFileError:
+        """The error to raise when ``key`` holds something else than ``expected``."""
+        return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}")
+
+    def has(self, key: Text) -> Flag:
+        """Whether ``key`` is there and not null."""
+        return self.values.get(key) is not None
+
+    def _get(self, key: Text, default: object, expected: Text) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if isinstance(default, _Required):
+            if key in self.values:
+                raise self.error(key, expected, None)
+            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, found no such key")
+        return None
+
+    def _read(self, key: Text, default: Any, expected: Text, accept: Callable[[Any], Flag]) -> Any:
+        value = self._get(key, default, expected)
+        if value is None:
+            return default
+        if not accept(value):
+            raise self.error(key, expected, value)
+        return value
+
+    def int(
+        self, key: Text, default: Integer | _Required = _REQUIRED, *, min: Integer = 1, max: Integer = MAX_INT
+    ) -> Integer:
+        """An integer in [min, max]; positive unless told."""
+        result: Integer = self._read(key, default, f"an integer from {min} to {max}", _integer_in(min, max))
+        return result
+
+    def optional_int(self, key: Text, *, min: Integer = 1, max: Integer = MAX_INT) -> Integer | None:
+        """As ``int``; None when the key is missing or null."""
+        result: Integer | None = self._read(key, None, f"an integer from {min} to {max}", _integer_in(min, max))
+        return result
+
+    def float(self, key: Text, default: Float | _Required = _REQUIRED, *, min: Float = 0.0, max: Float = 1e30) -> Float:
+        """A number in [min, max]; an integer counts, true and false do not."""
+        return Float(self._read(key, default, f"a number from {min:g} to {max:g}", _number_in(min, max)))
+
+    def optional_float(self, key: Text, *, min: Float = 0.0, max: Float = 1e30) -> Float | None:
+        """As ``float``; None when the key is missing or null."""
+        value = self._read(key, None, f"a number from {min:g} to {max:g}", _number_in(min, max))
+        return None if value is None else Float(value)
+
+    def bool(self, key: Text, default: Flag | _Required = _REQUIRED) -> Flag:
+        """true or false."""
+        result: Flag = self._read(key, default, "true or false", lambda value: isinstance(value, Flag))
+        return result
+
+    def str(self, key: Text, default: Text | _Required = _REQUIRED, *, max_len: Integer = 4096) -> Text:
+        """A text of at most ``max_len`` characters."""
+        result: Text = self._read(key, default, f"a text of at most {max_len} characters", _text_of(max_len))
+        return result
+
+    def optional_str(self, key: Text, *, max_len: Integer = 4096) -> Text | None:
+        """As ``str``; None when the key is missing or null."""
+        result: Text | None = self._read(key, None, f"a text of at most {max_len} characters", _text_of(max_len))
+        return result
+
+    def one_of(self, key: Text, choices: Iterable[Text], default: Text | _Required = _REQUIRED) -> Text:
+        """One of ``choices``; any other text is an UnsupportedError that lists them."""
+        choices = tuple(choices)
+        value = self.str(key, default)
+        if value not in choices:
+            raise UnsupportedError(f"{self.file}: {key}: expected one of {', '.join(choices)}, found {show(value)}")
+        return value
+
+    def text_list(self, key: Text, *, max_items: Integer = 100_000) -> list[Text] | None:
+        """A list of texts; None when the key is missing or null."""
+        value = self._get(key, None, "a list of texts")
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) > max_items or not all(isinstance(item, Text) for item in value):
+            raise self.error(key, f"a list of at most {max_items} texts", value)
+        return list(value)
+
+    def int_or_list(self, key: Text, *, min: Integer = 0, max: Integer = MAX_INT) -> tuple[Integer, ...]:
+        """One integer or a list of them, as eos_token_id is written; empty when missing or null."""
+        value = self._get(key, None, "an integer or a list of integers")
+        if value is None:
+            return ()
+        items = value if isinstance(value, list) else [value]
+        accept = _integer_in(min, max)
+        if len(items) > 1024 or not all(accept(item) for item in items):
+            raise self.error(key, f"an integer from {min} to {max}, or a list of them", value)
+        return tuple(items)
+
+    def object(self, key: Text) -> ConfigReader | None:
+        """A reader over the object under ``key``; None when the key is missing or null."""
+        value = self._get(key, None, "an object")
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "an object", value)
+        return ConfigReader(value, f"{self.file}: {key}")
+
+    def dtype(self) -> Text:
+        """The checkpoint's element type from ``dtype`` or ``torch_dtype``: "f32", "f16" or "bf16".
+
+        "" when neither key is there, or it says "auto": then the tensors decide.
+        """
+        key = "dtype" if self.has("dtype") else "torch_dtype"
+        value = self.str(key, "auto").removeprefix("torch.")
+        known = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float": "f32", "half": "f16", "auto": ""}
+        if value not in known:
+            raise UnsupportedError(
+                f"{self.file}: {key}: expected one of float32, float16, bfloat16, found {show(value)}"
+            )
+        return known[value]
+
+    def quantization(self) -> ConfigReader | None:
+        """The ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
+
+        Any other quantization_config is an UnsupportedError that says what to use instead.
+        """
+        section = self.object("quantization_config")
+        if section is None:
+            return None
+        method = section.str("quant_method", "")
+        if method == "penstock":
+            return section
+        raise UnsupportedError(
+            f"{self.file}: quantization_config: quant_method {show(method)} is not supported; use the original "
+            "float32, float16 or bfloat16 checkpoint and quantize it with --scheme w8a8 or w4a8"
+        )
+
+    def rope(self, head_dim: Integer) -> RopeConfig:
+        """Rotary positions of heads of ``head_dim``, in the old style (rope_theta, rope_scaling) and the new
+        (rope_parameters).
+
+        UnsupportedError names a rope type other than default, linear, llama3 and yarn.
+        """
+        section = _rope_section(self)
+        theta = section.float("rope_theta", self.float("rope_theta", 10000.0, min=1.0), min=1.0)
+        type_key = "rope_type" if section.has("rope_type") else "type"
+        rope_type = section.one_of(type_key, ("default", "linear", "llama3", "yarn"), "default")
+        share = section.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0, max=1.0), max=1.0)
+        rotary_dim = Integer(head_dim * share)
+        if rotary_dim < 2 or rotary_dim % 2:
+            raise self.error("head_dim", "an even number of rotary dimensions, at least 2", rotary_dim)
+        base = RopeConfig(theta=theta, rotary_dim=rotary_dim)
+        if rope_type == "linear":
+            return replace(base, type=rope_type, factor=section.float("factor", min=1.0))
+        if rope_type == "llama3":
+            return _read_llama3(self, section, base)
+        if rope_type == "yarn":
+            return _read_yarn(self, section, base)
+        return base
+
+
+def _integer_in(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _number_in(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _text_of(max_len: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and len(value) <= max_len
+
+
+_ROPE_KEYS: Final = frozenset(field.name for field in fields(RopeConfig)) | frozenset(
+    ("rope_type", "rope_theta", "partial_rotary_factor", "mscale", "mscale_all_dim", "finetuned")
+)
+
+
+def _rope_section(reader: ConfigReader) -> ConfigReader:
+    """The object that holds the scaling, empty when there is none; one per layer type only if all are equal."""
+    key = "rope_scaling" if reader.has("rope_scaling") else "rope_parameters"
+    section = reader.object(key) or ConfigReader({}, f"{reader.file}: {key}")
+    nested = [value for value in section.values.values() if isinstance(value, dict)]
+    if nested:
+        if len(nested) != len(section.values) or any(value != nested[0] for value in nested):
+            raise UnsupportedError(
+                f"{section.file}: rotary positions that differ between layer types are not supported"
+            )
+        section = ConfigReader(nested[0], section.file)
+    for name in section.values:
+        if name not in _ROPE_KEYS:
+            raise UnsupportedError(f"{section.file}: the key {show(name)} is not supported")
+    return section
+
+
+def _original_context(reader: ConfigReader, section: ConfigReader) -> int:
+    name = "original_max_position_embeddings"
+    outer = reader if reader.has(name) or not section.has(name) else section
+    return outer.int(name if outer.has(name) else "max_position_embeddings")
+
+
+def _read_llama3(reader: ConfigReader, section: ConfigReader, base: RopeConfig) -> RopeConfig:
+    low, high = section.float("low_freq_factor", min=1e-6), section.float("high_freq_factor", min=1e-6)
+    if high <= low:
+        raise section.error("high_freq_factor", f"more than low_freq_factor ({low:g})", high)
+    return replace(
+        base,
+        type="llama3",
+        factor=section.float("factor", min=1.0),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=_original_context(reader, section),
+    )
+
+
+def _read_yarn(reader: ConfigReader, section: ConfigReader, base: RopeConfig) -> RopeConfig:
+    original = _original_context(reader, section)
+    factor = section.optional_float("factor", min=1.0)
+    if factor is None:
+        factor = reader.int("max_position_embeddings") / original
+    if base.theta <= 1.0:
+        raise section.error("rope_theta", "more than 1", base.theta)
+
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    attention_factor = section.optional_float("attention_factor")
+    if attention_factor is None:
+        scale, scale_all = section.optional_float("mscale"), section.optional_float("mscale_all_dim")
+        attention_factor = magnitude(scale) / magnitude(scale_all) if scale and scale_all else magnitude(1.0)
+    return replace(
+        base,
+        type="yarn",
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=attention_factor,
+        beta_fast=section.optional_float("beta_fast") or 32.0,
+        beta_slow=section.optional_float("beta_slow") or 1.0,
+        truncate=section.bool("truncate", True),
+    )
