@@ -1,0 +1,101 @@
+"""What the engine needs of a model that runs: the Program, and the figures that describe it.
+
+Eager mode and the native core (later CUDA) implement the same few methods, so that everything above this
+file is written once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.lite.core import Plan, Sampling, StepBatch
+
+__all__ = ["KV_LAYOUTS", "PAGE_TOKENS", "Program", "ProgramInfo", "ProgramLimits", "pages_for"]
+
+PAGE_TOKENS = 32
+"""Tokens in one KV page (``PS_PAGE_TOKENS``)."""
+
+KV_LAYOUTS = ("f32", "bf16", "int8")
+"""How keys and values may lie in a page."""
+
+
+def pages_for(num_tokens: int) -> int:
+    """Pages that hold ``num_tokens`` tokens of one request."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+@dataclass(frozen=True)
+class ProgramLimits:
+    """The sizes that a program's memory is planned for.
+
+    ``max_tokens``, ``max_requests`` and ``max_rows`` bound one step; ``num_pages`` counts KV pages per page
+    group; ``context_len`` bounds one request (prompt and answer).  Zero for ``max_rows``, ``num_pages`` or
+    ``context_len`` leaves the choice to ``open_program``; a program's own limits hold no zero.
+    """
+
+    max_tokens: int = 512
+    max_requests: int = 32
+    max_rows: int = 0
+    num_pages: int = 0
+    context_len: int = 0
+    kv_layout: str = "f32"
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no program could have."""
+        for name, least in (("max_tokens", 1), ("max_requests", 1), ("max_rows", 0), ("num_pages", 0), ("context_len", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+                raise InvalidArgumentError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if self.kv_layout not in KV_LAYOUTS:
+            raise InvalidArgumentError(f"kv_cache must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout!r}")
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """What a program is.  ``page_windows`` has one entry per page group: 0 keeps every position."""
+
+    network: str
+    scheme: str
+    mode: str
+    vocab_size: int
+    context_len: int
+    page_windows: tuple[int, ...]
+    weight_bytes: int
+    weight_bytes_per_token: int
+    num_threads: int
+    cpu_level: str
+    plan: Plan | None = None
+
+
+class Program(Protocol):
+    """A model with its memory.  One thread uses it at a time."""
+
+    @property
+    def info(self) -> ProgramInfo:
+        """What the program is."""
+
+    @property
+    def limits(self) -> ProgramLimits:
+        """The sizes it was planned for."""
+
+    def run(self, batch: StepBatch) -> None:
+        """Compute one step; the logits of ``batch.output_rows`` stay in the program's memory."""
+
+    def logits(self) -> NDArray[np.float32]:
+        """The last step's logits, [R, vocab]: a view that the next ``run`` overwrites."""
+
+    def sample(self, sampling: Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Sample every row of the last step: token ids [R] and their log-probabilities [R]."""
+
+    def step(self, batch: StepBatch, sampling: Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """``run`` and ``sample`` in one call."""
+
+    def close(self) -> None:
+        """Give the memory back.  Calling it again does nothing."""
