@@ -1,0 +1,101 @@
+"""Drive a program step by step without an engine: every request has its own pages, every position its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
+
+from penstock.graph.ir import KvLayout
+
+PAGE_TOKENS = 32
+LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first
+
+
+@dataclass
+class Stream:
+    """One request: its tokens, how many have been computed, its pages."""
+
+    token_ids: list[int]
+    pages: list[int]
+    num_computed: int = 0
+    rows: list[np.ndarray] = field(default_factory=list)
+
+    def logits(self) -> np.ndarray:
+        return np.concatenate(self.rows)
+
+
+def open_program(
+    model: Model, context: Context, num_tokens: int, *, num_requests: int = 8, kv: KvLayout = KvLayout.F32
+) -> CoreProgram:
+    """A program for ``num_tokens`` tokens in all, any of them in one step, each with a row of logits."""
+    options = ProgramOptions(
+        max_tokens=num_tokens,
+        max_requests=num_requests,
+        max_rows=num_tokens,
+        num_pages=num_tokens // PAGE_TOKENS + 2 * num_requests,
+        kv_layout=kv,
+    )
+    return CoreProgram(model, context, options)
+
+
+def make_streams(prompts: Sequence[Sequence[int]], seed: int = 0) -> list[Stream]:
+    """Streams whose pages lie scattered over the pool."""
+    needed = [-(-len(p) // PAGE_TOKENS) for p in prompts]
+    pages = np.random.default_rng(seed).permutation(sum(needed)).tolist()
+    streams = []
+    for prompt, count in zip(prompts, needed, strict=True):
+        streams.append(Stream(list(prompt), pages[:count]))
+        del pages[:count]
+    return streams
+
+
+def run_step(program: CoreProgram, work: Sequence[tuple[Stream, int]]) -> None:
+    """One step: ``count`` further tokens of each stream; keeps a row of logits for every token."""
+    width = max(len(stream.pages) for stream, _ in work)
+    tables = np.full((1, len(work), width), -1, np.int32)
+    ids: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    for index, (stream, count) in enumerate(work):
+        tables[0, index, : len(stream.pages)] = stream.pages
+        span = range(stream.num_computed, stream.num_computed + count)
+        ids += [stream.token_ids[p] for p in span]
+        positions += span
+        starts.append(len(ids))
+        stream.num_computed += count
+    as_array = lambda values: np.asarray(values, np.int32)  # noqa: E731
+    program.run(StepBatch(as_array(ids), as_array(positions), as_array(starts), tables, as_array(range(len(ids)))))
+    logits = program.logits()
+    for index, (stream, _) in enumerate(work):
+        stream.rows.append(np.array(logits[starts[index] : starts[index + 1]]))
+
+
+def run_alone(program: CoreProgram, prompt: Sequence[int], chunk: int | None = None, seed: int = 0) -> np.ndarray:
+    """Logits [len, vocab] of a prompt by itself, whole or in chunks."""
+    stream = make_streams([prompt], seed)[0]
+    while (left := len(prompt) - stream.num_computed) > 0:
+        run_step(program, [(stream, min(left, chunk or left))])
+    return stream.logits()
+
+
+def run_together(program: CoreProgram, prompts: Sequence[Sequence[int]], chunks: Iterable[int]) -> list[np.ndarray]:
+    """Logits of prompts that advance in one batch; request i takes chunks of its own size, so that prefill and
+    decode mix and requests leave at different steps."""
+    streams = make_streams(prompts, seed=1)
+    sizes = list(chunks)
+    while any(s.num_computed < len(s.token_ids) for s in streams):
+        work = [
+            (s, min(size, len(s.token_ids) - s.num_computed))
+            for s, size in zip(streams, sizes, strict=True)
+            if s.num_computed < len(s.token_ids)
+        ]
+        run_step(program, work)
+    return [s.logits() for s in streams]
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal as bytes: minus zero differs from zero, and a NaN from another."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
