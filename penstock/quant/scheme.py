@@ -1,0 +1,70 @@
+"""Schemes: how the weights of linear layers are stored and how their activations are rounded.
+
+A scheme is chosen per bundle.  ``docs/quantization.md`` describes each; ``docs/numerics.md`` gives the
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme"]
+
+GROUP_LEN: Final = 32
+"""Columns that share a scale in a 4-bit weight."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One row of the table.
+
+    ``group_len`` is the number of columns that share a scale (0: the whole row, or no scale at all);
+    ``activation_bits`` is 32 (float32, kept), 16 (rounded to bf16) or 8 (int8, one scale per token);
+    ``layout`` is the ``ps_layout`` of a linear weight; ``head`` names the scheme of the output head (and so
+    of an embedding tied to it); ``version`` counts changes of the packed values, and is part of cache keys.
+    """
+
+    name: str
+    weight_bits: int
+    group_len: int
+    activation_bits: int
+    layout: int
+    head: str
+    version: int = 1
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights are integers with scales."""
+        return self.weight_bits <= 8
+
+
+SCHEMES: Final[dict[str, Scheme]] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("f32", 32, 0, 32, layout=16, head="f32"),
+        Scheme("f16", 16, 0, 32, layout=17, head="f16"),
+        Scheme("bf16", 16, 0, 16, layout=18, head="bf16"),
+        Scheme("w8a16", 8, 0, 32, layout=19, head="w8a16"),
+        Scheme("w8a8", 8, 0, 8, layout=19, head="w8a8"),
+        Scheme("w4a16", 4, GROUP_LEN, 32, layout=20, head="w8a16"),
+        Scheme("w4a8", 4, GROUP_LEN, 8, layout=20, head="w8a8"),
+    )
+}
+
+
+def find_scheme(name: str) -> Scheme:
+    """The scheme called ``name``; InvalidArgumentError lists the table."""
+    scheme = SCHEMES.get(name)
+    if scheme is None:
+        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}")
+    return scheme
+
+
+def default_scheme(dtype: str) -> str:
+    """The scheme of a checkpoint of element type ``dtype`` ("f32", "f16", "bf16"): its own type."""
+    if dtype not in ("f32", "f16", "bf16"):
+        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}")
+    return dtype
