@@ -1,0 +1,81 @@
+"""How soon is the first token there?  Whole processes of ``penstock run``, and opening a bundle by itself.
+
+    python benchmarks/startup.py BUNDLE [--prompt-tokens 16] [--runs 9]
+
+The page cache is warm: one run goes before those that count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from penstock.engine.text import Tokenizer
+from penstock.lite.core import Model
+
+
+def prompt_of(bundle: Path, num_tokens: int) -> str:
+    """A text of about that many tokens: code, cut by the bundle's own tokenizer."""
+    text = Path(__file__).read_text()
+    with_model = Model.open(bundle)
+    tokenizer = Tokenizer(bytes(with_model.segment("tokenizer.json") or b""), b"{}")
+    ids = tokenizer.encode(text)[:num_tokens]
+    with_model.close()
+    return tokenizer.decode(ids)
+
+
+def first_token_s(bundle: Path, prompt: str) -> float:
+    """Seconds from starting the process to the first byte on its standard output."""
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "run",
+        str(bundle),
+        prompt,
+        "--max-tokens",
+        "2",
+        "--temperature",
+        "0",
+    ]
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        if process.stdout is None or not process.stdout.read(1):
+            raise SystemExit(f"{command} printed nothing")
+        elapsed = time.perf_counter() - start
+        process.stdout.read()
+    return elapsed
+
+
+def open_s(bundle: Path) -> float:
+    start = time.perf_counter()
+    model = Model.open(bundle)
+    elapsed = time.perf_counter() - start
+    model.close()
+    return elapsed
+
+
+def row(name: str, values: list[float]) -> None:
+    print(
+        f"{name:<34} median {statistics.median(values) * 1e3:8.1f} ms   min {min(values) * 1e3:8.1f}   max {max(values) * 1e3:8.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--prompt-tokens", type=int, default=16)
+    parser.add_argument("--runs", type=int, default=9)
+    args = parser.parse_args()
+    prompt = prompt_of(args.bundle, args.prompt_tokens)
+    first_token_s(args.bundle, prompt)
+    row("opening the bundle", [open_s(args.bundle) for _ in range(args.runs)])
+    row("process start to first token", [first_token_s(args.bundle, prompt) for _ in range(args.runs)])
+
+
+if __name__ == "__main__":
+    main()
