@@ -49,7 +49,8 @@ class ProgramLimits:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no program could have."""
-        for name, least in (("max_tokens", 1), ("max_requests", 1), ("max_rows", 0), ("num_pages", 0), ("context_len", 0)):
+        leasts = {"max_tokens": 1, "max_requests": 1, "max_rows": 0, "num_pages": 0, "context_len": 0}
+        for name, least in leasts.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
                 raise InvalidArgumentError(f"{name} must be a whole number of at least {least}, not {value!r}")
