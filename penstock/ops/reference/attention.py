@@ -1,0 +1,146 @@
+"""Keys and values in pages, and attention over them."""
+
+from __future__ import annotations
+
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from penstock.errors import InvalidArgumentError
+from penstock.ops.reference.linear import round_rows
+
+__all__ = ["AttentionAttrs", "attention", "kv_append", "page_elements"]
+
+PAGE_TOKENS = 32
+_SCALE_BYTES = 4 * PAGE_TOKENS
+
+
+class AttentionAttrs(TypedDict):
+    """The attributes of the attention op."""
+
+    scale: float
+    group: int
+    causal: bool
+    window: int
+    softcap: float
+
+
+def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
+    """Elements of one page: per head K [head_dim][32] and V [32][head_dim], each followed by 32 f32 scales if int8."""
+    scales = 2 * _SCALE_BYTES if dtype == torch.int8 else 0
+    return num_kv_heads * (2 * PAGE_TOKENS * head_dim + scales)
+
+
+class _Pages:
+    """Views into a state [num_pages, page_elements]: k [pages, heads, dim, 32], v [pages, heads, 32, dim]."""
+
+    def __init__(self, op: str, state: Tensor, num_kv_heads: int, head_dim: int) -> None:
+        expected = page_elements(state.dtype, num_kv_heads, head_dim)
+        if state.dtype not in (torch.float32, torch.bfloat16, torch.int8) or state.shape[1] != expected:
+            raise InvalidArgumentError(
+                f"[{op}] state: expected float32, bfloat16 or int8 pages of {expected} elements, "
+                f"found {state.dtype} of {state.shape[1]}"
+            )
+        heads = state.view(state.shape[0], num_kv_heads, -1)
+        size = PAGE_TOKENS * head_dim
+        scale_bytes = _SCALE_BYTES if state.dtype == torch.int8 else 0
+        keys, key_scales, values, value_scales = heads.split([size, scale_bytes, size, scale_bytes], dim=2)
+        self.k = keys.unflatten(2, (head_dim, PAGE_TOKENS))
+        self.v = values.unflatten(2, (PAGE_TOKENS, head_dim))
+        self.k_scale = key_scales.view(torch.float32) if scale_bytes else None  # [pages, heads, 32]
+        self.v_scale = value_scales.view(torch.float32) if scale_bytes else None
+
+    def write(self, page: int, slot: int, k: Tensor, v: Tensor) -> None:
+        """Stores one token's k and v [heads, dim]."""
+        if self.k_scale is not None and self.v_scale is not None:
+            (k, k_scale), (v, v_scale) = round_rows(k), round_rows(v)
+            self.k_scale[page, :, slot] = k_scale[:, 0]
+            self.v_scale[page, :, slot] = v_scale[:, 0]
+        self.k[page, :, :, slot] = k.to(self.k.dtype)
+        self.v[page, :, slot, :] = v.to(self.v.dtype)
+
+    def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a page list [n] in float64, both [heads, n * 32, dim]."""
+        k, v = self.k[pages].double(), self.v[pages].double()
+        if self.k_scale is not None and self.v_scale is not None:
+            k = k * self.k_scale[pages].double().unsqueeze(2)
+            v = v * self.v_scale[pages].double().unsqueeze(3)
+        return k.permute(1, 0, 3, 2).flatten(1, 2), v.permute(1, 0, 2, 3).flatten(1, 2)
+
+
+def kv_append(
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    *,
+    group: int,
+) -> None:
+    """Writes each token's k and v [T, kv_heads, head_dim] into its slot of its request's page, in place.
+
+    positions [T]; request_starts [B+1]; page_tables [groups, B, width]; state [num_pages, page_elements].
+    Float32 is stored as it is, bfloat16 rounded, int8 rounded with one scale per token and head.
+    """
+    pages = _Pages("kv_append", state, k.shape[1], k.shape[2])
+    starts, table, places = request_starts.tolist(), page_tables[group].tolist(), positions.tolist()
+    for request, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for token in range(start, end):
+            tile, slot = divmod(places[token], PAGE_TOKENS)
+            page = table[request][tile] if tile < len(table[request]) else -1
+            if not 0 <= page < state.shape[0]:
+                raise InvalidArgumentError(f"[kv_append] page_tables: expected a page for position {places[token]}")
+            pages.write(page, slot, k[token], v[token])
+
+
+def attention(
+    q: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    alibi: Tensor | None,
+    **attrs: Unpack[AttentionAttrs],
+) -> Tensor:
+    """Softmax attention of q [T, heads, head_dim] over the keys that kv_append stored: [T, heads, head_dim].
+
+    A query at position p sees positions (p - window, p], all from 0 when window is 0, or every position of its
+    request when not causal.  Heads share KV heads in groups.  ``alibi`` [heads] holds slopes.
+    """
+    elements = page_elements(state.dtype, 1, q.shape[2])
+    pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
+    num_kv_heads = pages.k.shape[1]
+    if num_kv_heads == 0 or q.shape[1] % num_kv_heads:
+        raise InvalidArgumentError(f"[attention] q: expected a multiple of {num_kv_heads} heads, found {q.shape[1]}")
+    out = torch.empty(q.shape, dtype=torch.float32)
+    starts = request_starts.tolist()
+    for request, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        places = positions[start:end].long()
+        num_tiles = int(places.max()) // PAGE_TOKENS + 1
+        k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
+        out[start:end] = _attend(q[start:end].double(), k, v, places, alibi, attrs)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | None, attrs: AttentionAttrs) -> Tensor:
+    """One request: q [t, heads, dim], k and v [kv_heads, length, dim], places [t]; float32 [t, heads, dim]."""
+    shared = q.shape[1] // k.shape[0]
+    k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
+    keys = torch.arange(k.shape[1])
+    distance = keys[None, :] - places[:, None]  # [t, length]
+    valid = (keys <= places.max()).expand(len(places), -1)
+    if attrs["causal"]:
+        valid = valid & (distance <= 0)
+        if attrs["window"]:
+            valid = valid & (distance > -attrs["window"])
+    seen = valid.any(dim=0)  # slots that nobody may see can hold anything, NaN too
+    k, v = torch.where(seen[None, :, None], k, 0.0), torch.where(seen[None, :, None], v, 0.0)
+    scores = torch.einsum("thd,hld->htl", q, k) * attrs["scale"]
+    if attrs["softcap"]:
+        scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"])
+    if alibi is not None:
+        scores = scores + alibi.double()[:, None, None] * distance
+    weights = torch.where(valid, scores, -torch.inf).softmax(dim=-1)
+    return torch.einsum("htl,hld->thd", weights, v).float()

@@ -1,0 +1,34 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["rope", "rotary_embedding"]
+
+
+def rotary_embedding(positions: Tensor, inv_freq: Tensor, *, scaling: float) -> Tensor:
+    """Cosines, then sines, of position * inv_freq, times ``scaling``: positions [T], inv_freq [half]; [T, 2 * half].
+
+    The angle is rounded to float32 before its cosine is taken, as every implementation in float32 does.
+    """
+    angles = (positions.float().unsqueeze(1) * inv_freq.float()).double()
+    return (torch.cat((angles.cos(), angles.sin()), dim=1) * scaling).float()
+
+
+def rope(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Turns the first 2 * half dimensions of each head: x [T, heads, head_dim], cos_sin [T, 2 * half].
+
+    The pairs turned are (i, i + half), or (2i, 2i + 1) when ``interleaved``; further dimensions pass through.
+    """
+    half = cos_sin.shape[1] // 2
+    cos, sin = cos_sin.double()[:, None, :half], cos_sin.double()[:, None, half:]
+    turned, rest = x.double()[..., : 2 * half], x.double()[..., 2 * half :]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned[..., :half], turned[..., half:]
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((turned, rest), dim=-1).float()

@@ -1,0 +1,207 @@
+"""The shape rule of every op: shapes in, shapes out, or an error that names the op, what it expected and found.
+
+One rule serves the fakes of eager mode, capture and the tests; the native core infers the same again.  Sizes
+are ints or symbolic ints: a rule compares the sizes that a network fixes and leaves those that a step decides
+(tokens, requests, rows) alone, save where two arguments must agree.  Knows no tensors.
+
+A weight's shape is checked when it is logical, that is [rows, cols] or [n]; packed bytes are the core's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["OUTPUT_DTYPES", "infer_shapes"]
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape | None]
+Attrs = Mapping[str, Any]
+
+# Every output is float32 but these.
+OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {"argmax": ("int32",), "topk": ("float32", "int32")}
+
+
+def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Attrs) -> list[Shape]:
+    """The shapes of the outputs of ``op``, given its tensor arguments' shapes by name and its attributes.
+
+    Raises InvalidArgumentError ("[op] argument: expected ..., found ...").
+    """
+    return _RULES[op]({name: None if shape is None else tuple(shape) for name, shape in shapes.items()}, attrs)
+
+
+def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, found {found}")
+
+
+def _tensor(op: str, shapes: Shapes, name: str, *ranks: int) -> Shape:
+    shape = shapes[name]
+    if shape is None or len(shape) not in ranks:
+        wanted = " or ".join(str(rank) for rank in ranks)
+        raise _fail(op, name, f"{wanted} dimensions", "nothing" if shape is None else list(shape))
+    return shape
+
+
+def _vector(op: str, shapes: Shapes, name: str, length: int) -> None:
+    shape = shapes[name]
+    if shape is not None and shape != (length,):
+        raise _fail(op, name, f"shape [{length}]", list(shape))
+
+
+def _same(op: str, shapes: Shapes, first: str, second: str, *ranks: int) -> Shape:
+    shape = _tensor(op, shapes, first, *ranks)
+    other = _tensor(op, shapes, second, *ranks)
+    if len(shape) != len(other) or any(a != b for a, b in zip(shape, other, strict=True)):
+        raise _fail(op, second, f"the shape of {first}, {list(shape)}", list(other))
+    return shape
+
+
+def _step(op: str, shapes: Shapes, num_tokens: int, attrs: Attrs) -> None:
+    positions = _tensor(op, shapes, "positions", 1)
+    if positions[0] != num_tokens:
+        raise _fail(op, "positions", f"one of each of {num_tokens} tokens", list(positions))
+    _tensor(op, shapes, "request_starts", 1)
+    groups = _tensor(op, shapes, "page_tables", 3)[0]
+    if not 0 <= attrs["group"] < groups:
+        raise _fail(op, "group", f"a page group below {groups}", attrs["group"])
+
+
+def _embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    ids = _tensor("embedding", shapes, "ids", 1)
+    weight = _tensor("embedding", shapes, "weight", 2, 3, 4)
+    if attrs["dim"] < 1:
+        raise _fail("embedding", "dim", "at least 1", attrs["dim"])
+    if len(weight) == 2 and weight[1] < attrs["dim"]:
+        raise _fail("embedding", "weight", f"rows of {attrs['dim']}", list(weight))
+    return [(ids[0], attrs["dim"])]
+
+
+def _linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x = _tensor("linear", shapes, "x", 2)
+    weight = _tensor("linear", shapes, "weight", 2, 3, 4)
+    rows = attrs["out_features"]
+    if rows < 1:
+        raise _fail("linear", "out_features", "at least 1", rows)
+    logical = len(weight) == 2 and attrs["scheme"] in ("f32", "f16", "bf16")
+    if logical and weight != (rows, x[1]):
+        raise _fail("linear", "weight", f"shape [{rows}, {x[1]}]", list(weight))
+    _vector("linear", shapes, "bias", rows)
+    return [(x[0], rows)]
+
+
+def _norm(op: str, shapes: Shapes, attrs: Attrs) -> Shape:
+    x = _tensor(op, shapes, "x", 2, 3)
+    _vector(op, shapes, "weight", x[-1])
+    if not attrs["eps"] >= 0.0:
+        raise _fail(op, "eps", "at least 0", attrs["eps"])
+    return x
+
+
+def _rms_norm(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    return [_norm("rms_norm", shapes, attrs)]
+
+
+def _add_rms_norm(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _same("add_rms_norm", shapes, "x", "residual", 2)
+    x = _norm("add_rms_norm", shapes, attrs)
+    return [x, x]
+
+
+def _layer_norm(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x = _norm("layer_norm", shapes, attrs)
+    _vector("layer_norm", shapes, "bias", x[-1])
+    return [x]
+
+
+def _rotary_embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    positions = _tensor("rotary_embedding", shapes, "positions", 1)
+    inv_freq = _tensor("rotary_embedding", shapes, "inv_freq", 1)
+    return [(positions[0], 2 * inv_freq[0])]
+
+
+def _rope(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x = _tensor("rope", shapes, "x", 3)
+    cos_sin = _tensor("rope", shapes, "cos_sin", 2)
+    if cos_sin[0] != x[0] or cos_sin[1] % 2 or not 0 < cos_sin[1] <= x[2]:
+        raise _fail("rope", "cos_sin", f"shape [{x[0]}, an even number up to {x[2]}]", list(cos_sin))
+    return [x]
+
+
+def _kv_append(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    k = _same("kv_append", shapes, "k", "v", 3)
+    _tensor("kv_append", shapes, "state", 2)
+    _step("kv_append", shapes, k[0], attrs)
+    return []
+
+
+def _attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    q = _tensor("attention", shapes, "q", 3)
+    _tensor("attention", shapes, "state", 2)
+    _step("attention", shapes, q[0], attrs)
+    _vector("attention", shapes, "alibi", q[1])
+    if attrs["window"] < 0:
+        raise _fail("attention", "window", "at least 0", attrs["window"])
+    if not attrs["softcap"] >= 0.0:
+        raise _fail("attention", "softcap", "at least 0", attrs["softcap"])
+    return [q]
+
+
+def _silu_mul(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    return [_same("silu_mul", shapes, "gate", "up", 2)]
+
+
+def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    if attrs["approximate"] not in ("none", "tanh"):
+        raise _fail("gelu", "approximate", "none or tanh", repr(attrs["approximate"]))
+    return [_tensor("gelu", shapes, "x", 2)]
+
+
+def _add(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    return [_same("add", shapes, "a", "b", 2)]
+
+
+def _mul(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    return [_same("mul", shapes, "a", "b", 2)]
+
+
+def _gather_rows(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x = _tensor("gather_rows", shapes, "x", 2)
+    return [(_tensor("gather_rows", shapes, "rows", 1)[0], x[1])]
+
+
+def _all_reduce(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    return [_tensor("all_reduce", shapes, "x", 2)]
+
+
+def _argmax(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    return [(_tensor("argmax", shapes, "logits", 2)[0],)]
+
+
+def _topk(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    logits = _tensor("topk", shapes, "logits", 2)
+    if not 1 <= attrs["k"] <= logits[1]:
+        raise _fail("topk", "k", f"1 to {logits[1]}", attrs["k"])
+    return [(logits[0], attrs["k"]), (logits[0], attrs["k"])]
+
+
+_RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
+    "embedding": _embedding,
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "layer_norm": _layer_norm,
+    "rotary_embedding": _rotary_embedding,
+    "rope": _rope,
+    "kv_append": _kv_append,
+    "attention": _attention,
+    "silu_mul": _silu_mul,
+    "gelu": _gelu,
+    "add": _add,
+    "mul": _mul,
+    "gather_rows": _gather_rows,
+    "all_reduce": _all_reduce,
+    "argmax": _argmax,
+    "topk": _topk,
+}
