@@ -1,0 +1,262 @@
+"""A checkpoint: a folder as Hugging Face lays it out, checked in full and read without copies.
+
+No PyTorch here: the same reader serves capture, packing, quantization and eager mode.  Nothing in the folder
+is run: no pickles, no Python files.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import ConfigReader, show
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.models.tensor_file import TensorFile, TensorInfo, open_regular
+from penstock.quant.scheme import SCHEMES
+
+__all__ = ["SIDE_FILES", "Checkpoint", "FileStamp", "TensorInfo", "read_small_file"]
+
+SIDE_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+QUANTIZED_VERSION: Final = 1
+MAX_SIDE_BYTES: Final = 256 << 20
+_SINGLE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_CONVERT = "use the safetensors version of the model, or convert it with transformers' save_pretrained"
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """What a cache key knows of a file."""
+
+    name: str
+    num_bytes: int
+    mtime_ns: int
+
+
+def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
+    """The bytes of a regular file of at most ``max_bytes``."""
+    descriptor = open_regular(path)
+    with os.fdopen(descriptor, "rb") as stream:
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, found more")
+    return data
+
+
+def _refuse_other_formats(folder: Path) -> None:
+    """Say what to use instead of the weights that are there."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    for suffix, kind in ((".gguf", "GGUF"), (".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
+                         (".pth", "pickled PyTorch"), (".h5", "Keras"), (".msgpack", "Flax"),
+                         (".onnx", "ONNX")):  # fmt: skip
+        found = next((name for name in names if name.endswith(suffix)), None)
+        if found is not None:
+            raise UnsupportedError(f"{found}: {kind} weights are not supported; {_CONVERT}")
+    raise InvalidFileError(f"{folder}: expected {_SINGLE} or {_INDEX}, found neither")
+
+
+def _check_folder(path: Path) -> None:
+    if path.suffix == ".gguf":
+        raise UnsupportedError(f"{path.name}: GGUF files are not supported; use the model's safetensors folder")
+    if path.is_file():
+        raise InvalidArgumentError(f"{path}: expected a checkpoint folder, found a file")
+    if not path.is_dir():
+        raise FileAccessError(f"{path}: no such folder")
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Tensor name to shard name; shards are plain names of files in the folder."""
+    reader = ConfigReader.parse(read_small_file(folder / _INDEX, 64 << 20), _INDEX)
+    section = reader.object("weight_map")
+    if section is None or not section.values:
+        raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none")
+    for name, shard in section.values.items():
+        plain = isinstance(shard, str) and shard.endswith(".safetensors") and len(shard) <= 255
+        if not plain or not shard.isprintable() or any(char in shard for char in "/\\:") or shard.startswith("."):
+            raise InvalidFileError(
+                f"{_INDEX}: weight_map: {show(name)}: expected the name of a .safetensors file in the folder, "
+                f"found {show(shard)}"
+            )
+    return dict(section.values)
+
+
+def _open_shards(folder: Path) -> list[TensorFile]:
+    if (folder / _SINGLE).exists():
+        return [TensorFile(folder / _SINGLE)]
+    if not (folder / _INDEX).exists():
+        _refuse_other_formats(folder)
+    weight_map = _read_index(folder)
+    shards: list[TensorFile] = []
+    for shard in sorted(set(weight_map.values())):
+        if not (folder / shard).exists():
+            raise InvalidFileError(f"{_INDEX}: names {show(shard)}, which is not in the folder")
+        file = TensorFile(folder / shard)
+        for name in file.tensors:
+            if weight_map.get(name) != shard:
+                raise InvalidFileError(
+                    f"{shard}: holds tensor {show(name)}, which {_INDEX} expects in {show(weight_map.get(name))}"
+                )
+        shards.append(file)
+    present = {name for file in shards for name in file.tensors}
+    for name, shard in weight_map.items():
+        if name not in present:
+            raise InvalidFileError(f"{_INDEX}: expects tensor {show(name)} in {shard}, which does not hold it")
+    return shards
+
+
+class Checkpoint:
+    """An opened folder: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
+
+    ``scheme`` is None but for a folder that ``penstock quantize`` made: there a linear weight ``X.weight`` of int8
+    values (int4: two to a byte) has its scales beside it in ``X.weight_scale``, and ``tensors`` lists both.
+    Files are mapped: a file that shrinks while it is open ends the process, as with every mapped file.
+    """
+
+    def __init__(self, folder: Path, config: ConfigReader, shards: list[TensorFile]) -> None:
+        self.folder = folder
+        self.config = config
+        self._home = {name: file for file in shards for name in file.tensors}
+        self.tensors = {name: file.tensors[name] for name, file in self._home.items()}
+        self.scheme: str | None = None
+        self.dtype = self._stored_dtype()
+        section = config.quantization()
+        if section is not None:
+            section.int("version", min=QUANTIZED_VERSION, max=QUANTIZED_VERSION)
+            quantized = [scheme.name for scheme in SCHEMES.values() if scheme.quantized]
+            self.scheme = section.one_of("scheme", quantized)
+            self.dtype = section.one_of("dtype", ("f32", "f16", "bf16"))
+            self._check_quantized()
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Checkpoint:
+        """Open and check a folder.
+
+        Raises InvalidFileError (damaged), UnsupportedError (a format or type that Penstock does not read, with what
+        to use instead) or FileAccessError.
+        """
+        path = Path(folder)
+        try:
+            _check_folder(path)
+            if not (path / "config.json").exists():
+                if any(entry.name.endswith(".gguf") for entry in path.iterdir()):
+                    _refuse_other_formats(path)
+                raise InvalidFileError(f"{path}: expected config.json, found no such file")
+            config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
+            config.quantization()  # the refusal that says most comes first
+            return cls(path, config, _open_shards(path))
+        except PermissionError as error:
+            raise FileAccessError(f"{path}: {error.strerror}") from None
+
+    def _stored_dtype(self) -> str:
+        """The float type that most bytes have; config.json decides when there are no floats."""
+        totals = {"f32": 0, "f16": 0, "bf16": 0}
+        for info in self.tensors.values():
+            if info.dtype in totals:
+                totals[info.dtype] += info.num_bytes
+        best = max(totals, key=lambda name: totals[name])
+        return best if totals[best] else (self.config.dtype() or "f32")
+
+    def _check_quantized(self) -> None:
+        for name, info in self.tensors.items():
+            if info.dtype not in ("i8", "u8"):
+                continue
+            scale = self.tensors.get(f"{name}_scale")
+            if scale is None or len(info.shape) != 2:
+                raise InvalidFileError(
+                    f"{info.file}: tensor {show(name)}: expected a matrix with {show(name + '_scale')}"
+                )
+            four_bit = info.dtype == "u8"
+            groups = (info.shape[1] * 2 + 31) // 32
+            shapes = ((info.shape[0], groups),) if four_bit else ((info.shape[0],), (info.shape[0], 1))
+            if scale.dtype != ("f16" if four_bit else "f32") or scale.shape not in shapes:
+                raise InvalidFileError(
+                    f"{scale.file}: tensor {show(name + '_scale')}: expected {'F16' if four_bit else 'F32'} of shape "
+                    f"{list(shapes[0])}, found {scale.dtype.upper()} of {list(scale.shape)}"
+                )
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The stored tensor, zero-copy: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
+        file = self._home.get(name)
+        if file is None:
+            raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, found none")
+        return file.read(name)
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether the tensor is stored as integers with scales."""
+        return self.scheme is not None and name in self.tensors and self.tensors[name].dtype in ("i8", "u8")
+
+    def read_quantized(self, name: str, cols: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """A quantized weight of ``cols`` columns: values [rows, cols] int8 and scales float32 [rows] or [rows, groups].
+
+        Four-bit values lie two to a byte, the even column in the low half, each as value + 8.
+        """
+        stored, scales = self.read(name), self.read(f"{name}_scale")
+        if self.tensors[name].dtype == "i8":
+            if stored.shape[1] != cols:
+                raise self._wrong_cols(name, cols, stored.shape[1])
+            if not (stored > -128).all():
+                raise InvalidFileError(f"{name}: expected values from -127 to 127, found -128")
+            return stored, self._finite(name, scales.reshape(-1))
+        if stored.shape[1] != (cols + 1) // 2:
+            raise self._wrong_cols(name, cols, 2 * stored.shape[1])
+        values = np.empty((stored.shape[0], 2 * stored.shape[1]), np.int8)
+        values[:, 0::2] = (stored & 15).view(np.int8) - np.int8(8)
+        values[:, 1::2] = (stored >> 4).view(np.int8) - np.int8(8)
+        return np.ascontiguousarray(values[:, :cols]), self._finite(name, scales.view(np.float16).astype(np.float32))
+
+    def _wrong_cols(self, name: str, cols: int, found: int) -> InvalidFileError:
+        return InvalidFileError(
+            f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, found {found}"
+        )
+
+    def _finite(self, name: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            raise InvalidFileError(f"{name}_scale: expected finite scales of at least 0")
+        return scales
+
+    def logical_shape(self, name: str) -> tuple[int, ...]:
+        """The shape as the network sees it.  Four-bit weights are stored with half the columns, rounded up."""
+        info = self.tensors[name]
+        if self.is_quantized(name) and info.dtype == "u8":
+            return (info.shape[0], 2 * info.shape[1])
+        return info.shape
+
+    def release(self, name: str) -> None:
+        """Let go of the memory behind a tensor that was read; views stay sound."""
+        self._home[name].release(name)
+
+    @property
+    def files(self) -> list[FileStamp]:
+        """Every file that decides what a bundle of this folder holds: for the cache's key."""
+        names = {file.path.name for file in self._home.values()} | {_INDEX, "tokenizer.model", *SIDE_FILES}
+        stamps = []
+        for name in sorted(names):
+            path = self.folder / name
+            if path.exists():
+                status = path.stat()
+                stamps.append(FileStamp(name, status.st_size, status.st_mtime_ns))
+        return stamps
+
+    def side_files(self) -> dict[str, bytes]:
+        """The files beside the weights that exist, by name: config, generation config, tokenizer, chat template.
+
+        A folder with ``tokenizer.model`` alone gets its ``tokenizer.json`` converted (the extra
+        penstock[sentencepiece]); without the extra it is refused.
+        """
+        found = {name: read_small_file(self.folder / name) for name in SIDE_FILES if (self.folder / name).exists()}
+        if "tokenizer.json" not in found and (self.folder / "tokenizer.model").exists():
+            from penstock.models.tokenizer_convert import convert_tokenizer
+
+            found["tokenizer.json"] = convert_tokenizer(self.folder)
+        return {name: found[name] for name in SIDE_FILES if name in found}

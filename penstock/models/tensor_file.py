@@ -1,0 +1,178 @@
+"""One safetensors file, mapped into memory: every rule of the format is checked before a byte is used.
+
+Why an own reader: the safetensors library hands bfloat16 to numpy only as an error, and copies every tensor
+it reads.  Packing wants the raw bytes where they lie, and wants to let go of pages that it has read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import parse_object, show
+from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
+
+__all__ = ["ELEMENT_BYTES", "TensorFile", "TensorInfo", "open_regular", "parse_header"]
+
+MAX_HEADER_BYTES: Final = 100_000_000
+MAX_RANK: Final = 8
+MAX_TENSOR_BYTES: Final = 1 << 46
+
+# Every element type of the format with whole bytes; those that Penstock reads have a numpy type below.
+ELEMENT_BYTES: Final = {
+    "F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1,
+    "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "BOOL": 1,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
+_NUMPY: Final[dict[str, np.dtype[Any]]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<u2"),
+    "BF16": np.dtype("<u2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A stored tensor: ``dtype`` as the format spells it, in lower case; ``offset`` from the file's beginning."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    num_bytes: int
+
+
+def open_regular(path: Path) -> int:
+    """A read-only descriptor of a regular file; FileAccessError or InvalidFileError otherwise.
+
+    A pipe or a device never blocks here.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise FileAccessError(f"{path.name}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidFileError(f"{path.name}: expected a regular file")
+    return descriptor
+
+
+def _read_entry(name: str, entry: object, file: str) -> tuple[str, tuple[int, ...], int, int]:
+    where = f"{file}: tensor {show(name)}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise InvalidFileError(f"{where}: expected dtype, shape and data_offsets, found {show(entry)}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
+        raise UnsupportedError(f"{where}: dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_count(size) for size in shape):
+        raise InvalidFileError(f"{where}: shape: expected at most {MAX_RANK} sizes, found {show(shape)}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
+        raise InvalidFileError(f"{where}: data_offsets: expected two offsets, found {show(offsets)}")
+    expected = ELEMENT_BYTES[dtype]
+    for size in shape:
+        expected *= size
+        if expected > MAX_TENSOR_BYTES:
+            raise InvalidFileError(f"{where}: shape: expected at most {MAX_TENSOR_BYTES} bytes, found {show(shape)}")
+    begin, end = offsets
+    if end - begin != expected:
+        raise InvalidFileError(f"{where}: data_offsets: expected {expected} bytes, found {end - begin}")
+    return dtype, tuple(shape), begin, end
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TENSOR_BYTES
+
+
+def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> dict[str, TensorInfo]:
+    """The tensors that a header describes, in the order of their bytes.
+
+    The data must be covered from its first byte to the file's last, without overlap or holes, as the format
+    demands.  Raises InvalidFileError naming tensor and field.
+    """
+    if not header.startswith(b"{"):
+        raise InvalidFileError(f"{file}: header: expected an object")
+    values = parse_object(header, f"{file}: header", max_bytes=MAX_HEADER_BYTES)
+    metadata = values.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InvalidFileError(f"{file}: header: __metadata__: expected texts, found {show(metadata)}")
+    entries = sorted(
+        ((name, *_read_entry(name, entry, file)) for name, entry in values.items()),
+        key=lambda item: (item[3], item[4], item[0]),
+    )
+    tensors: dict[str, TensorInfo] = {}
+    cursor = 0
+    for name, dtype, shape, begin, end in entries:
+        if begin != cursor:
+            kind = "overlaps the tensor before it" if begin < cursor else "leaves a hole before it"
+            raise InvalidFileError(
+                f"{file}: tensor {show(name)}: data_offsets: expected to begin at {cursor}, found {begin}, which {kind}"
+            )
+        cursor = end
+        tensors[name] = TensorInfo(dtype.lower(), shape, file, data_start + begin, end - begin)
+    if data_start + cursor != file_bytes:
+        raise InvalidFileError(
+            f"{file}: expected {data_start + cursor} bytes as its header says, found {file_bytes}: "
+            f"{'truncated' if data_start + cursor > file_bytes else 'bytes after the last tensor'}"
+        )
+    return tensors
+
+
+class TensorFile:
+    """A mapped safetensors file: ``tensors`` by name, in the order of their bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = open_regular(path)
+        try:
+            file_bytes = os.fstat(descriptor).st_size
+            prefix = os.pread(descriptor, 8, 0)
+            if len(prefix) < 8:
+                raise InvalidFileError(f"{path.name}: expected at least 8 bytes, found {len(prefix)}")
+            header_bytes = struct.unpack("<Q", prefix)[0]
+            if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
+                raise InvalidFileError(
+                    f"{path.name}: header: expected at most {min(MAX_HEADER_BYTES, file_bytes - 8)} bytes, "
+                    f"found a length of {header_bytes}"
+                )
+            header = os.pread(descriptor, header_bytes, 8)
+            self.tensors = parse_header(header, 8 + header_bytes, file_bytes, path.name)
+            # The size was compared with the header above, so that no view ends past the file.
+            self._map = mmap.mmap(descriptor, file_bytes, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise FileAccessError(f"{path.name}: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The tensor's bytes where they lie: float32, uint16 (f16 and bf16), int8 or uint8, in its shape.
+
+        A tensor that is not aligned to its element is copied.  Other element types are refused.
+        """
+        info = self.tensors[name]
+        dtype = _NUMPY.get(info.dtype.upper())
+        if dtype is None:
+            raise UnsupportedError(
+                f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported; "
+                "expected F32, F16 or BF16"
+            )
+        if info.num_bytes == 0:
+            return np.empty(info.shape, dtype)
+        array = np.frombuffer(self._map, dtype, info.num_bytes // dtype.itemsize, info.offset).reshape(info.shape)
+        return array if info.offset % dtype.itemsize == 0 else array.copy()
+
+    def release(self, name: str) -> None:
+        """Let go of the pages that hold the tensor; reading it again brings them back from the file."""
+        info = self.tensors[name]
+        begin = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if info.num_bytes:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, info.offset + info.num_bytes - begin)
