@@ -1,0 +1,54 @@
+"""``penstock cache list|clear``: the bundles made from checkpoint folders."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.progress import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.runtime.cache import Cache
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("cache", help="list or clear the bundles made from checkpoint folders")
+    parser.add_argument("action", choices=("list", "clear"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is kept, or remove it."""
+    from penstock.runtime.cache import Cache
+
+    cache = Cache()
+    if args.action == "clear":
+        count, num_bytes = cache.clear()
+        print(f"removed {count} {_plural('bundle', count)}, {format_bytes(num_bytes)}, from {cache.folder}")
+        return 0
+    _print_list(cache)
+    return 0
+
+
+def _print_list(cache: Cache) -> None:
+    entries = cache.list()
+    for entry in entries:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
+        print(
+            f"{entry.key[:12]}  {entry.scheme:<6} {format_bytes(entry.num_bytes):>9}  {used}  {_printable(entry.source)}"
+        )
+    total = sum(entry.num_bytes for entry in entries)
+    limit = format_bytes(cache.max_bytes)
+    print(f"{len(entries)} {_plural('bundle', len(entries))}, {format_bytes(total)} of {limit}, in {cache.folder}")
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _printable(text: Any) -> str:
+    return "".join(char if char.isprintable() else "?" for char in str(text))

@@ -1,0 +1,40 @@
+"""``penstock export MODEL OUT.psm``: a checkpoint folder to one file."""
+
+from __future__ import annotations
+
+import argparse
+
+from penstock.cli.progress import ProgressLine, format_bytes
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("export", help="make a bundle (.psm) from a checkpoint folder")
+    parser.add_argument("model", metavar="MODEL", help="a folder with config.json and safetensors")
+    parser.add_argument("out", metavar="OUT.psm", help="the bundle to write; replaced if it exists")
+    parser.add_argument(
+        "--scheme", help="f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8; the checkpoint's type unless given"
+    )
+    parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, with progress on stderr and one line of figures."""
+    from penstock.quant.scheme import find_scheme
+    from penstock.runtime.build import build_in_child
+
+    if args.scheme is not None:
+        find_scheme(args.scheme)
+    progress = ProgressLine()
+    try:
+        report = build_in_child(args.model, args.out, scheme=args.scheme, network=args.network, progress=progress)
+    finally:
+        progress.close()
+    print(
+        f"{args.out}: {report['network']}, {report['scheme']}, {format_bytes(report['file_bytes'])} "
+        f"from {format_bytes(report['source_bytes'])} in {report['seconds']:.1f} s"
+    )
+    return 0

@@ -1,0 +1,71 @@
+"""Progress on stderr: one line that updates on a terminal, a few lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final, TextIO
+
+if TYPE_CHECKING:
+    from penstock.runtime.build import Progress
+
+__all__ = ["ProgressLine", "format_bytes"]
+
+_LABELS: Final = {
+    "capture": "capturing the network",
+    "pack": "packing weights",
+    "quantize": "quantizing weights",
+    "wait": "waiting for another process that makes the same bundle",
+}
+_REDRAW_SECONDS: Final = 0.1
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size for people: 999 B, 12.3 MB, 4.56 GB."""
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    value = float(num_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.5:
+            break
+    return f"{value:.3g} {unit}"
+
+
+class ProgressLine:
+    """Called with each Progress; ``close`` ends the line."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._stage = ""
+        self._drawn = 0.0
+        self._width = 0
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it: every stage's beginning and end, and ten times a second between on a terminal."""
+        label = _LABELS.get(progress.stage, progress.stage)
+        new_stage = progress.stage != self._stage
+        self._stage = progress.stage
+        if not self._terminal:
+            if new_stage:
+                total = f" ({format_bytes(progress.total)})" if progress.total else ""
+                print(f"{label}{total}", file=self._stream, flush=True)
+            return
+        now = time.monotonic()
+        finished = progress.total and progress.done >= progress.total
+        if not new_stage and not finished and now - self._drawn < _REDRAW_SECONDS:
+            return
+        self._drawn = now
+        share = f" {100 * progress.done // progress.total}% of {format_bytes(progress.total)}" if progress.total else ""
+        self._write(f"{label}{share}")
+
+    def close(self) -> None:
+        """Clear the line, so that results begin on a clean one."""
+        if self._terminal and self._width:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"\r{text:<{self._width}}\r{text}" if self._width else text)
+        self._stream.flush()
+        self._width = len(text)

@@ -1,0 +1,175 @@
+"""Makes a bundle from a checkpoint in a child process, so that PyTorch never enters the process that serves.
+
+The child reports its progress as one JSON object a line; a failure comes back as the error it raised there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from penstock import errors
+from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
+
+__all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child"]
+
+_TAIL_LINES: Final = 20
+_JOIN_SECONDS: Final = 5.0
+PARTIAL_SUFFIX: Final = ".partial"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build is: ``stage`` is "capture", "pack" or "write"; ``done`` of ``total`` bytes (0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def build_in_child(
+    source: Path | str,
+    out: Path | str,
+    *,
+    scheme: str | None = None,
+    network: str | None = None,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Export ``source`` to the bundle ``out`` in a child process; returns the child's report.
+
+    ``network`` is "file.py:Class" or None.  Raises the PenstockError that the child raised; UnsupportedError when
+    PyTorch is not installed; InternalError with the end of the child's stderr when it died.  An interrupt kills the
+    child and everything it started within a second, and leaves nothing.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedError(
+            "making a bundle from a checkpoint folder needs PyTorch, which is not installed: "
+            "pip install 'penstock[torch]', or use a .psm bundle"
+        )
+    final = Path(out)
+    if final.is_dir() or not final.parent.is_dir():
+        raise FileAccessError(f"{final}: expected a file name in a folder that exists")
+    with _private_folder(final) as folder:
+        command = [sys.executable, "-P", "-m", "penstock.graph.export", "--child"]
+        command += [] if scheme is None else ["--scheme", scheme]
+        command += [] if network is None else ["--network", network]
+        command += ["--", os.fspath(source), str(folder / final.name)]
+        with _running(command) as child:
+            tail: deque[str] = deque(maxlen=_TAIL_LINES)
+            reader = threading.Thread(target=_keep_tail, args=(child.stderr, tail), daemon=True)
+            reader.start()
+            last = _follow(child, progress)
+            code = child.wait()
+            reader.join(timeout=_JOIN_SECONDS)
+        if code != 0 or "report" not in last:
+            raise _failure(last, code, list(tail))
+        try:
+            os.replace(folder / final.name, final)
+        except OSError as error:
+            raise FileAccessError(f"{final}: {error.strerror}") from None
+    report: dict[str, Any] = last["report"]
+    return report
+
+
+@contextlib.contextmanager
+def _private_folder(final: Path) -> Iterator[Path]:
+    """A folder beside ``final`` for what is half made; it goes however this ends, and with it all it holds."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=PARTIAL_SUFFIX, dir=final.parent))
+    except OSError as error:
+        raise FileAccessError(f"{final.parent}: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """The child in a session of its own: a Ctrl-C reaches this process alone, which then ends the child's group.
+
+    The child holds the other end of its stdin: when this process dies, it sees the end of the stream and goes too.
+    """
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=_environment(),
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        for stream in (child.stdin, child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _environment() -> dict[str, str]:
+    """This environment, with the folder that this package was imported from on the path."""
+    home = str(Path(__file__).parents[2])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home not in paths:
+        paths.append(home)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:
+    if stream is not None:
+        with contextlib.suppress(ValueError):  # closed while we read: the child was killed
+            tail.extend(line.rstrip() for line in stream)
+
+
+def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None) -> dict[str, Any]:
+    """Hand on the child's progress; returns its last message that is no progress."""
+    last: dict[str, Any] = {}
+    for line in child.stdout or ():
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue  # a print in a user's network script
+        if not isinstance(message, dict):
+            continue
+        if "stage" in message:
+            if progress is not None:
+                progress(Progress(str(message["stage"]), int(message.get("done", 0)), int(message.get("total", 0))))
+        elif "report" in message or "error" in message:
+            last = message
+    return last
+
+
+def _failure(last: dict[str, Any], code: int, tail: list[str]) -> PenstockError:
+    kind = getattr(errors, str(last.get("error")), None)
+    if isinstance(kind, type) and issubclass(kind, PenstockError):
+        return kind(str(last.get("message")))
+    if code < 0:
+        reason = f"was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            reason += " (out of memory?)"
+    else:
+        reason = f"ended with status {code}"
+    return InternalError("\n".join([f"the process that makes the bundle {reason}; its last lines:", *tail]))
