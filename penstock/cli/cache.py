@@ -38,9 +38,8 @@ def _print_list(cache: Cache) -> None:
     entries = cache.list()
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
-        print(
-            f"{entry.key[:12]}  {entry.scheme:<6} {format_bytes(entry.num_bytes):>9}  {used}  {_printable(entry.source)}"
-        )
+        size = format_bytes(entry.num_bytes)
+        print(f"{entry.key[:12]}  {entry.scheme:<6} {size:>9}  {used}  {_printable(entry.source)}")
     total = sum(entry.num_bytes for entry in entries)
     limit = format_bytes(cache.max_bytes)
     print(f"{len(entries)} {_plural('bundle', len(entries))}, {format_bytes(total)} of {limit}, in {cache.folder}")

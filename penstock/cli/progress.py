@@ -17,6 +17,7 @@ _LABELS: Final = {
     "quantize": "quantizing weights",
     "wait": "waiting for another process that makes the same bundle",
 }
+_UNITS: Final = ("kB", "MB", "GB", "TB")
 _REDRAW_SECONDS: Final = 0.1
 
 
@@ -24,12 +25,10 @@ def format_bytes(num_bytes: int) -> str:
     """A size for people: 999 B, 12.3 MB, 4.56 GB."""
     if num_bytes < 1000:
         return f"{num_bytes} B"
-    value = float(num_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):
-        value /= 1000
-        if value < 999.5:
-            break
-    return f"{value:.3g} {unit}"
+    value, unit = num_bytes / 1000, 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g} {_UNITS[unit]}"
 
 
 class ProgressLine:
