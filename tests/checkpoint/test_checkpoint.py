@@ -1,0 +1,179 @@
+"""Checkpoint folders: read without copies, refused with file and tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.models.checkpoint import Checkpoint
+from tests.checkpoint.folders import CONFIG, safetensors, sound_tensors, write_folder
+
+ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+
+
+def test_reads_equal_what_the_library_wrote(tmp_path: Path) -> None:
+    tensors = {"x.weight": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.ones(5, np.float16)}
+    write_folder(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.read("x.weight").tobytes() == tensors["x.weight"].tobytes()
+    assert checkpoint.read("y").view(np.float16).tolist() == [1.0] * 5
+    assert checkpoint.tensors["y"].dtype == "f16"
+    assert checkpoint.scheme is None
+
+
+def test_reads_are_views_that_outlive_release(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_folder(tmp_path))
+    view = checkpoint.read("a.weight")
+    before = view.copy()
+    assert not view.flags.owndata
+    assert not view.flags.writeable
+    checkpoint.release("a.weight")
+    assert (view == before).all()
+    assert checkpoint.read("c.scalar").shape == ()
+    assert checkpoint.read("d.empty").shape == (0, 7)
+
+
+def test_the_type_with_most_bytes_is_the_checkpoints(tmp_path: Path) -> None:
+    assert Checkpoint.open(write_folder(tmp_path)).dtype == "f32"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "at least 8 bytes"),
+        (b"\x02\0\0", "at least 8 bytes"),
+        (struct.pack("<Q", 2**63) + b"{}", "header: expected at most 2 bytes"),
+        (struct.pack("<Q", 3) + b"{}", "header: expected at most 2 bytes"),
+        (safetensors(b" {}"), "header: expected an object"),
+        (safetensors(b'{"a":1'), "header: not valid JSON"),
+        (safetensors(b'{"a":{"dtype":"F32"},"a":1}'), "appears twice"),
+        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: expected texts"),
+        (safetensors({"a": 3}), "tensor 'a': expected dtype, shape and data_offsets"),
+        (safetensors({"a": ENTRY | {"more": 1}}, bytes(16)), "expected dtype, shape and data_offsets"),
+        (safetensors({"a": ENTRY | {"dtype": "F4"}}, bytes(16)), "dtype: expected one of F32"),
+        (safetensors({"a": ENTRY | {"dtype": ["F32"]}}, bytes(16)), "dtype: expected one of F32"),
+        (safetensors({"a": ENTRY | {"shape": [2, -2]}}, bytes(16)), "shape: expected at most 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [2, True]}}, bytes(16)), "shape: expected at most 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [1] * 9}}, bytes(16)), "shape: expected at most 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [2**40, 2**40]}}, bytes(16)), "shape: expected at most"),
+        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: expected 24 bytes, found 16"),
+        (
+            safetensors({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
+            "data_offsets: expected 16 bytes, found -16",
+        ),
+        (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "expected two offsets"),
+        (safetensors({"a": ENTRY}, bytes(15)), "found 8[0-9]: truncated"),
+        (safetensors({"a": ENTRY}, bytes(17)), "bytes after the last tensor"),
+        (safetensors({"a": ENTRY | {"data_offsets": [4, 20]}}, bytes(20)), "leaves a hole"),
+        (safetensors({"a": ENTRY, "b": ENTRY | {"data_offsets": [8, 24]}}, bytes(24)), "overlaps"),
+    ],
+)
+def test_damaged_safetensors_name_the_field(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(PenstockError, match=message) as caught:
+        Checkpoint.open(write_folder(tmp_path, data))
+    assert str(caught.value).startswith("model.safetensors: ")
+
+
+def test_unreadable_element_types_are_refused_when_read(tmp_path: Path) -> None:
+    entry = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
+    checkpoint = Checkpoint.open(write_folder(tmp_path, safetensors({"ids": entry}, bytes(16))))
+    with pytest.raises(UnsupportedError, match="tensor 'ids': dtype I64 is not supported"):
+        checkpoint.read("ids")
+
+
+def test_unaligned_tensors_are_copied(tmp_path: Path) -> None:
+    header = {"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": ENTRY | {"data_offsets": [1, 17]}}
+    data = np.arange(4, dtype=np.float32).tobytes()
+    read = Checkpoint.open(write_folder(tmp_path, safetensors(header, b"\0" + data))).read("a")
+    assert read.flags.aligned
+    assert read.tobytes() == data
+
+
+def write_shards(folder: Path, weight_map: dict[str, object]) -> Path:
+    write_folder(folder)
+    (folder / "model.safetensors").unlink()
+    one = safetensors({"a": ENTRY}, bytes(16))
+    (folder / "model-1.safetensors").write_bytes(one)
+    (folder / "model-2.safetensors").write_bytes(one.replace(b'"a"', b'"b"'))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_shards_read_as_one(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_shards(tmp_path, {"a": "model-1.safetensors", "b": "model-2.safetensors"}))
+    assert set(checkpoint.tensors) == {"a", "b"}
+    names = [stamp.name for stamp in checkpoint.files]
+    assert names == ["config.json", "model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({}, "expected tensor names and files"),
+        ({"a": "../model-1.safetensors"}, "expected the name of a .safetensors file in the folder"),
+        ({"a": "/etc/passwd"}, "expected the name of a .safetensors file in the folder"),
+        ({"a": "sub/x.safetensors"}, "expected the name of a .safetensors file in the folder"),
+        ({"a": ".hidden.safetensors"}, "expected the name of a .safetensors file in the folder"),
+        ({"a": 7}, "expected the name of a .safetensors file in the folder"),
+        ({"a": "model-9.safetensors"}, "names 'model-9.safetensors', which is not in the folder"),
+        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "expects tensor 'z' in model-1"),
+        ({"z": "model-1.safetensors"}, "holds tensor 'a'"),
+        ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "holds tensor"),
+    ],
+)
+def test_an_index_names_plain_files_that_hold_what_it_says(
+    tmp_path: Path, weight_map: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(write_shards(tmp_path, weight_map))
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(UnsupportedError, match=f"{name}: .* not supported; use the safetensors version"):
+        Checkpoint.open(tmp_path)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileAccessError, match="no such folder"):
+        Checkpoint.open(tmp_path / "gone")
+    with pytest.raises(InvalidFileError, match=r"expected config\.json"):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(InvalidFileError, match=r"expected model\.safetensors or"):
+        Checkpoint.open(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="expected a checkpoint folder, found a file"):
+        Checkpoint.open(tmp_path / "config.json")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UnsupportedError, match="GGUF"):
+        Checkpoint.open(tmp_path / "x.gguf")
+
+
+def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(InvalidFileError, match="expected a regular file"):
+        Checkpoint.open(tmp_path)
+
+
+def test_foreign_quantization_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="quant_method 'awq'"):
+        Checkpoint.open(write_folder(tmp_path, quantization_config={"quant_method": "awq"}))
+
+
+def test_every_truncation_is_an_error(tmp_path: Path) -> None:
+    data = sound_tensors()
+    for length in range(len(data)):
+        with pytest.raises(InvalidFileError):
+            Checkpoint.open(write_folder(tmp_path, data[:length]))

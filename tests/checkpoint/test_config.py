@@ -1,0 +1,134 @@
+"""Configuration reads: typed, bounded, and refused with file and key."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from penstock.config import ConfigReader, parse_json, parse_object
+from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[1]", b'{"a":1,"a":2}', b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1e400}', b"\xff\xfe",
+     b'{"a":"\\ud800"}',
+     b"[" * 100_000, b'{"a":' * 500 + b"1" + b"}" * 500, b'{"a":' + b"9" * 5000 + b"}", b'{"a":1} x', b"\xef\xbb\xbf{}",
+     b'{"\\udfff":1}', b'{"a":"\x00"}'],
+)  # fmt: skip
+def test_hostile_json_is_an_invalid_file(text: bytes) -> None:
+    with pytest.raises(InvalidFileError, match=r"^config\.json: "):
+        parse_object(text, "config.json")
+
+
+def test_json_larger_than_its_limit_is_refused() -> None:
+    with pytest.raises(InvalidFileError, match="at most 10 bytes"):
+        parse_json(b'"0123456789"', "x.json", max_bytes=10)
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", [1], {}, 0, -1, 2**31, 10**400, None])
+def test_int_refuses_what_is_no_positive_integer(value: object) -> None:
+    with pytest.raises(InvalidFileError, match=r"^config\.json: n: expected an integer from 1 to 2147483647, found "):
+        ConfigReader({"n": value}).int("n")
+
+
+@pytest.mark.parametrize("value", [True, "1", [], {}, -0.5, 1e31, 10**400])
+def test_float_refuses_what_is_no_number_in_range(value: object) -> None:
+    with pytest.raises(InvalidFileError, match=r"^config\.json: x: expected a number"):
+        ConfigReader({"x": value}).float("x")
+
+
+def test_missing_and_null_take_the_default_or_are_refused() -> None:
+    reader = ConfigReader({"null": None})
+    assert reader.int("null", 7) == 7
+    assert reader.int("gone", 7) == 7
+    assert reader.optional_int("null") is None
+    assert reader.float("gone", 2) == 2.0
+    with pytest.raises(InvalidFileError, match=r"gone: expected an integer .*, found no such key"):
+        reader.int("gone")
+    with pytest.raises(InvalidFileError, match=r"null: expected an integer .*, found null"):
+        reader.int("null")
+
+
+def test_other_types_are_refused() -> None:
+    reader = ConfigReader({"n": 1, "text": "x", "list": ["a", 1]})
+    for read in (lambda: reader.bool("n"), lambda: reader.str("n"), lambda: reader.object("text"),
+                 lambda: reader.text_list("list"), lambda: reader.int_or_list("list")):  # fmt: skip
+        with pytest.raises(InvalidFileError, match="expected"):
+            read()
+    with pytest.raises(UnsupportedError, match="text: expected one of silu, gelu, found 'x'"):
+        reader.one_of("text", ("silu", "gelu"))
+
+
+def test_dtype_in_both_spellings() -> None:
+    assert ConfigReader({"dtype": "float32", "torch_dtype": "float16"}).dtype() == "f32"
+    assert ConfigReader({"torch_dtype": "torch.bfloat16"}).dtype() == "bf16"
+    assert ConfigReader({}).dtype() == ""
+    with pytest.raises(UnsupportedError, match="dtype: expected one of float32"):
+        ConfigReader({"dtype": "float8_e4m3fn"}).dtype()
+
+
+def test_foreign_quantization_is_refused_with_a_way_out() -> None:
+    with pytest.raises(UnsupportedError, match="quant_method 'gptq' is not supported; use the original"):
+        ConfigReader({"quantization_config": {"quant_method": "gptq", "bits": 4}}).quantization()
+    assert ConfigReader({"quantization_config": None}).quantization() is None
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+def test_rope_old_and_new_style_agree() -> None:
+    old = ConfigReader({"rope_theta": 500000.0, "rope_scaling": LLAMA3, "max_position_embeddings": 131072})
+    new = ConfigReader({"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}, "max_position_embeddings": 131072})
+    assert old.rope(64) == new.rope(64)
+    assert old.rope(64).type == "llama3"
+    assert old.rope(64).original_max_position_embeddings == 8192
+    assert ConfigReader({"rope_scaling": {"type": "linear", "factor": 2}}).rope(64).factor == 2.0
+    assert ConfigReader({"rope_scaling": None}).rope(64).theta == 10000.0
+
+
+def test_rope_yarn_attention_factor() -> None:
+    section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    rope = ConfigReader({"rope_parameters": section | {"rope_theta": 1e6}}).rope(128)
+    assert math.isclose(rope.attention_factor, 0.1 * math.log(4.0) + 1.0)
+    section |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    assert ConfigReader({"rope_parameters": section}).rope(128).attention_factor == 1.0
+
+
+def test_rope_per_layer_type_only_when_equal() -> None:
+    same = {"rope_type": "default", "rope_theta": 1e4}
+    assert (
+        ConfigReader({"rope_parameters": {"full_attention": same, "sliding_attention": dict(same)}}).rope(64).theta
+        == 1e4
+    )
+    other = {"full_attention": same, "sliding_attention": same | {"rope_theta": 1e6}}
+    with pytest.raises(UnsupportedError, match="differ between layer types"):
+        ConfigReader({"rope_parameters": other}).rope(64)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"type": "dynamic", "factor": 2.0}, "type: expected one of default, linear, llama3, yarn, found 'dynamic'"),
+        ({"rope_type": "longrope"}, "found 'longrope'"),
+        ({"rope_type": "linear"}, "factor: expected a number"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor: expected a number from 1"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: expected more than low_freq_factor"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "'mrope_section' is not supported"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.01}, "even number of rotary dimensions"),
+    ],
+)
+def test_rope_refusals_name_the_key(section: dict[str, object], message: str) -> None:
+    with pytest.raises(PenstockError, match=message):
+        ConfigReader({"rope_scaling": section}).rope(64)
+
+
+def test_error_messages_stay_short_and_printable() -> None:
+    for value in ("x" * 10_000, "\x1b[31m", ["y"] * 10_000, {"k": 1}, 10**4000):
+        with pytest.raises(InvalidFileError) as caught:
+            ConfigReader(json.loads(json.dumps({"n": value if value != 10**4000 else 0}))).int("n")
+        assert len(str(caught.value)) < 200
+        assert str(caught.value).isprintable()

@@ -1,0 +1,118 @@
+"""Thousands of damaged files, from a fixed seed: a PenstockError or a sound result, never anything else."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.config import ConfigReader
+from penstock.errors import PenstockError
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.generation import find_chat_template, read_generation_config, read_tokenizer_config
+from tests.checkpoint.folders import CONFIG, sound_tensors, write_folder
+
+INTERESTING = (b"\0", b"\xff", b"{", b"}", b"[", b"]", b'"', b",", b":", b"-", b"1e999", b"true", b"null", b"9" * 30,
+               b"\\ud800", b"-1", b"0", b"[[[[", b'"a"', b"18446744073709551615", b"NaN")  # fmt: skip
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """One to four edits: flipped bits, interesting bytes, runs removed, repeated or moved, the end cut off."""
+    result = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        if not result:
+            break
+        at, kind = rng.randrange(len(result)), rng.randrange(6)
+        end = min(len(result), at + rng.randint(1, 16))
+        if kind == 0:
+            result[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            result[at:end] = rng.choice(INTERESTING)
+        elif kind == 2:
+            del result[at:end]
+        elif kind == 3:
+            result[at:at] = result[at:end] * rng.randint(1, 4)
+        elif kind == 4:
+            result[at:at] = rng.choice(INTERESTING)
+        else:
+            del result[at:]
+    return bytes(result)
+
+
+def count_refusals(seed: int, rounds: int, data: bytes, use: Callable[[bytes], None]) -> int:
+    rng = random.Random(seed)
+    refused = 0
+    for _ in range(rounds):
+        message = ""
+        try:
+            use(mutate(data, rng))
+        except PenstockError as error:
+            message = str(error)
+            refused += 1
+        assert message.isprintable()
+    return refused
+
+
+def test_damaged_safetensors_are_refused_or_sound(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+
+    def use(data: bytes) -> None:
+        (folder / "model.safetensors").write_bytes(data)
+        checkpoint = Checkpoint.open(folder)
+        for name, info in checkpoint.tensors.items():
+            if info.dtype in ("f32", "f16", "bf16", "i8", "u8"):
+                assert checkpoint.read(name).nbytes == info.num_bytes
+
+    assert count_refusals(1, 4000, sound_tensors(), use) > 2000
+
+
+def test_damaged_configs_are_refused_or_sound() -> None:
+    values = CONFIG | {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        "quantization_config": {"quant_method": "penstock", "scheme": "w4a8", "version": 1},
+    }
+
+    def use(data: bytes) -> None:
+        reader = ConfigReader.parse(data)
+        reader.rope(64)
+        reader.dtype()
+        reader.quantization()
+        reader.int("vocab_size")
+        read_generation_config({"config.json": data})
+
+    assert count_refusals(2, 4000, json.dumps(values).encode(), use) > 2000
+
+
+def test_damaged_tokenizer_and_generation_configs_are_refused_or_sound() -> None:
+    tokenizer = {
+        "bos_token": {"content": "<s>", "lstrip": False},
+        "eos_token": "</s>",
+        "add_bos_token": True,
+        "model_max_length": 1e30,
+        "chat_template": [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "x"}],
+    }
+    generation = {"eos_token_id": [1, 2], "do_sample": True, "temperature": 0.6, "top_k": 40, "top_p": 0.9}
+
+    def use_tokenizer(data: bytes) -> None:
+        read_tokenizer_config({"tokenizer_config.json": data})
+        find_chat_template({"tokenizer_config.json": data})
+
+    def use_generation(data: bytes) -> None:
+        read_generation_config({"generation_config.json": data})
+
+    assert count_refusals(3, 3000, json.dumps(tokenizer).encode(), use_tokenizer) > 1000
+    assert count_refusals(4, 3000, json.dumps(generation).encode(), use_generation) > 1000
+
+
+def test_damaged_indexes_are_refused_or_sound(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    names = ("a.weight", "b.weight", "c.scalar", "d.empty")
+    index = {"metadata": {"total_size": 128}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+
+    def use(data: bytes) -> None:
+        (folder / "model.safetensors.index.json").write_bytes(data)
+        Checkpoint.open(folder)
+
+    assert count_refusals(5, 2000, json.dumps(index).encode(), use) > 1000
