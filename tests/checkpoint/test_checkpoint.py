@@ -70,7 +70,7 @@ def test_the_type_with_most_bytes_is_the_checkpoints(tmp_path: Path) -> None:
             "data_offsets: expected 16 bytes, found -16",
         ),
         (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "expected two offsets"),
-        (safetensors({"a": ENTRY}, bytes(15)), "found 8[0-9]: truncated"),
+        (safetensors({"a": ENTRY}, bytes(15)), "expected 96 bytes as its header says, found 95: truncated"),
         (safetensors({"a": ENTRY}, bytes(17)), "bytes after the last tensor"),
         (safetensors({"a": ENTRY | {"data_offsets": [4, 20]}}, bytes(20)), "leaves a hole"),
         (safetensors({"a": ENTRY, "b": ENTRY | {"data_offsets": [8, 24]}}, bytes(24)), "overlaps"),
