@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import InvalidArgumentError
+from penstock.ops import layouts
 
 __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme"]
 
@@ -44,13 +45,13 @@ class Scheme:
 SCHEMES: Final[dict[str, Scheme]] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("f32", 32, 0, 32, layout=16, head="f32"),
-        Scheme("f16", 16, 0, 32, layout=17, head="f16"),
-        Scheme("bf16", 16, 0, 16, layout=18, head="bf16"),
-        Scheme("w8a16", 8, 0, 32, layout=19, head="w8a16"),
-        Scheme("w8a8", 8, 0, 8, layout=19, head="w8a8"),
-        Scheme("w4a16", 4, GROUP_LEN, 32, layout=20, head="w8a16"),
-        Scheme("w4a8", 4, GROUP_LEN, 8, layout=20, head="w8a8"),
+        Scheme("f32", 32, 0, 32, layout=layouts.T16_F32, head="f32"),
+        Scheme("f16", 16, 0, 32, layout=layouts.T16_F16, head="f16"),
+        Scheme("bf16", 16, 0, 16, layout=layouts.T16_BF16, head="bf16"),
+        Scheme("w8a16", 8, 0, 32, layout=layouts.T16_I8, head="w8a16"),
+        Scheme("w8a8", 8, 0, 8, layout=layouts.T16_I8, head="w8a8"),
+        Scheme("w4a16", 4, GROUP_LEN, 32, layout=layouts.T16_I4G32, head="w8a16"),
+        Scheme("w4a8", 4, GROUP_LEN, 8, layout=layouts.T16_I4G32, head="w8a8"),
     )
 }
 

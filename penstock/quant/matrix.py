@@ -1,0 +1,56 @@
+"""One matrix to integers and scales, in pieces of rows, by the packer that makes bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.lite import core
+from penstock.quant.scheme import GROUP_LEN, Scheme
+
+if TYPE_CHECKING:
+    from penstock.lite.core import Context
+
+__all__ = ["quantize_rows", "stored_values"]
+
+TILE_ROWS: Final = 16
+_PIECE_VALUES: Final = 1 << 23
+SOURCE_DTYPES: Final = {"f32": 1, "f16": 2, "bf16": 3}
+"""Element types by name, with the numbers of ``ps_dtype``."""
+
+
+def quantize_rows(
+    context: Context, scheme: Scheme, matrix: NDArray[Any], dtype: str
+) -> Iterator[tuple[NDArray[np.int8], NDArray[np.float32]]]:
+    """Values [n, cols] int8 and scales float32 [n] (8 bit) or [n, groups] (4 bit), for runs of n rows.
+
+    ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  Rows are rounded by
+    the packer and taken out of its layout again, so that packing the result gives the same bytes as packing the
+    matrix.
+    """
+    rows, cols = matrix.shape
+    step = max(TILE_ROWS, _PIECE_VALUES // max(cols, 1) // TILE_ROWS * TILE_ROWS)
+    for start in range(0, rows, step):
+        piece = matrix[start : start + step]
+        num_rows = len(piece)
+        packed = np.zeros(core.layout_bytes(scheme.layout, num_rows, cols), np.uint8)
+        core.pack(context, scheme.layout, num_rows, cols, 0, piece, SOURCE_DTYPES[dtype], packed)
+        yield core.unpack_quantized(context, scheme.layout, num_rows, cols, 0, num_rows, packed)
+
+
+def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:
+    """As a checkpoint stores them: int8 as they are; 4 bit two to a byte, the even column low, each as value + 8."""
+    if scheme.weight_bits == 8:
+        return values
+    rows, cols = values.shape
+    even = np.full((rows, cols + cols % 2), 8, np.uint8)
+    even[:, :cols] = (values + np.int8(8)).view(np.uint8)
+    return even[:, 0::2] | (even[:, 1::2] << 4)
+
+
+def scale_shape(scheme: Scheme, rows: int, cols: int) -> tuple[int, ...]:
+    """The shape of the scales of a matrix."""
+    return (rows,) if scheme.weight_bits == 8 else (rows, -(-cols // GROUP_LEN))

@@ -1,0 +1,103 @@
+"""Writes a safetensors file as a stream: the header is known before the first tensor is.
+
+The safetensors library wants every tensor in memory at once; a quantized checkpoint passes through in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FileAccessError, InternalError
+
+__all__ = ["TensorEntry", "TensorWriter"]
+
+_ELEMENT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1}
+_ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor to come: ``dtype`` as the format spells it ("F32", "F16", "BF16", "I8", "U8")."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return int(np.prod(self.shape, dtype=np.int64)) * _ELEMENT_BYTES[self.dtype]
+
+
+class TensorWriter:
+    """Writes the tensors of ``entries``, in any order and each in pieces.
+
+    The whole file is reserved at once, so that a full disk is found before the work is done.  Raises FileAccessError
+    when the file cannot be written.  The caller removes what is half made.
+    """
+
+    def __init__(self, path: Path, entries: Sequence[TensorEntry]) -> None:
+        # Widest elements first keeps every tensor aligned without holes, which the format forbids.
+        ordered = sorted(entries, key=lambda entry: (-_ELEMENT_BYTES[entry.dtype], entry.name))
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for entry in ordered:
+            end = offset + entry.num_bytes
+            header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+        start = 8 + len(text)
+        self.num_bytes = start + offset
+        self._path = path
+        self._cursor = {entry.name: start + header[entry.name]["data_offsets"][0] for entry in ordered}
+        self._end = {entry.name: self._cursor[entry.name] + entry.num_bytes for entry in entries}
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            os.posix_fallocate(self._descriptor, 0, self.num_bytes)
+        except OSError as error:
+            raise FileAccessError(f"{path}: {error.strerror}") from None
+        self._write(struct.pack("<Q", len(text)) + text, 0)
+
+    def add(self, name: str, piece: NDArray[Any]) -> None:
+        """The next piece of tensor ``name``: an array of the bytes as they are to be stored."""
+        if piece.size == 0:
+            return
+        data = memoryview(np.ascontiguousarray(piece).reshape(-1)).cast("B")
+        at = self._cursor[name]
+        if at + len(data) > self._end[name]:
+            raise InternalError(f"{self._path.name}: more bytes for tensor {name!r} than its shape has")
+        self._cursor[name] = at + len(data)
+        self._write(data, at)
+
+    def _write(self, data: bytes | memoryview, at: int) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                count = os.pwrite(self._descriptor, view, at)
+                at += count
+                view = view[count:]
+        except OSError as error:
+            raise FileAccessError(f"{self._path}: {error.strerror}") from None
+
+    def close(self) -> int:
+        """Sync and close; returns the file's size."""
+        missing = [name for name, at in self._cursor.items() if at != self._end[name]]
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise FileAccessError(f"{self._path}: {error.strerror}") from None
+        finally:
+            os.close(self._descriptor)
+        if missing:
+            raise InternalError(f"{self._path.name}: tensor {missing[0]!r} was not written in full")
+        return self.num_bytes
