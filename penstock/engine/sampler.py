@@ -1,0 +1,29 @@
+"""Sampling numbers of a step's rows as arrays.  The drawing itself is native code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.engine.request import Request
+from penstock.lite.core import Sampling
+
+__all__ = ["sampling_arrays"]
+
+
+def sampling_arrays(requests: Sequence[Request]) -> Sampling:
+    """One row per request that samples in this step, R in all.
+
+    The random number of a token is a function of (seed, sample index, position) alone.
+    """
+    numbers = [request.sampling for request in requests]
+    return Sampling(
+        temperature=np.array([n.temperature for n in numbers], np.float32),
+        top_k=np.array([n.top_k for n in numbers], np.int32),
+        top_p=np.array([n.top_p for n in numbers], np.float32),
+        seed=np.array([n.seed for n in numbers], np.uint64),
+        counter=np.array([(0, request.num_tokens) for request in requests], np.int64).reshape(-1, 2),
+        slot=None,
+        mask=None,
+    )

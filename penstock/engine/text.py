@@ -1,0 +1,243 @@
+"""Text in, text out: the tokenizer, the incremental detokenizer and stop strings.
+
+The text of an answer is the concatenation of the pieces that were streamed, whatever the split of characters
+over tokens: a piece is given out only when no later token can change it.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.models.generation import find_chat_template, read_tokenizer_config
+
+__all__ = ["Detokenizer", "StopMatcher", "TextStream", "Tokenizer"]
+
+REPLACEMENT = "\ufffd"
+MAX_PENDING_TOKENS = 16
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The character that byte-level tokenizers write for each byte (GPT-2's table), inverted."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    shifted = (byte for byte in range(256) if byte not in set(printable))
+    return table | {chr(256 + i): byte for i, byte in enumerate(shifted)}
+
+
+class Tokenizer:
+    """A ``tokenizer.json`` with what ``tokenizer_config.json`` says of special tokens and chat.
+
+    Whether a prompt begins with the begin-of-text token is the post-processor's decision, as in transformers.
+    """
+
+    def __init__(self, files: Mapping[str, bytes | memoryview]) -> None:
+        if "tokenizer.json" not in files:
+            raise UnsupportedError("the model has no tokenizer.json: give token ids, or convert its tokenizer first")
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(bytes(files["tokenizer.json"]))
+        except BaseException as error:
+            # The library is Rust: a panic arrives as a BaseException of its own.
+            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+                raise
+            raise InvalidFileError(f"tokenizer.json: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.special_tokens = read_tokenizer_config(files).special_tokens
+        self.chat_template = find_chat_template(files)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._plain_added = {i: token.content for i, token in added.items() if not token.special}
+        self._byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's text; None when there is no such token."""
+        value = self._tokenizer.token_to_id(token)
+        return None if value is None else int(value)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; with ``add_special_tokens`` those that the tokenizer puts around a prompt, too."""
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"text must be a string, not {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental detokenizer."""
+        return _ByteDetokenizer(self) if self._byte_level else _WindowDetokenizer(self)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token of a byte-level tokenizer stands for; nothing for a special or an unknown one."""
+        if token in self.special_ids:
+            return b""
+        text = self._plain_added.get(token)
+        if text is not None:
+            return text.encode("utf-8")
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""
+        try:
+            return bytes(_BYTES[char] for char in text)
+        except KeyError:
+            return str(text).encode("utf-8")
+
+
+_BYTES = _byte_level_alphabet()
+
+
+class Detokenizer(Protocol):
+    """Tokens in, finished text out."""
+
+    def push(self, token: int) -> str:
+        """Text that this token completes; often one token's, sometimes nothing yet."""
+
+    def flush(self) -> str:
+        """What is left at the end: a character cut short shows as the replacement character."""
+
+
+class _ByteDetokenizer:
+    """Byte-level tokenizers: tokens are bytes, and bytes become characters as UTF-8 allows."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowDetokenizer:
+    """Other tokenizers: decode the last finished piece with the new tokens, and give out what is new.
+
+    The last piece stays in the window because a decoder may treat the first token of a text apart (the space
+    in front of a word).  Text that ends in the replacement character may be half a character and is held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []
+        self._pending: list[int] = []
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._shown)
+        after = self._tokenizer.decode(self._shown + self._pending)
+        if after.startswith(before):
+            return after[len(before) :]
+        # A byte that fits nothing made the decoder give up on its neighbours as well.
+        return self._tokenizer.decode(self._pending)
+
+    def push(self, token: int) -> str:
+        self._pending.append(token)
+        text = self._new_text()
+        if not text or (text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS):
+            return ""
+        self._shown, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        text = self._new_text() if self._pending else ""
+        self._pending = []
+        return text
+
+
+class StopMatcher:
+    """Finds the first stop string to be completed, holding back text that may still become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is safe to show, and whether a stop string ended it."""
+        if not self._stops:
+            return text, False
+        buffer = self._held + text
+        found = [(buffer.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in buffer]
+        if found:
+            end, minus_length = min(found)  # completed first; of those, the longest
+            self._held = ""
+            return buffer[: end + minus_length], True
+        keep = max(self._overlap(buffer, stop) for stop in self._stops)
+        self._held = buffer[len(buffer) - keep :]
+        return buffer[: len(buffer) - keep], False
+
+    def flush(self) -> str:
+        """What was held back and became no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(buffer: str, stop: str) -> int:
+        """Length of the longest end of ``buffer`` that begins ``stop``."""
+        for length in range(min(len(buffer), len(stop) - 1), 0, -1):
+            if buffer.endswith(stop[:length]):
+                return length
+        return 0
+
+
+class TextStream:
+    """The text of one answer as it grows.
+
+    ``stop_ids`` end the text without being part of it.  ``take`` hands out what is new since the last time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), stop_ids: frozenset[int] = frozenset()) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._matcher = StopMatcher(stops)
+        self._stop_ids = stop_ids
+        self._pieces: list[str] = []
+        self._num_taken = 0
+        self._ended = False
+
+    @property
+    def text(self) -> str:
+        """All text so far, without what is held back."""
+        return "".join(self._pieces)
+
+    def push(self, token: int) -> bool:
+        """Take a token; True when it completes a stop string."""
+        if self._ended or token in self._stop_ids:
+            return False
+        return self._show(self._detokenizer.push(token))
+
+    def _show(self, text: str) -> bool:
+        shown, self._ended = self._matcher.push(text)
+        if shown:
+            self._pieces.append(shown)
+        return self._ended
+
+    def finish(self) -> None:
+        """The answer is over: give out what was held back, unless a stop string ended it."""
+        if self._ended:
+            return
+        if not self._show(self._detokenizer.flush()):
+            held = self._matcher.flush()
+            if held:
+                self._pieces.append(held)
+        self._ended = True
+
+    def take(self) -> str:
+        """Text that came since the last call."""
+        end = len(self._pieces)  # another thread may be adding
+        new = "".join(self._pieces[self._num_taken : end])
+        self._num_taken = end
+        return new

@@ -1,0 +1,114 @@
+"""What this process may use of the machine: memory, cores, huge pages, as the kernel and the cgroup say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Memory", "cgroup_cpus", "huge_pages", "memory", "peak_rss_bytes"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: what could be had now without swapping, what the machine has, and the cgroup's limit (None: none)."""
+
+    available: int
+    total: int
+    cgroup_limit: int | None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Lines of "name value" or "name: value kB" as bytes."""
+    found = {}
+    for line in _read(path).splitlines():
+        words = line.replace(":", " ").split()
+        if len(words) >= 2 and words[1].isdigit():
+            found[words[0]] = int(words[1]) * (1024 if words[-1] == "kB" else 1)
+    return found
+
+
+def _own_cgroups(controller: str) -> Iterator[Path]:
+    """This process's folder in the hierarchy and those above it; version 2 first, then version 1."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            root = _CGROUP
+        elif controller in controllers.split(","):
+            root = _CGROUP / controller
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        if not folder.is_dir():
+            folder = root  # a container sees its own folder as the root
+        while True:
+            yield folder
+            if folder == root or root not in folder.parents:
+                break
+            folder = folder.parent
+
+
+def memory() -> Memory:
+    """The memory that this process may still use."""
+    info = _fields(Path("/proc/meminfo"))
+    total = info.get("MemTotal", 0)
+    available = info.get("MemAvailable", total)
+    limit: int | None = None
+    for folder in _own_cgroups("memory"):
+        most = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        if most is None or most >= total > 0:
+            continue
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+        stat = _fields(folder / "memory.stat")
+        reclaimable = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+        available = min(available, max(0, most - used + reclaimable))
+        limit = most if limit is None else min(limit, most)
+    return Memory(available, total, limit)
+
+
+def cgroup_cpus() -> float | None:
+    """Cores that the cgroup allows, as a number; None without a limit."""
+    cpus: list[float] = []
+    for folder in _own_cgroups("cpu"):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cpus.append(int(quota) / int(period))
+        old_quota, old_period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if old_quota and old_period:
+            cpus.append(old_quota / old_period)
+    return min(cpus) if cpus else None
+
+
+def huge_pages() -> str:
+    """The transparent huge page setting: "always", "madvise", "never", or "unknown"."""
+    text = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return text.partition("[")[2].partition("]")[0] or "unknown"
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process had resident since it started.
+
+    Not getrusage: its figure survives exec and would report the parent's.
+    """
+    return _fields(Path("/proc/self/status")).get("VmHWM", 0)
+
+
+def affinity() -> list[int]:
+    """The cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,174 @@
+"""Graph mode: a bundle executed by the native core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import OutOfMemoryError
+from penstock.graph.ir import KvLayout
+from penstock.lite import core
+from penstock.runtime.machine import memory
+from penstock.runtime.program import ProgramInfo, ProgramLimits, pages_for
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["NativeProgram", "fit_limits", "plan_limits"]
+
+LEAST_CONTEXT = 2048
+"""A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
+_HEADROOM_BYTES = 64 << 20
+"""Left for Python, the tokenizer and the text."""
+_LAYOUTS = {"f32": KvLayout.F32, "bf16": KvLayout.BF16, "int8": KvLayout.INT8}
+
+
+def _options(limits: ProgramLimits) -> core.ProgramOptions:
+    return core.ProgramOptions(
+        max_tokens=limits.max_tokens,
+        max_requests=limits.max_requests,
+        max_rows=limits.max_rows,
+        num_pages=limits.num_pages,
+        kv_layout=_LAYOUTS[limits.kv_layout],
+    )
+
+
+def plan_limits(model: core.Model, context: core.Context, limits: ProgramLimits) -> core.Plan:
+    """The memory that a program of these limits would take.  Allocates nothing."""
+    return core.plan(model, context, _options(limits))
+
+
+def fit_limits(
+    model: core.Model, context: core.Context, limits: ProgramLimits, available: int | None = None
+) -> tuple[ProgramLimits, core.Plan]:
+    """Fill in what the caller left open, so that the plan fits into ``available`` bytes (None: the machine's).
+
+    Pages: enough for every request to use its whole context, within a quarter of what is left beside the
+    weights; one context at least.  A context that nobody asked for shrinks when even one does not fit.
+    OutOfMemoryError with the plan's figures when the sizes that were asked for do not fit.
+    """
+    available = memory().available if available is None else available
+    longest = model.info.context_len
+    context_len = min(limits.context_len or longest, longest)
+    base = ProgramLimits(
+        max_tokens=min(limits.max_tokens, context_len * limits.max_requests),
+        max_requests=limits.max_requests,
+        max_rows=limits.max_rows or limits.max_requests,
+        num_pages=limits.num_pages or pages_for(context_len),
+        context_len=context_len,
+        kv_layout=limits.kv_layout,
+    )
+    plan = plan_limits(model, context, base)
+    fixed = plan.total_bytes - plan.kv_bytes + _HEADROOM_BYTES
+    page = max(1, plan.kv_page_bytes)
+    if limits.num_pages == 0:
+        most = pages_for(context_len) * limits.max_requests
+        wanted = min(most, max(0, (available - fixed) // 4) // page)
+        num_pages = max(pages_for(context_len), wanted)
+        if fixed + num_pages * page > available and limits.context_len == 0:
+            shrunk = max(0, available - fixed) // page
+            if shrunk >= min(pages_for(context_len), pages_for(LEAST_CONTEXT)):
+                num_pages = shrunk
+                context_len = min(context_len, shrunk * 32)
+        base = ProgramLimits(
+            base.max_tokens, base.max_requests, base.max_rows, num_pages, context_len, limits.kv_layout
+        )
+        plan = plan_limits(model, context, base)
+    if plan.total_bytes + _HEADROOM_BYTES > available:
+        raise OutOfMemoryError(_does_not_fit(plan, base, available))
+    return base, plan
+
+
+def _does_not_fit(plan: core.Plan, limits: ProgramLimits, available: int) -> str:
+    def mib(num_bytes: int) -> str:
+        return f"{num_bytes / (1 << 20):,.0f} MiB"
+
+    return (
+        f"the plan takes {mib(plan.total_bytes)}, but {mib(available)} can be had: weights {mib(plan.weight_bytes)}, "
+        f"keys and values {mib(plan.kv_bytes)} ({limits.num_pages} pages of 32 tokens, {limits.kv_layout}), "
+        f"temporaries {mib(plan.temporary_bytes + plan.scratch_bytes)}, logits {mib(plan.logits_bytes)}; "
+        f"a smaller context length, fewer requests, kv_cache int8 or a scheme of fewer bits takes less"
+    )
+
+
+class NativeProgram:
+    """A bundle with its memory, run by the native core: one native call a step, the interpreter lock released."""
+
+    def __init__(self, model: core.Model, context: core.Context, limits: ProgramLimits, plan: core.Plan) -> None:
+        self._model = model
+        self._context = context
+        self._core = core.CoreProgram(model, context, _options(limits))
+        self._limits = limits
+        info = model.info
+        self._info = ProgramInfo(
+            network=info.network,
+            scheme=info.scheme,
+            mode="graph",
+            vocab_size=info.vocab_size,
+            context_len=min(info.context_len, limits.context_len),
+            page_windows=tuple(info.page_windows),
+            weight_bytes=info.weight_bytes,
+            weight_bytes_per_token=info.weight_bytes_per_token,
+            num_threads=context.num_threads,
+            cpu_level=context.cpu_level,
+            plan=plan,
+        )
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, path: Path | str, *, threads: int = 0, limits: ProgramLimits | None = None
+    ) -> tuple[NativeProgram, core.Model]:
+        """Open a bundle, plan its memory, and make the program; the model gives access to the file's segments."""
+        context = core.Context(threads)
+        try:
+            model = core.Model.open(path)
+            try:
+                fitted, plan = fit_limits(model, context, limits or ProgramLimits())
+                return cls(model, context, fitted, plan), model
+            except BaseException:
+                model.close()
+                raise
+        except BaseException:
+            context.close()
+            raise
+
+    @property
+    def info(self) -> ProgramInfo:
+        """What the program is."""
+        return self._info
+
+    @property
+    def limits(self) -> ProgramLimits:
+        """The sizes it was planned for."""
+        return self._limits
+
+    @property
+    def context(self) -> core.Context:
+        """Its instruction level and threads."""
+        return self._context
+
+    def run(self, batch: core.StepBatch) -> None:
+        """Compute one step."""
+        self._core.run(batch)
+
+    def logits(self) -> NDArray[np.float32]:
+        """The last step's logits, [R, vocab], a view."""
+        return self._core.logits()
+
+    def sample(self, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Sample every row of the last step."""
+        return self._core.sample(sampling)
+
+    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Compute one step and sample its rows in one native call."""
+        return self._core.step(batch, sampling)
+
+    def close(self) -> None:
+        """Give back program, model and threads."""
+        if not self._closed:
+            self._closed = True
+            self._core.close()
+            self._model.close()
+            self._context.close()

@@ -1,0 +1,172 @@
+"""A folder or a bundle to a program that runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.runtime.program import Program, ProgramLimits, pages_for
+
+__all__ = ["MODES", "Opened", "open_program"]
+
+MODES = ("graph", "eager")
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+EAGER_CONTEXT = 4096
+"""Eager mode, which is for debugging, holds a context of at most this many tokens unless told."""
+
+
+@dataclass
+class Opened:
+    """A program, and the files beside its weights by name.  ``notes`` are lines that a user may want to read."""
+
+    program: Program
+    files: dict[str, bytes]
+    source: Path
+    notes: list[str]
+
+
+def open_program(
+    model: Path | str,
+    *,
+    scheme: str | None = None,
+    mode: str = "graph",
+    threads: int = 0,
+    limits: ProgramLimits | None = None,
+    network: str | None = None,
+    use_cache: bool = True,
+    progress: Callable[[Any], None] | None = None,
+) -> Opened:
+    """Open a ``.psm`` bundle or a checkpoint folder.
+
+    A folder in graph mode is captured and packed once, in a child process, and kept in the cache; without
+    ``use_cache`` the bundle lasts as long as the program.  ``progress`` is called with a ``build.Progress``.
+    ``network`` is "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError,
+    FileAccessError or OutOfMemoryError, naming what to do instead.
+    """
+    if mode not in MODES:
+        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= 4096:
+        raise InvalidArgumentError(
+            f"threads must be a whole number from 0 (as many as allowed) to 4096, not {threads!r}"
+        )
+    path = Path(model)
+    limits = limits or ProgramLimits()
+    if path.is_dir():
+        if mode == "eager":
+            return _open_eager(path, scheme, threads, limits, network)
+        return _open_folder(path, scheme, threads, limits, network, use_cache, progress)
+    if not path.exists():
+        raise FileAccessError(f"{path}: no such file or folder")
+    _check_bundle_options(path, mode, network)
+    return _open_bundle(path, scheme, threads, limits)
+
+
+def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
+    if path.suffix in (".gguf", ".bin", ".safetensors", ".pt", ".pth", ".onnx"):
+        raise UnsupportedError(
+            f"{path}: expected a checkpoint folder (config.json, *.safetensors) or a .psm bundle, found a "
+            f"{path.suffix} file"
+        )
+    if mode == "eager":
+        raise UnsupportedError(f"{path}: eager mode runs the network script on a checkpoint folder, not a bundle")
+    if network is not None:
+        raise InvalidArgumentError(f"{path}: network goes with a checkpoint folder; a bundle holds its graph already")
+
+
+def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits) -> Opened:
+    from penstock.runtime.native import NativeProgram
+
+    program, model = NativeProgram.open(path, threads=threads, limits=limits)
+    try:
+        if scheme is not None and scheme != program.info.scheme:
+            raise InvalidArgumentError(
+                f"{path}: scheme {scheme!r} was asked for, but the bundle holds {program.info.scheme!r}; "
+                f"export the checkpoint folder with --scheme {scheme}"
+            )
+        files = {}
+        for name in SIDE_FILES:
+            segment = model.segment(name)
+            if segment is not None:
+                files[name] = bytes(segment)
+    except BaseException:
+        program.close()
+        raise
+    notes = []
+    longest = model.info.context_len
+    if limits.context_len == 0 and program.limits.context_len < longest:
+        notes.append(
+            f"context length {program.limits.context_len} instead of the model's {longest}: "
+            "more does not fit into memory (--context-len and --kv-cache choose)"
+        )
+    return Opened(program, files, path, notes)
+
+
+def _open_folder(
+    folder: Path,
+    scheme: str | None,
+    threads: int,
+    limits: ProgramLimits,
+    network: str | None,
+    use_cache: bool,
+    progress: Callable[[Any], None] | None,
+) -> Opened:
+    if use_cache:
+        from penstock.runtime.cache import Cache
+
+        bundle = Cache().find_or_build(folder, scheme, network, progress)
+        opened = _open_bundle(bundle, None, threads, limits)
+    else:
+        from penstock.runtime.build import build_in_child
+
+        # The open bundle stays readable after its name is gone, so nothing is left however the process ends.
+        with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+            bundle = Path(temporary) / "model.psm"
+            build_in_child(folder, bundle, scheme=scheme, network=network, progress=progress)
+            opened = _open_bundle(bundle, None, threads, limits)
+    if scheme is None:
+        opened.notes += _suggestion(opened.program)
+    opened.source = folder
+    return opened
+
+
+def _suggestion(program: Program) -> list[str]:
+    """The default scheme keeps the checkpoint's own type; say so when eight bits would read far fewer bytes."""
+    stored = program.info.scheme
+    if stored not in ("f32", "f16", "bf16"):
+        return []
+    times = 4 if stored == "f32" else 2
+    return [f"scheme {stored}, as stored; --scheme w8a8 reads about {times}x fewer bytes a token and is faster"]
+
+
+def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
+    from penstock.models.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(folder)
+    longest = checkpoint.config.int("max_position_embeddings")
+    context_len = min(limits.context_len or EAGER_CONTEXT, longest)
+    wanted = ProgramLimits(
+        max_tokens=limits.max_tokens,
+        max_requests=limits.max_requests,
+        max_rows=limits.max_rows or limits.max_requests,
+        num_pages=limits.num_pages or pages_for(context_len) * min(limits.max_requests, 4),
+        context_len=context_len,
+        kv_layout=limits.kv_layout,
+    )
+    try:
+        from penstock.runtime.eager import EagerProgram
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedError("eager mode needs PyTorch: pip install 'penstock[torch]'") from error
+    program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=wanted, network=network)
+    return Opened(program, checkpoint.side_files(), folder, [])

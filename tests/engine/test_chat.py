@@ -1,0 +1,109 @@
+"""Chat templates render as in transformers, and a hostile one ends with an error, soon."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from penstock.engine.chat import render_chat
+from penstock.errors import InvalidArgumentError, InvalidFileError
+
+MESSAGES = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "  Hi <b>&</b> 日本 "},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Bye"},
+]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATML = (
+    "{%- for message in messages %}\n    {%- if loop.first and message['role'] != 'system' %}\n"
+    "        {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}\n    {%- endif %}\n"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}\n"
+    "{%- endfor %}\n{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+LLAMA = (
+    "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}{% if m['role'] == 'system' %}"
+    "{% set ns.system = m['content'] %}{% continue %}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ ns.system ~ ' ' ~ m['content'].strip() }} [/INST]"
+    "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ messages | tojson(indent=2) }}{{ messages[0] | tojson }}{{ '%s-%03d' % ('a', 7) }}"
+    "{{ messages | map(attribute='role') | join(', ') }}{{ 'a,b'.split(',')[-1] }}{{ 'x' * 3 }}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA])
+@pytest.mark.parametrize("generation", [True, False])
+def test_rendered_chat_matches_transformers(template, generation):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    expected = render_jinja_template([MESSAGES], chat_template=template, add_generation_prompt=generation, **TOKENS)
+    assert render_chat(template, MESSAGES, TOKENS, add_generation_prompt=generation) == expected[0][0]
+
+
+def test_the_date_is_at_hand():
+    assert render_chat("{{ strftime_now('%Y') }}", MESSAGES, {}) == time.strftime("%Y")
+
+
+def test_a_template_refuses_messages_in_its_own_words():
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InvalidArgumentError, match="roles must alternate"):
+        render_chat(template, MESSAGES, {})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 999999999 }}",
+        "{{ 999999999 * 'x' }}",
+        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ 'x'.center(999999999) }}",
+        "{{ 'x' | center(999999999) }}",
+        "{{ 'x'.rjust(999999999) }}",
+        "{{ 'x' | indent(999999999, true) }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = '-'.join([ns.s, ns.s]) %}{% endfor %}",
+        "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+        "{% macro m(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='x') %}"
+        "{% for i in range(60) %}{% set ns.s = m(ns.s) %}{% endfor %}",
+        "{{ ''.__class__.__mro__ }}{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ messages.append({}) }}",
+        "{{ undefined.field }}",
+        "{% if %}",
+        "{{ messages[0]['content'].encode().decode('rot13').__globals__ }}",
+        "{{ range(999999999) }}",
+        "{{ messages | tojson(indent=999999999) }}",
+        "{{ lipsum(n=9999) }}",
+        "x" * (1 << 21),
+    ],
+)
+def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
+    monkeypatch.setattr("penstock.engine.chat.MAX_SECONDS", 0.5)
+    start = time.monotonic()
+    with pytest.raises((InvalidFileError, InvalidArgumentError), match="template"):
+        render_chat(template, MESSAGES, {})
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "not empty"),
+        ("hi", "must be a list"),
+        ([{"content": "x"}], r"messages\[0\]"),
+        ([{"role": "user", "content": "x"}, {"role": 1}], r"messages\[1\]"),
+        ([{"role": "user", "content": 7}], r"messages\[0\]: content"),
+        ([json], r"messages\[0\]"),
+    ],
+)
+def test_messages_are_checked_by_name(messages, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        render_chat("{{ messages }}", messages, {})

@@ -1,0 +1,286 @@
+"""The same tokens in any company: the engine over a program that sees every page and position mistake."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.llm import LLM, Delta
+from penstock.engine.request import SamplingParams, Status
+from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
+
+LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
+WINDOWS = [(0,), (40,), (0, 33)]
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 13 * salt) % 250 + 2 for i in range(length)]
+
+
+def params_of(index: int, max_tokens: int = 40) -> SamplingParams:
+    if index % 2 == 0:
+        return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return SamplingParams(max_tokens=max_tokens, temperature=0.9, top_k=20, top_p=0.9, seed=index, ignore_eos=True)
+
+
+PROMPTS = [prompt_of(length, salt) for salt, length in enumerate(LENGTHS)]
+PARAMS = [params_of(index) for index in range(len(PROMPTS))]
+
+
+def run_alone(make_llm, windows=(0,)) -> list[list[int]]:
+    llm = make_llm(windows=windows, max_tokens=512)
+    return [llm.generate(p, s).token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_batch_matches_single(make_llm, windows):
+    llm = make_llm(windows=windows)
+    together = [r.token_ids for r in llm.generate(PROMPTS, PARAMS)]
+    assert together == run_alone(make_llm, windows)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunked_matches_whole(make_llm, chunk):
+    llm = make_llm(windows=(0, 33), max_chunk=chunk, max_tokens=max(8, chunk))
+    assert [r.token_ids for r in llm.generate(PROMPTS, PARAMS)] == run_alone(make_llm, (0, 33))
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_preempted_matches_uninterrupted(make_llm, windows):
+    llm = make_llm(windows=windows, num_pages=12, context_len=384)
+    results = llm.generate(PROMPTS, PARAMS)
+    assert llm.engine.scheduler.num_preemptions > 0
+    assert [r.token_ids for r in results] == run_alone(make_llm, windows)
+
+
+def test_order_does_not_matter(make_llm):
+    forward = [r.token_ids for r in make_llm().generate(PROMPTS, PARAMS)]
+    backward = [r.token_ids for r in make_llm().generate(PROMPTS[::-1], PARAMS[::-1])]
+    assert forward == backward[::-1]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_streamed_matches_whole(make_llm, temperature):
+    llm = make_llm()
+    params = SamplingParams(max_tokens=200, temperature=temperature, seed=3, ignore_eos=True)
+    whole = llm.generate("the cat", params)
+    deltas = list(llm.stream("the cat", params))
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [i for d in deltas for i in d.token_ids] == whole.token_ids
+    assert [d.finish_reason for d in deltas if d.finish_reason] == ["length"] == [deltas[-1].finish_reason]
+    assert whole.text == llm.tokenizer.decode(whole.token_ids)
+
+
+def test_logits_match_the_tokens_that_were_chosen(make_llm):
+    llm = make_llm(windows=(0, 33))
+    prompt = prompt_of(70)
+    result = llm.generate(prompt, SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))
+    logits = llm.logits(prompt + result.token_ids)
+    assert logits.shape == (100, 259)
+    assert logits.dtype == np.float32
+    assert logits.argmax(axis=1)[69:-1].tolist() == result.token_ids
+
+
+def test_logits_beside_running_requests_change_nothing(make_llm):
+    alone = make_llm().generate(prompt_of(40), PARAMS[1]).token_ids
+    llm = make_llm(num_pages=4, context_len=128)
+    stream = llm.stream(prompt_of(40), PARAMS[1])
+    ids = list(next(stream).token_ids)
+    before = llm.logits(prompt_of(100, 1))
+    assert llm.engine.scheduler.num_preemptions == 1
+    for delta in stream:
+        ids += delta.token_ids
+    assert ids == alone
+    assert np.array_equal(before, llm.logits(prompt_of(100, 1)))
+
+
+def test_a_request_ends_by_end_token_length_or_context(make_llm):
+    llm = make_llm(context_len=64)
+    free = llm.generate(prompt_of(5), SamplingParams(max_tokens=500, temperature=0, ignore_eos=True))
+    assert free.finish_reason == "length"
+    assert len(free.token_ids) == 64 - 5
+    ends = make_llm(files={"generation_config.json": b'{"eos_token_id": [%d]}' % free.token_ids[9]})
+    stopped = ends.generate(prompt_of(5), SamplingParams(max_tokens=50, temperature=0))
+    assert stopped.finish_reason == "stop"
+    first = free.token_ids.index(free.token_ids[9])
+    assert stopped.token_ids == free.token_ids[: first + 1]
+
+
+def test_a_stop_string_across_tokens_ends_the_text_before_it(make_llm):
+    llm = make_llm()
+    whole = llm.generate("the cat", SamplingParams(max_tokens=120, temperature=1, seed=5, ignore_eos=True))
+    stop = whole.text[20:25]
+    cut = whole.text.index(stop)
+    for params in (SamplingParams(max_tokens=120, temperature=1, seed=5, stop=stop, ignore_eos=True),):
+        result = llm.generate("the cat", params)
+        assert result.finish_reason == "stop"
+        assert result.text == whole.text[:cut]
+        assert "".join(d.text for d in llm.stream("the cat", params)) == result.text
+        assert len(result.token_ids) < len(whole.token_ids)
+
+
+def test_a_seed_reproduces_and_a_fresh_one_is_reported(make_llm):
+    llm = make_llm()
+    hot = SamplingParams(max_tokens=20, temperature=2.0, ignore_eos=True)
+    first, second = llm.generate("the", hot), llm.generate("the", hot)
+    assert first.token_ids != second.token_ids
+    again = llm.generate("the", SamplingParams(max_tokens=20, temperature=2.0, seed=first.seed, ignore_eos=True))
+    assert again.token_ids == first.token_ids
+
+
+def test_defaults_come_from_the_generation_config(make_llm):
+    files = {"generation_config.json": b'{"do_sample": true, "temperature": 0.5, "top_k": 7, "max_new_tokens": 9}'}
+    llm = make_llm(files=files)
+    stream = llm.stream([5, 6])
+    sampling = stream._request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.max_tokens) == (0.5, 7, 1.0, 9)
+    sampling = llm.stream([5], SamplingParams(temperature=0, top_p=0.5))._request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 7, 0.5)
+    stream.abort()
+    greedy = make_llm(files={})
+    assert greedy.stream([5])._request.sampling.temperature == 0
+    assert greedy.stream([5], SamplingParams(top_k=3))._request.sampling.temperature == 1.0
+
+
+def test_an_abort_from_a_second_thread_frees_everything(make_llm):
+    llm = make_llm(context_len=100_000, num_pages=3200)
+    threading.Timer(0.2, llm.abort).start()
+    start = time.monotonic()
+    results = llm.generate([prompt_of(5), prompt_of(9)], SamplingParams(max_tokens=90_000, ignore_eos=True))
+    assert time.monotonic() - start < 20
+    assert [r.finish_reason for r in results] == ["abort", "abort"]
+    assert not llm.engine.scheduler.has_work
+
+
+def test_a_stream_that_is_dropped_is_aborted(make_llm):
+    llm = make_llm()
+    for delta in llm.stream("the cat", SamplingParams(max_tokens=400, ignore_eos=True)):
+        assert isinstance(delta, Delta)
+        break
+    assert not llm.engine.scheduler.has_work
+    stream = llm.stream("the", SamplingParams(max_tokens=400))
+    with pytest.raises(InvalidArgumentError, match="not ended"):
+        stream.result()
+    stream.abort()
+    assert stream.result().finish_reason == "abort"
+    assert list(stream)[-1].finish_reason == "abort"
+
+
+def test_ctrl_c_leaves_the_engine_usable(make_llm):
+    llm = make_llm(context_len=100_000, num_pages=3200)
+    expected = llm.generate(PROMPTS[4], PARAMS[4]).token_ids
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, SamplingParams(max_tokens=90_000, ignore_eos=True))
+    timer.join()
+    assert not llm.engine.scheduler.has_work
+    llm.engine.check_integrity()
+    assert llm.generate(PROMPTS[4], PARAMS[4]).token_ids == expected
+
+
+def test_threads_that_share_an_engine_get_what_they_would_get_alone(make_llm):
+    alone = run_alone(make_llm)
+    llm = make_llm()
+    found: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        found[index] = llm.generate(PROMPTS[index], PARAMS[index]).token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(len(PROMPTS))] == alone
+
+
+def test_a_failed_step_ends_its_requests_and_not_the_engine(make_llm):
+    llm = make_llm()
+    llm.engine.program.fail_next = InternalError("planted")
+    with pytest.raises(InternalError, match="planted"):
+        llm.generate(PROMPTS[:3], PARAMS[:3])
+    assert not llm.engine.scheduler.has_work
+    assert len(llm.generate(PROMPTS[0], PARAMS[0]).token_ids) == 40
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "empty"),
+        ([[]], r"prompts\[0\]: prompt is empty"),
+        ("", "empty"),
+        ([3, 259], "token id 259 at 1 is not in 0 to 258"),
+        ([-1], "token id -1"),
+        ([1.5], "whole numbers"),
+        ([True], "token id True"),
+        ([3] * 512, "512 tokens, but the context holds 512"),
+        (["the", [3] * 600], r"prompts\[1\]: prompt has 600"),
+        ({"a": 1}, "dict"),
+        (7, "int"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_a_bad_prompt_is_refused_by_name(make_llm, prompt, message):
+    llm = make_llm()
+    with pytest.raises(InvalidArgumentError, match=message):
+        llm.generate(prompt)
+    assert not llm.engine.scheduler.has_work
+
+
+def test_what_the_model_lacks_is_said(make_llm):
+    llm = make_llm(files={})
+    assert llm.generate([3, 4], SamplingParams(max_tokens=2)).text == ""
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
+        llm.generate("text")
+    with pytest.raises(UnsupportedError, match="stop"):
+        llm.generate([3], SamplingParams(stop="x"))
+    with pytest.raises(UnsupportedError, match="chat template"):
+        make_llm().chat([{"role": "user", "content": "hello"}])
+
+
+def test_a_closed_engine_says_so(make_llm):
+    llm = make_llm()
+    stream = llm.stream("the", SamplingParams(max_tokens=400))
+    next(stream)
+    llm.close()
+    llm.close()
+    assert stream.result().finish_reason == "abort"
+    with pytest.raises(InvalidArgumentError, match="closed"):
+        llm.generate("the")
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_requests_that_come_and_go_change_nobody_elses_tokens(make_llm, data):
+    windows = data.draw(st.sampled_from(WINDOWS))
+    llm: LLM = make_llm(windows=windows, num_pages=8, context_len=256, max_tokens=data.draw(st.sampled_from([5, 40])))
+    engine = llm.engine
+    live, started = [], []
+    for _ in range(data.draw(st.integers(1, 25))):
+        move = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort"]))
+        if move == "add":
+            salt, length = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 120))
+            stream = llm.stream(prompt_of(length, salt), params_of(salt, max_tokens=12))
+            live.append(stream)
+            started.append((stream, prompt_of(length, salt), params_of(salt, max_tokens=12)))
+        elif move == "step":
+            engine.step()
+        elif live:
+            live.pop(data.draw(st.integers(0, len(live) - 1))).abort()
+        engine.check_integrity()
+    while engine.scheduler.has_work or engine._incoming:
+        engine.step()
+        engine.check_integrity()
+    for stream, prompt, params in started[:4]:
+        result = stream.result()
+        whole = llm.generate(prompt, params).token_ids
+        assert result.token_ids == whole[: len(result.token_ids)]
+        assert result.finish_reason == "abort" or result.token_ids == whole
+        assert stream._request.status is Status.FINISHED
