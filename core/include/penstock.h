@@ -83,6 +83,8 @@ typedef struct ps_model_info {
   int32_t vocab_size, context_len, num_states, num_page_groups, num_weights, num_nodes;
   int64_t weight_bytes, file_bytes;
   int64_t weight_bytes_per_token; /* bytes of weights that one decoded token at batch 1 reads */
+  const char *network, *scheme;   /* valid until the model closes */
+  const int32_t* page_windows;    /* [num_page_groups]; 0: every position is kept */
 } ps_model_info;
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
 /* A segment by name ("tokenizer.json", "config.json" ...): a view into the model, valid until it closes. */
@@ -155,7 +157,7 @@ typedef struct ps_tensor {
   int32_t ndim;
   int64_t dims[4];
   int64_t row_stride; /* elements between rows of the first dimension; the rest is contiguous */
-  int32_t layout;     /* weights: ps_layout; KV states: ps_kv_layout; else 0 */
+  int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout; else 0 */
 } ps_tensor;
 typedef struct ps_attr {
   const char* name;

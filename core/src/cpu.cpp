@@ -1,0 +1,90 @@
+#include "cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace ps {
+#if defined(PENSTOCK_PLANTED)
+const Kernels* planted_kernels(const Kernels* kernels);  // core/tools/planted.cpp: faults for the tests of the tests
+#endif
+namespace {
+
+#if defined(__x86_64__)
+uint64_t enabled_state() {  // xgetbv(0): which registers the operating system saves
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+struct X86 {
+  bool avx2, avx512;
+};
+
+X86 detect() {
+  X86 found{false, false};
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+  const bool osxsave = c & (1u << 27), avx = c & (1u << 28), fma = c & (1u << 12), f16c = c & (1u << 29);
+  if (!osxsave || !avx) return found;
+  const uint64_t state = enabled_state();
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  found.avx2 = (state & 0x6) == 0x6 && fma && f16c && (b & (1u << 5));
+  const uint32_t f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
+  const bool vnni = c & (1u << 11);
+  found.avx512 = found.avx2 && (state & 0xE6) == 0xE6 && (b & f_dq_bw_vl) == f_dq_bw_vl && vnni;
+  return found;
+}
+#endif
+
+void add_level(CpuLevel* out, int32_t* count, const char* name, const Kernels* kernels, bool runnable) {
+#if defined(PENSTOCK_PLANTED)
+  if (kernels) kernels = planted_kernels(kernels);
+#endif
+  if (kernels) out[(*count)++] = CpuLevel{name, kernels, runnable};
+}
+
+}  // namespace
+
+int32_t cpu_levels(CpuLevel* out) {
+  int32_t count = 0;
+#if defined(__x86_64__)
+  const X86 machine = detect();
+  add_level(out, &count, "avx512", kernels_avx512, machine.avx512);
+  add_level(out, &count, "avx2", kernels_avx2, machine.avx2);
+#endif
+#if defined(__aarch64__)
+  add_level(out, &count, "neon", kernels_neon, true);
+#endif
+  add_level(out, &count, "generic", kernels_generic, true);
+  return count;
+}
+
+ps_status choose_kernels(const char* name, const Kernels** out) {
+  CpuLevel levels[kMaxCpuLevels];
+  const int32_t count = cpu_levels(levels);
+  const char* source = "cpu_level";
+  if (!name || !*name) {
+    name = getenv("PENSTOCK_CPU");
+    source = "PENSTOCK_CPU";
+  }
+  char names[128] = "";
+  for (int32_t i = 0; i < count; ++i) {
+    const bool chosen = name && *name ? strcmp(name, levels[i].name) == 0 : levels[i].runnable;
+    if (chosen && !levels[i].runnable) {
+      return fail(PS_UNSUPPORTED, "%s: this machine lacks the instructions of level \"%s\"", source, name);
+    }
+    if (chosen) {
+      *out = levels[i].kernels;
+      return PS_OK;
+    }
+    const size_t used = strlen(names);
+    snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", levels[i].name);
+  }
+  return fail(PS_INVALID_ARGUMENT, "%s: expected one of %s, found \"%s\"", source, names, name ? name : "");
+}
+
+}  // namespace ps

@@ -1,0 +1,25 @@
+// Instruction levels: which are compiled in, which this machine can run, which one to use.
+#ifndef PENSTOCK_CPU_H
+#define PENSTOCK_CPU_H
+
+#include "error.h"
+#include "kernels.h"
+
+namespace ps {
+
+struct CpuLevel {
+  const char* name;
+  const Kernels* kernels;
+  bool runnable;
+};
+constexpr int32_t kMaxCpuLevels = 4;
+int32_t cpu_levels(CpuLevel* out);  // compiled in, best first; returns how many
+
+// `name` null: PENSTOCK_CPU, else the best that runs.
+ps_status choose_kernels(const char* name, const Kernels** out);
+int32_t default_num_threads();  // the affinity mask, bounded by the cgroup's quota
+int32_t num_usable_cpus();      // the affinity mask alone
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,75 @@
+// linear and embedding.
+#include "memory.h"
+#include "ops.h"
+
+namespace ps {
+namespace {
+
+WeightView weight_view(const Tensor& t) { return WeightView{t.data, t.layout, t.dims[0], t.dims[1]}; }
+float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
+
+// Activations rounded to int8 lie in the shared scratch: rows, then sums of groups, then scales.
+ps_status quantized_bytes(int64_t rows, int64_t cols, int64_t* q, int64_t* sums, int64_t* total) {
+  const int64_t stride = round_up(cols, 32);  // cols of a weight are bounded
+  int64_t scales;
+  if (!checked_mul(rows, stride, q) || !checked_align(*q, 64, q) || !checked_mul(rows, stride / 32 * 4, sums) ||
+      !checked_align(*sums, 64, sums) || !checked_mul(rows, 4, &scales) || !checked_add(*q, *sums, total) ||
+      !checked_add(*total, scales + 64, total)) {
+    return fail(PS_INVALID_ARGUMENT, "max_tokens: the rounded activations do not fit in memory");
+  }
+  return PS_OK;
+}
+
+QuantizedRows quantized_rows(const Call& c) {
+  int64_t q = 0, sums = 0, total = 0;
+  if (quantized_bytes(c.in[0].dims[0], c.in[0].dims[1], &q, &sums, &total) != PS_OK) return QuantizedRows{};
+  return QuantizedRows{reinterpret_cast<int8_t*>(c.scratch), reinterpret_cast<float*>(c.scratch + q + sums),
+                       reinterpret_cast<int32_t*>(c.scratch + q), round_up(c.in[0].dims[1], 32)};
+}
+
+bool is_integer(const Call& c) { return c.attrs[1].i == LINEAR_W8A8 || c.attrs[1].i == LINEAR_W4A8; }
+
+int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
+int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.in[1].dims[0] + 15) / 16 : 0; }
+
+void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[1].layout, quantized_rows(c), begin,
+                           end);
+}
+
+void run_linear(const Call& c, int64_t begin, int64_t end, int32_t) {
+  LinearArgs args{};
+  args.weight = weight_view(c.in[1]);
+  args.bias = f32(c.in[2]);
+  args.x = f32(c.in[0]);
+  args.x_stride = c.in[0].row_stride;
+  if (is_integer(c)) args.qx = quantized_rows(c);
+  args.y = f32(c.out[0]);
+  args.y_stride = c.out[0].row_stride;
+  args.m = static_cast<int32_t>(c.in[0].dims[0]);
+  c.kernels->linear[c.attrs[1].i](args, begin, end);
+}
+
+void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->embedding(weight_view(c.in[1]), reinterpret_cast<const int32_t*>(c.in[0].data), f32(c.out[0]),
+                       c.out[0].row_stride, begin, end);
+}
+
+constexpr Phase kLinear[] = {
+    {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
+    {SPLIT_ITEMS, linear_tiles, run_linear, 0, 1, true, true, false, false, false},
+};
+constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
+
+}  // namespace
+
+Phases linear_phases(const Call& c) { return is_integer(c) ? Phases{kLinear, 2} : Phases{kLinear + 1, 1}; }
+
+ps_status linear_scratch(const Call& c, Scratch* out) {
+  int64_t q = 0, sums = 0;
+  return is_integer(c) ? quantized_bytes(c.in[0].dims[0], c.in[0].dims[1], &q, &sums, &out->shared) : PS_OK;
+}
+
+Phases embedding_phases(const Call&) { return Phases{kEmbedding, 1}; }
+
+}  // namespace ps

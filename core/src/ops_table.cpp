@@ -1,0 +1,201 @@
+// The rows, and what their schemas say.
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ops.h"
+
+namespace ps {
+
+#define PS_BATCH "Tensor positions, Tensor request_starts, Tensor page_tables"
+const OpRow kOps[kNumOps] = {
+    {"embedding", 1, "(Tensor ids, Weight weight, *, int dim) -> Tensor", infer_embedding, embedding_phases, nullptr},
+    {"linear", 1, "(Tensor x, Weight weight, Weight? bias, *, int out_features, str scheme) -> Tensor", infer_linear,
+     linear_phases, linear_scratch},
+    {"rms_norm", 1, "(Tensor x, Weight weight, *, float eps) -> Tensor", infer_rms_norm, rms_norm_phases, nullptr},
+    {"add_rms_norm", 1, "(Tensor x, Tensor residual, Weight weight, *, float eps) -> (Tensor, Tensor)",
+     infer_add_rms_norm, add_rms_norm_phases, nullptr},
+    {"layer_norm", 1, "(Tensor x, Weight weight, Weight? bias, *, float eps) -> Tensor", infer_layer_norm,
+     layer_norm_phases, nullptr},
+    {"rotary_embedding", 1, "(Tensor positions, Weight inv_freq, *, float scaling) -> Tensor", infer_rotary_embedding,
+     rotary_embedding_phases, nullptr},
+    {"rope", 1, "(Tensor x, Tensor cos_sin, *, bool interleaved) -> Tensor", infer_rope, rope_phases, nullptr},
+    {"kv_append", 1, "(Tensor k, Tensor v, State(a!) state, " PS_BATCH ", *, int group) -> ()", infer_kv_append,
+     kv_append_phases, nullptr},
+    {"attention", 1,
+     "(Tensor q, State state, " PS_BATCH
+     ", Weight? alibi, *, float scale, int group, bool causal, int window, float softcap) -> Tensor",
+     infer_attention, attention_phases, attention_scratch},
+    {"silu_mul", 1, "(Tensor gate, Tensor up) -> Tensor", infer_binary, silu_mul_phases, nullptr},
+    {"gelu", 1, "(Tensor x, *, str approximate) -> Tensor", infer_gelu, gelu_phases, nullptr},
+    {"add", 1, "(Tensor a, Tensor b) -> Tensor", infer_binary, add_phases, nullptr},
+    {"mul", 1, "(Tensor a, Tensor b) -> Tensor", infer_binary, mul_phases, nullptr},
+    {"gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", infer_gather_rows, gather_rows_phases, nullptr},
+    {"all_reduce", 1, "(Tensor x) -> Tensor", infer_all_reduce, all_reduce_phases, nullptr},
+    {"argmax", 1, "(Tensor logits) -> Tensor", infer_argmax, argmax_phases, nullptr},
+    {"topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", infer_topk, topk_phases, nullptr},
+};
+#undef PS_BATCH
+
+const char* const kRoleNames[NUM_ROLES] = {"T", "B", "P", "R"};
+
+namespace {
+
+Signature signatures[kNumOps];
+pthread_once_t parse_once = PTHREAD_ONCE_INIT;
+
+Str trimmed(const char* begin, const char* end) {
+  while (begin < end && *begin == ' ') ++begin;
+  while (end > begin && end[-1] == ' ') --end;
+  return Str{begin, static_cast<uint32_t>(end - begin)};
+}
+
+void add_argument(Signature* out, Str type, Str name) {
+  Argument argument{name, OPERAND_VALUE, false};
+  if (type.data[type.size - 1] == '?') {
+    argument.optional = true;
+    --type.size;
+  }
+  if (equal(type, "Weight")) argument.kind = OPERAND_WEIGHT;
+  if (type.size >= 5 && memcmp(type.data, "State", 5) == 0) argument.kind = OPERAND_STATE;
+  out->arguments[out->num_arguments++] = argument;
+}
+
+void add_attr(Signature* out, Str type, Str name) {
+  const int32_t kind = equal(type, "int")     ? ATTR_INT
+                       : equal(type, "float") ? ATTR_FLOAT
+                       : equal(type, "bool")  ? ATTR_BOOL
+                                              : ATTR_STRING;
+  out->attrs[out->num_attrs++] = AttrRow{name, kind};
+}
+
+// The schemas are this file's own, so that the parser need not doubt them.
+void parse(const char* schema, Signature* out) {
+  const char* arrow = strstr(schema, "->");
+  const char* close = arrow;
+  while (*close != ')') --close;
+  bool keyword = false;
+  for (const char* p = schema + 1; p < close;) {
+    const char* end = p;
+    while (end < close && *end != ',') ++end;
+    const Str item = trimmed(p, end);
+    if (equal(item, "*")) {
+      keyword = true;
+    } else {
+      const char* space = item.data + item.size;
+      while (*space != ' ') --space;
+      const Str type = trimmed(item.data, space), name = trimmed(space, item.data + item.size);
+      keyword ? add_attr(out, type, name) : add_argument(out, type, name);
+    }
+    p = end + 1;
+  }
+  for (const char* p = arrow; (p = strstr(p, "Tensor")) != nullptr; p += 6) ++out->num_outputs;
+}
+
+void parse_all() {
+  for (int32_t i = 0; i < kNumOps; ++i) parse(kOps[i].schema, &signatures[i]);
+}
+
+const char* type_name(int32_t type) {
+  static const char* const names[] = {"nothing", "int", "float", "string", "bool"};
+  return type >= 0 && type <= ATTR_BOOL ? names[type] : "unknown";
+}
+
+ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
+  const int32_t stored = row.type == ATTR_BOOL ? ATTR_INT : row.type;
+  if (attr.type != stored) {
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected an attribute of type %s, found type %s", PS_STR(row.name),
+                type_name(row.type), type_name(attr.type == ATTR_BOOL ? -1 : attr.type));
+  }
+  if (row.type == ATTR_BOOL && attr.i != 0 && attr.i != 1) {
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected 0 or 1, found %lld", PS_STR(row.name), static_cast<long long>(attr.i));
+  }
+  if (row.type == ATTR_FLOAT && !isfinite(static_cast<float>(attr.f))) {
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected a finite number, found %g", PS_STR(row.name), attr.f);
+  }
+  *out = AttrValue{attr.i, attr.f, attr.s};
+  return PS_OK;
+}
+
+}  // namespace
+
+const Signature& signature(int32_t op) {
+  pthread_once(&parse_once, parse_all);
+  return signatures[op];
+}
+
+int32_t find_op(Str name) {
+  for (int32_t i = 0; i < kNumOps; ++i) {
+    if (equal(name, kOps[i].name)) return i;
+  }
+  return -1;
+}
+
+ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* out) {
+  const Signature& sig = signature(op);
+  bool given[kMaxAttrs] = {};
+  for (int32_t i = 0; i < count; ++i) {
+    int32_t slot = 0;
+    while (slot < sig.num_attrs && !equal(sig.attrs[slot].name, attrs[i].name)) ++slot;
+    if (slot == sig.num_attrs) {
+      return fail(PS_INVALID_ARGUMENT, "%.*s: not an attribute of %s %s", PS_STR(attrs[i].name), kOps[op].name,
+                  kOps[op].schema);
+    }
+    if (given[slot]) return fail(PS_INVALID_ARGUMENT, "%.*s: the attribute is given twice", PS_STR(attrs[i].name));
+    given[slot] = true;
+    PS_TRY(bind_one(sig.attrs[slot], attrs[i], &out[slot]));
+  }
+  for (int32_t slot = 0; slot < sig.num_attrs; ++slot) {
+    if (!given[slot]) return fail(PS_INVALID_ARGUMENT, "%.*s: the attribute is missing", PS_STR(sig.attrs[slot].name));
+  }
+  return PS_OK;
+}
+
+ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
+  static const char* const kinds[] = {"nothing", "a value", "a weight", "a state"};
+  const Signature& sig = signature(op);
+  if (count != sig.num_arguments) {
+    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, found %d", sig.num_arguments, kOps[op].schema, count);
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const Argument& argument = sig.arguments[i];
+    if (in[i].kind == OPERAND_NONE && argument.optional) continue;
+    if (in[i].kind != argument.kind) {
+      return fail(PS_INVALID_ARGUMENT, "%.*s: expected %s, found %s", PS_STR(argument.name), kinds[argument.kind],
+                  kinds[in[i].kind]);
+    }
+  }
+  return PS_OK;
+}
+
+bool same_type(const Spec& a, const Spec& b) {
+  if (a.dtype != b.dtype || a.rank != b.rank) return false;
+  for (int32_t i = 0; i < a.rank; ++i) {
+    if (!equal(a.dims[i], b.dims[i])) return false;
+  }
+  return true;
+}
+
+TypeText describe(const Spec& spec) {
+  TypeText out;
+  const char* dtype = dtype_name(spec.dtype);
+  size_t used = static_cast<size_t>(snprintf(out.text, sizeof(out.text), "%s [", dtype ? dtype : "?"));
+  for (int32_t i = 0; i < spec.rank && used < sizeof(out.text); ++i) {
+    const Dim& d = spec.dims[i];
+    char text[64];
+    if (is_constant(d)) {
+      snprintf(text, sizeof(text), "%lld", static_cast<long long>(d.offset));
+    } else {
+      const char* name = kRoleNames[d.symbol];
+      int n = d.factor == 1 ? snprintf(text, sizeof(text), "%s", name)
+                            : snprintf(text, sizeof(text), "%lld*%s", static_cast<long long>(d.factor), name);
+      if (d.offset) snprintf(text + n, sizeof(text) - static_cast<size_t>(n), "%+lld", static_cast<long long>(d.offset));
+    }
+    used += static_cast<size_t>(snprintf(out.text + used, sizeof(out.text) - used, "%s%s", i ? ", " : "", text));
+  }
+  if (used < sizeof(out.text)) snprintf(out.text + used, sizeof(out.text) - used, "]");
+  return out;
+}
+
+}  // namespace ps

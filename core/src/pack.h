@@ -1,0 +1,22 @@
+// Weights into their layouts and out of them, spread over the context's threads.
+#ifndef PENSTOCK_PACK_H
+#define PENSTOCK_PACK_H
+
+#include "context.h"
+
+namespace ps {
+
+struct PackRange {
+  int32_t layout;
+  int64_t rows, cols, row_start, num_rows;
+};
+
+ps_status pack(ps_context* context, const PackArgs& args);
+ps_status unpack(ps_context* context, const PackRange& range, const uint8_t* src, float* dst);
+// q and scales are checked before anything is written.
+ps_status pack_quantized(ps_context* context, const PackRange& range, const int8_t* q, const float* scales, uint8_t* dst);
+ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales);
+
+}  // namespace ps
+
+#endif

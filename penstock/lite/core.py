@@ -1,0 +1,372 @@
+"""The native core as Python objects: numpy in, numpy out, no PyTorch.
+
+Every failure raises a class of ``penstock.errors`` with the core's message.  An object keeps what it was made from
+alive; ``close()`` gives its memory back, may be called twice, and any use after it raises.  Calls release the
+interpreter lock; a program is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import env
+from penstock.errors import InvalidArgumentError
+from penstock.lite.arrays import Sampling, StepBatch, batch_struct, sampling_struct
+from penstock.lite.library import (
+    AttrStruct,
+    ContextOptions,
+    ModelInfoStruct,
+    ModelOptions,
+    PlanStruct,
+    ProgramOptionsStruct,
+    TensorStruct,
+    check,
+    library,
+    library_file,
+    sized,
+)
+from penstock.lite.weights import crc32, layout_bytes, pack, pack_quantized, unpack, unpack_quantized
+
+__all__ = [
+    "EMPTY_KERNELS", "POISON", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo", "Plan", "ProgramOptions",
+    "Sampling", "StepBatch", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack",
+    "pack_quantized", "plan", "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack",
+    "unpack_quantized", "version",
+]  # fmt: skip
+
+EMPTY_KERNELS = 1
+"""A program flag: run everything but the kernels, which measures the executor alone."""
+POISON = 2
+"""A program flag: fill temporaries with NaN before each step, which finds aliasing mistakes."""
+
+
+class _Handle:
+    """A native object: its address until it is closed."""
+
+    _destroy = ""
+
+    def __init__(self, address: int) -> None:
+        self._address: int | None = address
+
+    @property
+    def handle(self) -> int:
+        """The address for the C ABI; InvalidArgumentError after close()."""
+        address = getattr(self, "_address", None)
+        if address is None:
+            raise InvalidArgumentError(f"{type(self).__name__} is closed")
+        return address
+
+    def close(self) -> None:
+        """Gives the memory back.  Calling it again does nothing."""
+        address, self._address = getattr(self, "_address", None), None
+        if address is not None:
+            getattr(library(), self._destroy)(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Context(_Handle):
+    """An instruction level and a pool of threads.
+
+    ``num_threads`` 0 takes what the affinity mask and the cgroup allow; ``cpu_level`` None takes ``PENSTOCK_CPU`` or
+    the best level that runs.
+    """
+
+    _destroy = "ps_context_destroy"
+
+    def __init__(self, num_threads: int = 0, cpu_level: str | None = None) -> None:
+        level = cpu_level if cpu_level is not None else env.cpu_level()
+        options = sized(ContextOptions, num_threads=num_threads, cpu_level=level.encode() if level else None)
+        out = ctypes.c_void_p()
+        check(library().ps_context_create(ctypes.byref(options), ctypes.byref(out)))
+        super().__init__(_address_of(out))
+
+    @property
+    def num_threads(self) -> int:
+        """Threads, the caller's included."""
+        return int(library().ps_context_num_threads(self.handle))
+
+    @property
+    def cpu_level(self) -> str:
+        """The name of the instruction level."""
+        return str(library().ps_context_cpu_level(self.handle).decode())
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context."""
+
+    network: str
+    scheme: str
+    vocab_size: int
+    context_len: int
+    num_states: int
+    num_page_groups: int
+    page_windows: tuple[int, ...]
+    num_weights: int
+    num_nodes: int
+    weight_bytes: int
+    file_bytes: int
+    weight_bytes_per_token: int
+
+
+class Model(_Handle):
+    """An opened, validated bundle; make one with ``Model.open``."""
+
+    _destroy = "ps_model_close"
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify: bool = False, mmap: bool = True) -> Self:
+        """Opens and validates a bundle; ``verify`` also checks every segment's checksum."""
+        options = sized(ModelOptions, verify=int(verify), no_mmap=int(not mmap))
+        out = ctypes.c_void_p()
+        name = os.fsencode(path)
+        if b"\0" in name:
+            raise InvalidArgumentError(f"path: expected a file name, found {path!r}")
+        check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
+        return cls(_address_of(out))
+
+    @property
+    def info(self) -> ModelInfo:
+        """Sizes and counts."""
+        out = sized(ModelInfoStruct)
+        check(library().ps_model_describe(self.handle, ctypes.byref(out)))
+        fields = {name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name != "struct_size"}
+        fields["network"], fields["scheme"] = out.network.decode(), out.scheme.decode()
+        fields["page_windows"] = tuple(out.page_windows[: out.num_page_groups])
+        return ModelInfo(**fields)
+
+    def segment(self, name: str) -> memoryview | None:
+        """A segment's bytes, a read-only view that is valid until the model closes; None when there is none."""
+        data, size = ctypes.c_void_p(), ctypes.c_int64()
+        check(library().ps_model_segment(self.handle, name.encode(), ctypes.byref(data), ctypes.byref(size)))
+        if data.value is None:
+            return memoryview(b"") if size.value == 0 else None
+        view = (ctypes.c_uint8 * size.value).from_address(data.value)
+        view._model = self  # type: ignore[attr-defined]  # the view keeps the model alive
+        return memoryview(view).cast("B").toreadonly()
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """Limits of a program: memory is planned for them.  ``kv_layout`` is a ``ps_kv_layout``; flags are or-ed."""
+
+    max_tokens: int
+    max_requests: int
+    max_rows: int
+    num_pages: int
+    num_slots: int = 0
+    kv_layout: int = 1
+    flags: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes that a program takes; ``kv_page_bytes`` is one page over all states."""
+
+    weight_bytes: int
+    temporary_bytes: int
+    scratch_bytes: int
+    kv_bytes: int
+    logits_bytes: int
+    total_bytes: int
+    kv_page_bytes: int
+
+
+def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
+    fields = {name: int(getattr(options, name)) for name in options.__dataclass_fields__}
+    for name, value in fields.items():
+        if not 0 <= value < 1 << 31:
+            raise InvalidArgumentError(f"{name}: expected 0 to 2^31 - 1, found {value}")
+    struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
+    return struct
+
+
+def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
+    """The memory that a program of these limits would take; allocates nothing."""
+    out = sized(PlanStruct)
+    struct = _options_struct(options)
+    check(library().ps_program_plan(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
+    return Plan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
+
+
+class CoreProgram(_Handle):
+    """A model with its memory: temporaries, KV pages, logits."""
+
+    _destroy = "ps_program_destroy"
+
+    def __init__(self, model: Model, context: Context, options: ProgramOptions) -> None:
+        info = model.info
+        self._vocab_size, self._num_page_groups, self._num_pages = info.vocab_size, info.num_page_groups, 0
+        struct, out = _options_struct(options), ctypes.c_void_p()
+        check(library().ps_program_create(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
+        super().__init__(_address_of(out))
+        self._num_pages = options.num_pages
+        self._model, self._context = model, context
+
+    def run(self, batch: StepBatch) -> None:
+        """Computes one step; its logits stay until the next."""
+        self._check_parents()
+        check(library().ps_program_run(self.handle, ctypes.byref(batch_struct(batch, self._num_page_groups))))
+
+    def sample(self, sampling: Sampling) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Samples the last step's R rows: ids [R], and their log-probabilities [R] under the unmodified logits."""
+        self._check_parents()
+        struct, rows = sampling_struct(sampling, self._vocab_size)
+        ids, logprobs = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+        out = (ids.ctypes.data, logprobs.ctypes.data)
+        check(library().ps_program_sample(self.handle, ctypes.byref(struct), *out))
+        return ids, logprobs
+
+    def step(self, batch: StepBatch, sampling: Sampling) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """``run`` and ``sample`` in one native call."""
+        self._check_parents()
+        step = batch_struct(batch, self._num_page_groups)
+        struct, rows = sampling_struct(sampling, self._vocab_size)
+        ids, logprobs = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+        out = (ids.ctypes.data, logprobs.ctypes.data)
+        check(library().ps_program_step(self.handle, ctypes.byref(step), ctypes.byref(struct), *out))
+        return ids, logprobs
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
+        data, rows, vocab = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        status = library().ps_program_logits(
+            self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(vocab)
+        )
+        check(status)
+        if rows.value == 0 or data.value is None:
+            return np.zeros((0, vocab.value), np.float32)
+        return self._view(data.value, np.float32, (rows.value, vocab.value))
+
+    def kv(self, state: int) -> npt.NDArray[np.uint8]:
+        """The KV pages of a state as raw bytes [num_pages, page_bytes], a writable view."""
+        data, page_bytes = ctypes.c_void_p(), ctypes.c_int64()
+        check(library().ps_program_kv(self.handle, state, ctypes.byref(data), ctypes.byref(page_bytes)))
+        return self._view(data.value or 0, np.uint8, (self._num_pages, page_bytes.value))
+
+    def _view(self, address: int, dtype: type[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = (ctypes.c_uint8 * count).from_address(address)
+        memory._program = self  # type: ignore[attr-defined]  # the view keeps the program alive
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+    def _check_parents(self) -> None:
+        _ = self.handle, self._model.handle, self._context.handle
+
+
+@dataclass(frozen=True)
+class CoreTensor:
+    """An operand of a single op.  A weight has dims (rows, cols) and a ``ps_layout``; a state has dims (num_pages,
+    num_kv_heads, head_dim) and a ``ps_kv_layout``; ``row_stride`` counts elements between rows of a value."""
+
+    address: int
+    dtype: int
+    dims: Sequence[int]
+    row_stride: int
+    layout: int = 0
+
+
+def _tensor_struct(tensor: CoreTensor | None) -> TensorStruct:
+    if tensor is None:
+        return TensorStruct()
+    if len(tensor.dims) > 4:
+        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}")
+    dims = (ctypes.c_int64 * 4)(*tensor.dims)
+    return TensorStruct(tensor.address, tensor.dtype, len(tensor.dims), dims, tensor.row_stride, tensor.layout)
+
+
+def _attr_struct(name: str, value: int | float | str) -> AttrStruct:
+    if isinstance(value, (bool, int)):
+        return AttrStruct(name.encode(), 1, int(value), 0.0, None)
+    if isinstance(value, float):
+        return AttrStruct(name.encode(), 2, 0, value, None)
+    return AttrStruct(name.encode(), 3, 0, 0.0, value.encode())
+
+
+def run_op(
+    context: Context, op: str, tensors: Sequence[CoreTensor | None], attrs: Mapping[str, int | float | str]
+) -> None:
+    """Runs one op of the table: its schema's tensors in order, then its outputs, allocated by the caller."""
+    tensor_structs = (TensorStruct * len(tensors))(*(_tensor_struct(tensor) for tensor in tensors))
+    attr_structs = (AttrStruct * len(attrs))(*(_attr_struct(name, value) for name, value in attrs.items()))
+    status = library().ps_op_run(
+        context.handle, op.encode(), tensor_structs, len(tensors), attr_structs, len(attrs)
+    )
+    check(status)
+
+
+def sample_logits(
+    context: Context, logits: npt.NDArray[np.float32], sampling: Sampling
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Samples rows of logits [R, vocab] that belong to no program: ids [R] and log-probabilities [R]."""
+    if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}"
+        )
+    struct, rows = sampling_struct(sampling, logits.shape[1])
+    if rows != logits.shape[0]:
+        raise InvalidArgumentError(f"temperature: expected one of each of {logits.shape[0]} rows, found {rows}")
+    ids, logprobs = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+    out = (ids.ctypes.data, logprobs.ctypes.data)
+    check(library().ps_sample(context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), *out))
+    return ids, logprobs
+
+
+def probe_bandwidth(context: Context, buffer_bytes: int = 256 << 20, passes: int = 5) -> float:
+    """Bytes per second that the context's threads read from a private buffer: the best pass."""
+    out = ctypes.c_double()
+    check(library().ps_probe_bandwidth(context.handle, buffer_bytes, passes, ctypes.byref(out)))
+    return out.value
+
+
+def probe_compute(context: Context, dtype: int, seconds: float = 0.1) -> float:
+    """Operations per second in registers (a multiply-add counts two); ``dtype`` is F32, BF16 or I8 of ``ps_dtype``."""
+    out = ctypes.c_double()
+    check(library().ps_probe_compute(context.handle, dtype, seconds, ctypes.byref(out)))
+    return out.value
+
+
+def cpu_levels() -> list[tuple[str, bool]]:
+    """Instruction levels compiled in, best first, and whether this machine runs them."""
+    levels: list[tuple[str, bool]] = []
+    runnable = ctypes.c_int32()
+    while name := library().ps_cpu_level_at(len(levels), ctypes.byref(runnable)):
+        levels.append((name.decode(), bool(runnable.value)))
+    return levels
+
+
+def op_schemas() -> list[str]:
+    """ "name.version schema" of every op of the core."""
+    schemas: list[str] = []
+    while text := library().ps_op_schema(len(schemas)):
+        schemas.append(text.decode())
+    return schemas
+
+
+def version() -> str:
+    """The core's version."""
+    return str(library().ps_version().decode())
+
+
+def _address_of(out: ctypes.c_void_p) -> int:
+    if out.value is None:
+        raise InvalidArgumentError("the core returned no object")
+    return out.value

@@ -1,0 +1,212 @@
+"""The native core's C ABI for ctypes: the structs of ``core/include/penstock.h``, its functions and errors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock import env
+from penstock.errors import (
+    FileAccessError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidFileError,
+    OutOfMemoryError,
+    PenstockError,
+    UnsupportedError,
+)
+
+__all__ = ["check", "library", "library_file", "sized"]
+
+_ABI_VERSION = 1
+_P32, _P64 = POINTER(c_int32), POINTER(c_int64)
+_ERRORS: dict[int, type[PenstockError]] = {
+    1: InvalidArgumentError,
+    2: InvalidFileError,
+    3: UnsupportedError,
+    4: OutOfMemoryError,
+    5: FileAccessError,
+    6: InternalError,
+}
+
+
+class ContextOptions(ctypes.Structure):
+    _fields_: ClassVar = [("struct_size", c_uint32), ("num_threads", c_int32), ("cpu_level", c_char_p)]
+
+
+class ModelOptions(ctypes.Structure):
+    _fields_: ClassVar = [("struct_size", c_uint32), ("verify", c_int32), ("no_mmap", c_int32)]
+
+
+class ModelInfoStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("vocab_size", c_int32),
+        ("context_len", c_int32),
+        ("num_states", c_int32),
+        ("num_page_groups", c_int32),
+        ("num_weights", c_int32),
+        ("num_nodes", c_int32),
+        ("weight_bytes", c_int64),
+        ("file_bytes", c_int64),
+        ("weight_bytes_per_token", c_int64),
+        ("network", c_char_p),
+        ("scheme", c_char_p),
+        ("page_windows", _P32),
+    ]
+
+
+class ProgramOptionsStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("max_tokens", c_int32),
+        ("max_requests", c_int32),
+        ("max_rows", c_int32),
+        ("num_pages", c_int32),
+        ("num_slots", c_int32),
+        ("kv_layout", c_int32),
+        ("flags", c_uint32),
+    ]
+
+
+class PlanStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("weight_bytes", c_int64),
+        ("temporary_bytes", c_int64),
+        ("scratch_bytes", c_int64),
+        ("kv_bytes", c_int64),
+        ("logits_bytes", c_int64),
+        ("total_bytes", c_int64),
+        ("kv_page_bytes", c_int64),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("num_tokens", c_int32),
+        ("num_requests", c_int32),
+        ("num_rows", c_int32),
+        ("page_table_width", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("request_starts", c_void_p),
+        ("page_tables", c_void_p),
+        ("output_rows", c_void_p),
+    ]
+
+
+class SamplingStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("num_rows", c_int32),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("seed", c_void_p),
+        ("counter", c_void_p),
+        ("slot", c_void_p),
+        ("mask", c_void_p),
+    ]
+
+
+class TensorStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("ndim", c_int32),
+        ("dims", c_int64 * 4),
+        ("row_stride", c_int64),
+        ("layout", c_int32),
+    ]
+
+
+class AttrStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("name", c_char_p),
+        ("type", c_int32),
+        ("i", c_int64),
+        ("f", c_double),
+        ("s", c_char_p),
+    ]
+
+
+_RANGE = (c_int64, c_int64, c_int64, c_int64)  # rows, cols, row_start, num_rows
+# Name: (result, arguments).  A status is a plain int here: check() turns it into an exception.
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ps_error_message": (c_char_p, ()),
+    "ps_version": (c_char_p, ()),
+    "ps_abi_version": (c_int32, ()),
+    "ps_context_create": (c_int32, (POINTER(ContextOptions), POINTER(c_void_p))),
+    "ps_context_destroy": (None, (c_void_p,)),
+    "ps_context_num_threads": (c_int32, (c_void_p,)),
+    "ps_context_cpu_level": (c_char_p, (c_void_p,)),
+    "ps_cpu_level_at": (c_char_p, (c_int32, _P32)),
+    "ps_model_open": (c_int32, (c_char_p, POINTER(ModelOptions), POINTER(c_void_p))),
+    "ps_model_close": (None, (c_void_p,)),
+    "ps_model_describe": (c_int32, (c_void_p, POINTER(ModelInfoStruct))),
+    "ps_model_segment": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), _P64)),
+    "ps_program_plan": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(PlanStruct))),
+    "ps_program_create": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(c_void_p))),
+    "ps_program_destroy": (None, (c_void_p,)),
+    "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),
+    "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), c_void_p, c_void_p)),
+    "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), c_void_p, c_void_p)),
+    "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
+    "ps_program_kv": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), _P64)),
+    "ps_op_run": (c_int32, (c_void_p, c_char_p, POINTER(TensorStruct), c_int32, POINTER(AttrStruct), c_int32)),
+    "ps_op_schema": (c_char_p, (c_int32,)),
+    "ps_sample": (c_int32, (c_void_p, c_void_p, c_int32, POINTER(SamplingStruct), c_void_p, c_void_p)),
+    "ps_layout_bytes": (c_int32, (c_int32, c_int64, c_int64, _P64)),
+    "ps_pack": (c_int32, (c_void_p, c_int32, *_RANGE, c_int32, c_void_p, c_void_p)),
+    "ps_pack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p)),
+    "ps_unpack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p)),
+    "ps_unpack": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),
+    "ps_probe_bandwidth": (c_int32, (c_void_p, c_int64, c_int32, POINTER(c_double))),
+    "ps_probe_compute": (c_int32, (c_void_p, c_int32, c_double, POINTER(c_double))),
+    "ps_crc32": (c_uint32, (c_uint32, c_void_p, c_int64)),
+}
+
+
+def library_file() -> Path:
+    """The library to load: ``PENSTOCK_LIBRARY``, else the one beside this module."""
+    return env.library_path() or Path(__file__).with_name("libpenstock.so")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded core: ``PENSTOCK_LIBRARY``, else the library beside this module.
+
+    UnsupportedError when there is none, it does not load or it speaks another ABI version.
+    """
+    path = library_file()
+    try:
+        lib = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            if not hasattr(lib, name): continue
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise UnsupportedError(
+            f"the native core {path} does not load ({error}); install the package, or point PENSTOCK_LIBRARY at a build"
+        ) from error
+    version = int(lib.ps_abi_version())
+    if version != _ABI_VERSION:
+        raise UnsupportedError(f"the native core {path} has ABI version {version}, expected {_ABI_VERSION}")
+    return lib
+
+
+def check(status: int) -> None:
+    """Raises the class of a failed call's status with the core's message."""
+    if status:
+        message = library().ps_error_message().decode("utf-8", "replace")
+        raise _ERRORS.get(status, InternalError)(message)
+
+
+def sized(struct: type[Any], **fields: Any) -> Any:
+    """An instance whose struct_size is set, so that the core knows which fields it has."""
+    return struct(struct_size=ctypes.sizeof(struct), **fields)
