@@ -1,0 +1,34 @@
+"""What networks are written with.  Every layer computes by ops of the table alone, so that it can be captured."""
+
+from penstock.nn.activation import gelu, silu_mul
+from penstock.nn.attention import Attention, PageGroup, allocate_states, assign_page_groups, attention_layers
+from penstock.nn.batch import Batch, gather_rows
+from penstock.nn.embedding import Embedding, LMHead, VocabParallelEmbedding
+from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
+from penstock.nn.norm import LayerNorm, RMSNorm
+from penstock.nn.packing import load_weights, pack_network
+from penstock.nn.rope import RotaryEmbedding, apply_rope
+
+__all__ = [
+    "Attention",
+    "Batch",
+    "ColumnParallelLinear",
+    "Embedding",
+    "LMHead",
+    "LayerNorm",
+    "Linear",
+    "PageGroup",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "allocate_states",
+    "apply_rope",
+    "assign_page_groups",
+    "attention_layers",
+    "gather_rows",
+    "gelu",
+    "load_weights",
+    "pack_network",
+    "silu_mul",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypedDict, Unpack
 
 import torch
@@ -86,7 +87,7 @@ def kv_append(
     """
     pages = _Pages("kv_append", state, k.shape[1], k.shape[2])
     starts, table, places = request_starts.tolist(), page_tables[group].tolist(), positions.tolist()
-    for request, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for request, (start, end) in enumerate(pairwise(starts)):
         for token in range(start, end):
             tile, slot = divmod(places[token], PAGE_TOKENS)
             page = table[request][tile] if tile < len(table[request]) else -1
@@ -116,7 +117,7 @@ def attention(
         raise InvalidArgumentError(f"[attention] q: expected a multiple of {num_kv_heads} heads, found {q.shape[1]}")
     out = torch.empty(q.shape, dtype=torch.float32)
     starts = request_starts.tolist()
-    for request, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for request, (start, end) in enumerate(pairwise(starts)):
         places = positions[start:end].long()
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))

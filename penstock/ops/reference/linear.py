@@ -27,7 +27,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int, scheme: str) -> Tensor:
     """y = x W^T + b: x [T, K], weight logical [N, K] or packed, bias [N] or None; y [T, N], N = ``out_features``.
 
-    ``scheme`` says how the activation is rounded first: to bf16 ("bf16"), to int8 per token ("w8a8", "w4a8"), not at all.
+    ``scheme`` says how the activation is rounded first: to bf16 ("bf16"), to int8 per token ("w8a8", "w4a8"), else not.
     """
     values = unpack_weight(weight, out_features, x.shape[1])
     if scheme == "bf16":

@@ -1,0 +1,25 @@
+"""Mistral: Llama whose layers all see a window of positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.config import ConfigReader
+from penstock.models import llama
+from penstock.models.llama import Network
+
+__all__ = ["Config", "Network"]
+
+_DEFAULT_WINDOW = 4096  # where the key is missing; null means no window
+
+
+class Config:
+    """Reads config.json into llama's Config."""
+
+    @staticmethod
+    def read(reader: ConfigReader) -> llama.Config:
+        """Reads and checks config.json; errors name the key."""
+        window = reader.int("sliding_window", _DEFAULT_WINDOW)
+        if "sliding_window" in reader.values and not reader.has("sliding_window"):
+            window = 0
+        return replace(llama.Config.read(reader), window=window)

@@ -1,0 +1,108 @@
+"""Attention over KV pages, and the states that hold them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from penstock.nn.batch import Batch
+from penstock.ops.eager import ops
+from penstock.ops.reference.attention import page_elements
+
+__all__ = ["Attention", "PageGroup", "allocate_states", "assign_page_groups", "attention_layers"]
+
+
+class PageGroup(NamedTuple):
+    """Layers that share page tables: those of equal window and heads."""
+
+    window: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Attention(nn.Module):
+    """Stores a step's keys and values in pages and attends over the pages of each token's request.
+
+    Owns ``state`` [num_pages, page_elements]: a declaration of one page until ``allocate_states`` sizes it.
+    ``window`` counts the positions that a query sees, its own included; 0 is all of them.
+    """
+
+    state: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        causal: bool = True,
+        softcap: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.window, self.causal, self.softcap = window, causal, softcap
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.group = 0
+        elements = page_elements(torch.float32, num_kv_heads, head_dim)
+        self.register_buffer("state", torch.zeros(1, elements), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or heads apart: [T, heads * head_dim]."""
+        q = q.view(-1, self.num_heads, self.head_dim)
+        k = k.view(-1, self.num_kv_heads, self.head_dim)
+        v = v.view(-1, self.num_kv_heads, self.head_dim)
+        step = (batch.positions, batch.request_starts, batch.page_tables)
+        ops.kv_append(k, v, self.state, *step, group=self.group)
+        y: Tensor = ops.attention(
+            q,
+            self.state,
+            *step,
+            None,
+            scale=self.scale,
+            group=self.group,
+            causal=self.causal,
+            window=self.window,
+            softcap=self.softcap,
+        )
+        return y.view(-1, self.num_heads * self.head_dim)
+
+    def page_group(self) -> PageGroup:
+        """What decides which layers share page tables."""
+        return PageGroup(self.window, self.num_kv_heads, self.head_dim)
+
+    def extra_repr(self) -> str:
+        """Heads and window, for print."""
+        return (
+            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
+            f"window={self.window}, group={self.group}, state={list(self.state.shape)}"
+        )
+
+
+def attention_layers(network: nn.Module) -> dict[str, Attention]:
+    """The attention layers by module path, in order."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
+
+
+def assign_page_groups(network: nn.Module) -> list[PageGroup]:
+    """Numbers the page groups of a network in order of first use and tells each attention layer its own."""
+    groups: list[PageGroup] = []
+    for layer in attention_layers(network).values():
+        group = layer.page_group()
+        if group not in groups:
+            groups.append(group)
+        layer.group = groups.index(group)
+    return groups
+
+
+def allocate_states(network: nn.Module, num_pages: int, dtype: torch.dtype = torch.float32) -> int:
+    """Gives every attention layer ``num_pages`` zeroed pages of float32, bfloat16 or int8; returns the bytes taken."""
+    num_bytes = 0
+    for layer in attention_layers(network).values():
+        elements = page_elements(dtype, layer.num_kv_heads, layer.head_dim)
+        layer.state = torch.zeros(num_pages, elements, dtype=dtype, device="cpu")
+        num_bytes += layer.state.nbytes
+    return num_bytes

@@ -1,0 +1,45 @@
+"""The two ends of a language model: token ids to rows, rows to logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.nn.batch import gather_rows
+from penstock.nn.linear import Linear
+from penstock.nn.weight import MatrixLayer
+from penstock.ops.eager import ops
+
+__all__ = ["Embedding", "LMHead", "VocabParallelEmbedding"]
+
+
+class Embedding(MatrixLayer):
+    """A table: ``weight`` [num_rows, dim]."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [T] int32: [T, dim]."""
+        y: Tensor = ops.embedding(ids, self.kernel_weight(), dim=self.cols)
+        return y
+
+
+class VocabParallelEmbedding(Embedding):
+    """The token table, its rows split over the ranks; the partial results are summed."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [T] int32: [T, dim], the same on every rank."""
+        y: Tensor = ops.all_reduce(super().forward(ids))
+        return y
+
+
+class LMHead(Linear):
+    """Hidden rows to logits, for the wanted rows alone.  ``tied`` shares that embedding's weight."""
+
+    def __init__(
+        self, in_features: int, vocab_size: int, bias: bool = False, *, tied: MatrixLayer | None = None
+    ) -> None:
+        super().__init__(in_features, vocab_size, bias)
+        if tied is not None:
+            self.weight = tied.weight
+
+    def forward(self, x: Tensor, output_rows: Tensor | None = None) -> Tensor:
+        """x [T, in_features], output_rows [R]: logits [R, vocab]."""
+        return super().forward(x if output_rows is None else gather_rows(x, output_rows))

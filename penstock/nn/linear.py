@@ -1,0 +1,51 @@
+"""Linear layers, whole and split over ranks.  The world is one so far: a split layer holds every row or column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from penstock.nn.weight import MatrixLayer
+from penstock.ops.eager import ops
+
+__all__ = ["ColumnParallelLinear", "Linear", "RowParallelLinear"]
+
+
+class Linear(MatrixLayer):
+    """y = x W^T + b with ``weight`` [out_features, in_features] and ``bias`` [out_features] or None.
+
+    ``adapter``, when set, is called on x [T, in_features] and its result [T, out_features] is added to y.
+    """
+
+    adapter: Callable[[Tensor], Tensor] | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__(out_features, in_features)
+        self.bias = nn.Parameter(torch.zeros(out_features), requires_grad=False) if bias else None
+        self.adapter = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in_features]: [T, out_features]."""
+        y: Tensor = ops.linear(x, self.kernel_weight(), self.bias, out_features=self.rows, scheme=self.scheme)
+        if self.adapter is not None:
+            y = y + self.adapter(x)
+        return y
+
+    def extra_repr(self) -> str:
+        """Shape and scheme, for print."""
+        return f"{super().extra_repr()}, bias={self.bias is not None}"
+
+
+class ColumnParallelLinear(Linear):
+    """A linear whose output features are split over the ranks; each rank goes on with its own."""
+
+
+class RowParallelLinear(Linear):
+    """A linear whose input features are split over the ranks; the partial results are summed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, this rank's in_features]: [T, out_features], the same on every rank."""
+        y: Tensor = ops.all_reduce(super().forward(x))
+        return y

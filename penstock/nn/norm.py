@@ -1,0 +1,47 @@
+"""Norms over the last dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from penstock.ops.eager import ops
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [T, dim] or [T, heads, dim]."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, dim] or [T, heads, dim]: the same shape."""
+        y: Tensor = ops.rms_norm(x, self.weight, eps=self.eps)
+        return y
+
+    def extra_repr(self) -> str:
+        """Shapes, for print."""
+        return f"dim={self.dim}, eps={self.eps:g}"
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension of x [T, dim]."""
+
+    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(dim), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, dim]: the same shape."""
+        y: Tensor = ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
+        return y
+
+    def extra_repr(self) -> str:
+        """Shapes, for print."""
+        return f"dim={self.dim}, eps={self.eps:g}, bias={self.bias is not None}"

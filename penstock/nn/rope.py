@@ -1,0 +1,97 @@
+"""Rotary positions: the angles of a step, and turning heads by them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock.config import RopeConfig
+from penstock.errors import UnsupportedError
+from penstock.ops.eager import ops
+
+__all__ = ["RotaryEmbedding", "apply_rope", "inverse_frequencies"]
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of the positions of a step.
+
+    ``inv_freq`` [rotary_dim / 2] is a constant of the network: real even when the network is built on meta tensors.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, rope: RopeConfig) -> None:
+        super().__init__()
+        self.rope = rope
+        self.register_buffer("inv_freq", torch.from_numpy(inverse_frequencies(rope)), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions [T] int32: cosines, then sines, [T, rotary_dim]."""
+        y: Tensor = ops.rotary_embedding(positions, self.inv_freq, scaling=self.rope.attention_factor)
+        return y
+
+    def extra_repr(self) -> str:
+        """The kind of scaling, for print."""
+        return f"type={self.rope.type}, theta={self.rope.theta:g}, rotary_dim={self.rope.rotary_dim}"
+
+
+def apply_rope(x: Tensor, cos_sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Turns x [T, heads, head_dim] by cos_sin [T, rotary_dim]: the same shape."""
+    y: Tensor = ops.rope(x, cos_sin, interleaved=interleaved)
+    return y
+
+
+def inverse_frequencies(rope: RopeConfig) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """The angle per position of each pair of dimensions, float32 [rotary_dim / 2].
+
+    Computed in double precision without vector instructions, so that an export has the same bytes everywhere.
+    Raises UnsupportedError for an unknown rope type.
+    """
+    plain = [rope.theta ** -(2 * i / rope.rotary_dim) for i in range(rope.rotary_dim // 2)]
+    scalings = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+    if rope.type not in scalings:
+        raise UnsupportedError(f"rope_type: expected one of {', '.join(scalings)}, found {rope.type!r}")
+    return np.array(scalings[rope.type](plain, rope), dtype=np.float32)
+
+
+def _default(plain: list[float], rope: RopeConfig) -> list[float]:
+    return plain
+
+
+def _linear(plain: list[float], rope: RopeConfig) -> list[float]:
+    return [frequency / rope.factor for frequency in plain]
+
+
+def _llama3(plain: list[float], rope: RopeConfig) -> list[float]:
+    """Slow pairs are interpolated, fast ones kept, those between blended."""
+    scaled = []
+    for frequency in plain:
+        turns = rope.original_max_position_embeddings * frequency / (2 * math.pi)
+        blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        blend = min(max(blend, 0.0), 1.0)
+        scaled.append((1 - blend) * frequency / rope.factor + blend * frequency)
+    return scaled
+
+
+def _yarn(plain: list[float], rope: RopeConfig) -> list[float]:
+    """As llama3, with a ramp over the index of the pair."""
+    dim = rope.rotary_dim
+
+    def pair_with(turns: float) -> float:
+        wavelengths = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero
+    scaled = []
+    for index, frequency in enumerate(plain):
+        ramp = min(max((index - low) / (high - low), 0.0), 1.0)
+        scaled.append(frequency / rope.factor * ramp + frequency * (1 - ramp))
+    return scaled

@@ -1,0 +1,54 @@
+"""A layer with one weight matrix, logical when constructed, packed for the kernels in eager mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.ops.reference import unpack_weight
+
+__all__ = ["MatrixLayer"]
+
+
+class MatrixLayer(nn.Module):
+    """A layer whose parameter ``weight`` is a matrix [rows, cols].
+
+    Constructed, ``weight`` is a float parameter (meta under ``torch.device("meta")``).  After ``set_packed`` the
+    kernels read the packed bytes and ``weight`` is the dequantized float32 matrix, made anew at each look.
+    """
+
+    scheme: str
+    packed_weight: Tensor | None
+
+    def __init__(self, rows: int, cols: int) -> None:
+        super().__init__()
+        self.rows, self.cols = rows, cols
+        self.scheme = "f32"
+        self.weight = nn.Parameter(torch.empty(rows, cols), requires_grad=False)
+        self.register_buffer("packed_weight", None, persistent=False)
+
+    def set_packed(self, packed: Tensor, scheme: str) -> None:
+        """Swaps the logical weight for ``packed``, a tensor as ``penstock.ops.reference.packing`` shapes it."""
+        self._parameters.pop("weight", None)
+        self.packed_weight = packed
+        self.scheme = scheme
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the kernels read packed bytes."""
+        return self.packed_weight is not None
+
+    def kernel_weight(self) -> Tensor:
+        """What ops read: the packed tensor, or the logical matrix."""
+        return self.weight if self.packed_weight is None else self.packed_weight
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and self._buffers.get("packed_weight") is not None:
+            return unpack_weight(self._buffers["packed_weight"], self.rows, self.cols).float()
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        """Shape and scheme, for print."""
+        return f"weight=[{self.rows}, {self.cols}], scheme={self.scheme}"
