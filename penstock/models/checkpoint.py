@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.tensor_file import TensorFile, TensorInfo, open_regular
+from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import SCHEMES
 
 __all__ = ["SIDE_FILES", "Checkpoint", "FileStamp", "TensorInfo", "read_small_file"]
@@ -28,8 +29,9 @@ SIDE_FILES: Final = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-QUANTIZED_VERSION: Final = 1
+HEAD_NAME: Final = "lm_head.weight"
 MAX_SIDE_BYTES: Final = 256 << 20
+_COMPARE_BYTES: Final = 1 << 22
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _CONVERT = "use the safetensors version of the model, or convert it with transformers' save_pretrained"
@@ -113,6 +115,14 @@ def _open_shards(folder: Path) -> list[TensorFile]:
         if name not in present:
             raise InvalidFileError(f"{_INDEX}: expects tensor {show(name)} in {shard}, which does not hold it")
     return shards
+
+
+def _equal_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Whether two arrays of one type and shape hold the same bits, without a large temporary."""
+    a, b = first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8)
+    return all(
+        np.array_equal(a[i : i + _COMPARE_BYTES], b[i : i + _COMPARE_BYTES]) for i in range(0, len(a), _COMPARE_BYTES)
+    )
 
 
 class Checkpoint:
@@ -221,9 +231,24 @@ class Checkpoint:
         )
 
     def _finite(self, name: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not (np.isfinite(scales) & (scales >= 0)).all():
-            raise InvalidFileError(f"{name}_scale: expected finite scales of at least 0")
+        if not np.isfinite(scales).all():
+            raise InvalidFileError(f"{name}_scale: expected finite scales")
         return scales
+
+    def redundant_names(self) -> set[str]:
+        """Tensors that a network need not read: rotary frequencies, and an output head equal to the embedding it is
+        tied to.  A tied head that differs stays, and is refused as left over.
+        """
+        names = {name for name in self.tensors if name.endswith(".rotary_emb.inv_freq")}
+        embedding = next((name for name in self.tensors if name.endswith("embed_tokens.weight")), None)
+        if embedding and HEAD_NAME in self.tensors and self.config.bool("tie_word_embeddings", False):
+            first, second = self.tensors[embedding], self.tensors[HEAD_NAME]
+            same_kind = (first.dtype, first.shape) == (second.dtype, second.shape)
+            if same_kind and _equal_bytes(self.read(embedding), self.read(HEAD_NAME)):
+                names.add(HEAD_NAME)
+            self.release(embedding)
+            self.release(HEAD_NAME)
+        return names
 
     def logical_shape(self, name: str) -> tuple[int, ...]:
         """The shape as the network sees it.  Four-bit weights are stored with half the columns, rounded up."""

@@ -37,7 +37,8 @@ def quantize_rows(
         piece = matrix[start : start + step]
         num_rows = len(piece)
         packed = np.zeros(core.layout_bytes(scheme.layout, num_rows, cols), np.uint8)
-        core.pack(context, scheme.layout, num_rows, cols, 0, piece, SOURCE_DTYPES[dtype], packed)
+        source = np.ascontiguousarray(piece)
+        core.pack(context, scheme.layout, num_rows, cols, 0, num_rows, SOURCE_DTYPES[dtype], source, packed)
         yield core.unpack_quantized(context, scheme.layout, num_rows, cols, 0, num_rows, packed)
 
 
@@ -48,7 +49,8 @@ def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:
     rows, cols = values.shape
     even = np.full((rows, cols + cols % 2), 8, np.uint8)
     even[:, :cols] = (values + np.int8(8)).view(np.uint8)
-    return even[:, 0::2] | (even[:, 1::2] << 4)
+    pairs: NDArray[np.uint8] = even[:, 0::2] | (even[:, 1::2] << np.uint8(4))
+    return pairs
 
 
 def scale_shape(scheme: Scheme, rows: int, cols: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Final
 from penstock.errors import InvalidArgumentError
 from penstock.ops import layouts
 
-__all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme"]
+__all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
 
 GROUP_LEN: Final = 32
 """Columns that share a scale in a 4-bit weight."""
@@ -61,6 +61,15 @@ def find_scheme(name: str) -> Scheme:
     scheme = SCHEMES.get(name)
     if scheme is None:
         raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}")
+    return scheme
+
+
+def quantizing_scheme(name: str) -> Scheme:
+    """The scheme called ``name`` if its weights are integers; InvalidArgumentError lists those that qualify."""
+    scheme = find_scheme(name)
+    if not scheme.quantized:
+        names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
+        raise InvalidArgumentError(f"scheme: expected one of {names}, found {name!r}, which does not quantize")
     return scheme
 
 

@@ -72,7 +72,7 @@ class TensorWriter:
         """The next piece of tensor ``name``: an array of the bytes as they are to be stored."""
         if piece.size == 0:
             return
-        data = memoryview(np.ascontiguousarray(piece).reshape(-1)).cast("B")
+        data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
         at = self._cursor[name]
         if at + len(data) > self._end[name]:
             raise InternalError(f"{self._path.name}: more bytes for tensor {name!r} than its shape has")
