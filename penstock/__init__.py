@@ -1,0 +1,83 @@
+"""Penstock: inference of language models.
+
+Names are loaded when they are first used: importing the package costs nothing and never loads PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
+    from penstock.engine.llm import LLM, Delta, Result, Stream
+    from penstock.engine.request import SamplingParams
+    from penstock.errors import (
+        FileAccessError,
+        InternalError,
+        InvalidArgumentError,
+        InvalidFileError,
+        OutOfMemoryError,
+        PenstockError,
+        UnsupportedError,
+    )
+    from penstock.models.registry import register_network
+    from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+    from penstock.runtime.program import ProgramLimits
+
+__version__ = "0.1.0"
+
+__all__ = [  # noqa: RUF022 - in the order of sorted()
+    "AutoConfig",
+    "AutoModel",
+    "AutoTokenizer",
+    "Delta",
+    "FileAccessError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidFileError",
+    "LLM",
+    "OutOfMemoryError",
+    "PenstockError",
+    "ProgramLimits",
+    "Result",
+    "RoundToNearest",
+    "RoundToNearestConfig",
+    "SamplingParams",
+    "Stream",
+    "UnsupportedError",
+    "__version__",
+    "register_network",
+]
+
+_HOMES = {
+    "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
+    "penstock.engine.llm": ("LLM", "Delta", "Result", "Stream"),
+    "penstock.engine.request": ("SamplingParams",),
+    "penstock.errors": (
+        "FileAccessError",
+        "InternalError",
+        "InvalidArgumentError",
+        "InvalidFileError",
+        "OutOfMemoryError",
+        "PenstockError",
+        "UnsupportedError",
+    ),
+    "penstock.models.registry": ("register_network",),
+    "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
+    "penstock.runtime.program": ("ProgramLimits",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
+
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -19,10 +19,11 @@ from typing import Any, Final
 import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.filters import do_indent
 from jinja2.runtime import str_join
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.errors import InvalidArgumentError, InvalidFileError
 
@@ -144,7 +145,7 @@ def _bounded_indent(text: Any, width: int | str = 4, first: bool = False, blank:
     text = str(text)
     margin = width if isinstance(width, int) else len(width)
     _bounded(len(text) + (text.count("\n") + 1) * margin)
-    return do_indent(text, width, first, blank)
+    return str(do_indent(text, width, first, blank))
 
 
 def _environment() -> _Environment:

@@ -52,9 +52,8 @@ def test_an_unknown_field_is_refused_by_name():
 
 
 def test_good_fields_are_kept_and_cannot_change():
-    params = SamplingParams(
-        max_tokens=5, temperature=0.5, top_k=3, top_p=0.9, seed=2**64 - 1, stop="x", ignore_eos=True
-    )
+    fields = {"max_tokens": 5, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 2**64 - 1, "ignore_eos": True}
+    params = SamplingParams(stop="x", **fields)
     assert (params.max_tokens, params.stop, params.seed) == (5, ("x",), 2**64 - 1)
     assert params == SamplingParams(stop=["x"], **fields)
     assert "temperature=0.5" in repr(params)

@@ -1,0 +1,144 @@
+"""The shape that tutorials use: a config, a model made from it, a tokenizer.
+
+Thin wrappers over ``penstock.LLM``; everything that ``generate`` takes is checked or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.config import ConfigReader, parse_object
+from penstock.engine.llm import LLM
+from penstock.engine.request import SamplingParams
+from penstock.engine.text import Tokenizer
+from penstock.errors import FileAccessError, InvalidArgumentError
+
+__all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
+
+_SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Files of a folder or segments of a bundle, those that exist."""
+    if path.is_dir():
+        return {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+    if not path.exists():
+        raise FileAccessError(f"{path}: no such file or folder")
+    from penstock.lite import core
+
+    model = core.Model.open(path)
+    try:
+        segments = {name: model.segment(name) for name in names}
+        return {name: bytes(data) for name, data in segments.items() if data is not None}
+    finally:
+        model.close()
+
+
+class AutoConfig(ConfigReader):
+    """A model's ``config.json``, which remembers the folder or bundle it came from.
+
+    ``config.values`` holds the keys; the typed reads of ``ConfigReader`` refuse what is wrong.
+    """
+
+    folder: Path | None = None
+
+    @classmethod
+    def from_pretrained(cls, model: Path | str) -> AutoConfig:
+        """Read the config of a checkpoint folder or a bundle."""
+        path = Path(model)
+        data = _read_files(path, ["config.json"])
+        if "config.json" not in data:
+            raise FileAccessError(f"{path}: it has no config.json")
+        config = cls(parse_object(data["config.json"], str(path / "config.json")), str(path / "config.json"))
+        config.folder = path
+        return config
+
+
+class AutoTokenizer:
+    """A tokenizer that is called: ``tokenizer(text)["input_ids"]``."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(cls, model: Path | str) -> AutoTokenizer:
+        """Read the tokenizer of a checkpoint folder or a bundle."""
+        return cls(Tokenizer(_read_files(Path(model), _SIDE_FILES)))
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """``input_ids`` and ``attention_mask``: lists for one text, lists of lists for several."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        several = [self.encode(one, add_special_tokens) for one in text]
+        return {"input_ids": several, "attention_mask": [[1] * len(ids) for ids in several]}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of one text."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        return self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        """The texts of several lists of token ids."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+
+class AutoModel:
+    """A model whose ``generate`` takes and returns token ids."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+
+    @classmethod
+    def from_config(cls, config: AutoConfig, **options: Any) -> AutoModel:
+        """The model of a config that remembers its folder; ``options`` as for ``penstock.LLM``."""
+        if not isinstance(config, AutoConfig) or config.folder is None:
+            raise InvalidArgumentError(
+                "config has no folder, so there are no weights to run: use AutoConfig.from_pretrained(folder)"
+            )
+        return cls.from_pretrained(config.folder, **options)
+
+    @classmethod
+    def from_pretrained(cls, model: Path | str, **options: Any) -> AutoModel:
+        """Open a checkpoint folder or a bundle; ``options`` as for ``penstock.LLM``."""
+        return cls(LLM(model, **options))
+
+    def generate(
+        self,
+        input_ids: Sequence[int] | Sequence[Sequence[int]],
+        max_new_tokens: int | None = None,
+        do_sample: bool | None = None,
+        **options: Any,
+    ) -> list[list[int]]:
+        """Continue one prompt or several; every returned list begins with its prompt.
+
+        ``do_sample`` False is greedy; True samples with the model's temperature or 1.  ``options`` are the other
+        fields of ``penstock.SamplingParams``: temperature, top_k, top_p, seed, stop, ignore_eos.
+        """
+        if do_sample not in (None, True, False):
+            raise InvalidArgumentError(f"do_sample must be True or False, not {do_sample!r}")
+        if "max_tokens" in options:
+            raise InvalidArgumentError("generate takes max_new_tokens, not max_tokens")
+        if do_sample is False:
+            if options.get("temperature"):
+                raise InvalidArgumentError(f"temperature {options['temperature']!r} goes with do_sample=True")
+            options["temperature"] = 0.0
+        elif do_sample and options.get("temperature") is None:
+            options["temperature"] = self.llm.generation.temperature or 1.0
+        elif do_sample and options["temperature"] == 0:
+            raise InvalidArgumentError("do_sample=True goes with a temperature above 0")
+        if hasattr(input_ids, "tolist"):
+            input_ids = input_ids.tolist()
+        params = SamplingParams(max_tokens=max_new_tokens, **options)
+        results = self.llm.generate(input_ids, params)
+        several = results if isinstance(results, list) else [results]
+        return [result.prompt_token_ids + result.token_ids for result in several]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.llm.close()
