@@ -190,7 +190,7 @@ def _describe_weight(
     layout = reference.layout_of_tensor(weight)
     if op == "linear" and weight.ndim == 2 and weight.is_floating_point():
         raise InvalidArgumentError(
-            "[linear] weight: expected packed tiles, found a logical matrix; pack the layer, or set PENSTOCK_REFERENCE=1"
+            "[linear] weight: expected packed tiles, found a logical matrix; pack the network first"
         )
     return core.CoreTensor(weight.data_ptr(), _DTYPES[weight.dtype], dims, dims[1], layout)
 

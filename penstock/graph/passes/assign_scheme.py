@@ -1,0 +1,50 @@
+"""Chooses how the weights are stored."""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidArgumentError
+from penstock.graph.ir import Graph, Layout
+from penstock.quant.scheme import find_scheme
+
+__all__ = ["assign_scheme"]
+
+_ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF16}
+
+
+def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> None:
+    """Gives every linear of the graph ``scheme`` and every weight its layout, in place.
+
+    The output head gets the scheme's own ``head``.  A table shared with a linear lies as that linear reads it, any
+    other table row by row in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type); vectors are float32.
+    Raises InvalidArgumentError for an unknown scheme or type, and for a weight that two schemes would have to share.
+    """
+    if table_dtype not in _ROWS:
+        raise InvalidArgumentError(f"table_dtype: expected one of {', '.join(_ROWS)}, found {table_dtype!r}")
+    body = find_scheme(scheme)
+    head = find_scheme(body.head)
+    head_names = _head_weights(graph)
+    layouts: dict[str, Layout] = {}
+    for node in graph.nodes:
+        if node.op != "linear":
+            continue
+        weight = node.inputs[1].name
+        chosen = head if weight in head_names else body
+        node.attrs["scheme"] = chosen.name
+        layouts[weight] = Layout(chosen.layout)
+    for node in graph.nodes:
+        if node.op == "embedding":
+            layouts.setdefault(node.inputs[1].name, _ROWS[table_dtype])
+    for name, row in graph.weights.items():
+        row.layout = layouts.get(name, Layout.ROWS_F32)
+    graph.scheme = scheme
+
+
+def _head_weights(graph: Graph) -> set[str]:
+    """The weight of the output head: of the module that capture noted, else of the linear that makes the output."""
+    noted = graph.properties.get("output_head")
+    root = graph.values[graph.output].base or graph.output
+    return {
+        node.inputs[1].name
+        for node in graph.nodes
+        if node.op == "linear" and (node.name == noted if noted else root in node.outputs)
+    }

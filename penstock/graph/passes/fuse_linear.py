@@ -1,0 +1,84 @@
+"""Linears of one module that read the same rows become one: q|k|v, gate|up.
+
+The fused weight stacks the rows of its parts, each under its checkpoint name; the results are views.  Every output is
+computed as before, so the numbers are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from penstock.graph.ir import Dim, Graph, Node, Operand, Part, Value, Weight
+from penstock.graph.passes.rewrite import count_weight_uses, make_view
+
+__all__ = ["fuse_linear"]
+
+
+def fuse_linear(graph: Graph) -> None:
+    """Fuses each group of at least two linears with equal input, scheme, parent module and presence of a bias."""
+    uses = count_weight_uses(graph)
+    groups: dict[tuple[str, str, str, bool], list[Node]] = {}
+    for node in graph.nodes:
+        if node.op != "linear" or any(uses[i.name] > 1 for i in node.inputs[1:] if i.kind == "weight"):
+            continue
+        parent = node.name.rpartition(".")[0]
+        has_bias = node.inputs[2].kind == "weight"
+        groups.setdefault((node.inputs[0].name, str(node.attrs["scheme"]), parent, has_bias), []).append(node)
+    for (_, _, parent, _), nodes in groups.items():
+        if len(nodes) > 1 and len({node.name for node in nodes}) == len(nodes):
+            _fuse(graph, parent, nodes)
+
+
+def _fuse(graph: Graph, parent: str, nodes: list[Node]) -> None:
+    name = f"{parent}." if parent else ""
+    name += "|".join(node.name.removeprefix(name) for node in nodes)
+    weight = _stack(graph, f"{name}.weight", [node.inputs[1].name for node in nodes])
+    inputs = [nodes[0].inputs[0], Operand("weight", weight), Operand("none")]
+    if nodes[0].inputs[2].kind == "weight":
+        inputs[2] = Operand("weight", _join(graph, f"{name}.bias", [node.inputs[2].name for node in nodes]))
+    total = graph.weights[weight].rows
+    result = f"{name}:linear"
+    first = graph.values[nodes[0].outputs[0]]
+    graph.values[result] = Value(result, first.dtype, (first.shape[0], Dim(None, 0, total)))
+    start = 0
+    for node in nodes:
+        make_view(graph, node.outputs[0], result, start)
+        start += graph.values[node.outputs[0]].shape[1].offset
+    attrs = {**nodes[0].attrs, "out_features": total}
+    graph.nodes[graph.nodes.index(nodes[0])] = Node("linear", name, inputs, [result], attrs)
+    for node in nodes[1:]:
+        graph.nodes.remove(node)
+
+
+def _stack(graph: Graph, name: str, names: list[str]) -> str:
+    """Matrices with the same columns, one below the other."""
+    parts: list[Part] = []
+    rows = 0
+    for weight in map(graph.weights.__getitem__, names):
+        parts += [Part(part.name, rows + part.row_start, part.num_rows) for part in weight.parts]
+        rows += weight.rows
+    _replace(
+        graph, names, Weight(name, rows, graph.weights[names[0]].cols, graph.weights[names[0]].layout, tuple(parts))
+    )
+    return name
+
+
+def _join(graph: Graph, name: str, names: list[str]) -> str:
+    """Vectors end to end: of a vector's part, ``row_start`` and ``num_rows`` count elements."""
+    parts: list[Part] = []
+    cols = 0
+    for weight in map(graph.weights.__getitem__, names):
+        parts.append(Part(weight.parts[0].name, cols, weight.cols))
+        cols += weight.cols
+    _replace(graph, names, Weight(name, 1, cols, graph.weights[names[0]].layout, tuple(parts)))
+    return name
+
+
+def _replace(graph: Graph, names: list[str], fused: Weight) -> None:
+    """Puts ``fused`` where the first of ``names`` stood."""
+    weights: dict[str, Weight] = {}
+    for name, weight in graph.weights.items():
+        if name == names[0]:
+            weights[fused.name] = fused
+        elif name not in names:
+            weights[name] = weight
+    graph.weights.clear()
+    graph.weights.update(weights)

@@ -1,0 +1,61 @@
+"""What passes share: who uses a value, and replacing one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.graph.ir import Graph, Node, Operand, Value
+
+__all__ = ["count_weight_uses", "make_view", "order_values", "replace_value", "uses_of"]
+
+
+def uses_of(graph: Graph, name: str) -> list[Node]:
+    """The nodes that read a value or a view of it, in order."""
+    names = {name} | {value.name for value in graph.values.values() if value.base == name}
+    return [node for node in graph.nodes if any(i.kind == "value" and i.name in names for i in node.inputs)]
+
+
+def count_weight_uses(graph: Graph) -> Counter[str]:
+    """How many operands name each weight."""
+    return Counter(operand.name for node in graph.nodes for operand in node.inputs if operand.kind == "weight")
+
+
+def _root(value: Value) -> tuple[str, int]:
+    return (value.name, 0) if value.base is None else (value.base, value.offset)
+
+
+def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
+    """Turns a value that a node made into a view, ``offset`` elements into each row of the root ``base``."""
+    for value in graph.values.values():
+        if value.base == name:
+            value.base, value.offset = base, value.offset + offset
+    value = graph.values[name]
+    value.base, value.offset = base, offset
+
+
+def replace_value(graph: Graph, old: str, new: str) -> None:
+    """Makes every reader of ``old`` read ``new``, which has the same shape; ``old`` goes away."""
+    base, offset = _root(graph.values[new])
+    for value in graph.values.values():
+        if value.base == old:
+            value.base, value.offset = base, value.offset + offset
+    for node in graph.nodes:
+        node.inputs = [Operand("value", new) if i == Operand("value", old) else i for i in node.inputs]
+    if graph.output == old:
+        graph.output = new
+    del graph.values[old]
+
+
+def order_values(graph: Graph) -> None:
+    """Drops values that nothing names and lists the others as they come to exist, each followed by its views."""
+    named = {i.name for node in graph.nodes for i in node.inputs if i.kind == "value"} | {graph.output}
+    views: dict[str, list[Value]] = {}
+    for value in graph.values.values():
+        if value.base is not None and value.name in named:
+            views.setdefault(value.base, []).append(value)
+    roots = graph.inputs + [output for node in graph.nodes for output in node.outputs]
+    ordered: dict[str, Value] = {}
+    for name in roots:
+        ordered[name] = graph.values[name]
+        ordered.update((value.name, value) for value in sorted(views.get(name, []), key=lambda v: (v.offset, v.name)))
+    graph.values = ordered
