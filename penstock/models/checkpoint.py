@@ -257,9 +257,9 @@ class Checkpoint:
             return (info.shape[0], 2 * info.shape[1])
         return info.shape
 
-    def release(self, name: str) -> None:
-        """Let go of the memory behind a tensor that was read; views stay sound."""
-        self._home[name].release(name)
+    def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
+        """Let go of the memory behind a tensor that was read, or behind a range of its bytes; views stay sound."""
+        self._home[name].release(name, begin, end)
 
     @property
     def files(self) -> list[FileStamp]:

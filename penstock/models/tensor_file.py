@@ -170,9 +170,10 @@ class TensorFile:
         array = np.frombuffer(self._map, dtype, info.num_bytes // dtype.itemsize, info.offset).reshape(info.shape)
         return array if info.offset % dtype.itemsize == 0 else array.copy()
 
-    def release(self, name: str) -> None:
-        """Let go of the pages that hold the tensor; reading it again brings them back from the file."""
+    def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
+        """Let go of the pages that hold bytes ``begin`` to ``end`` of the tensor; reading brings them back."""
         info = self.tensors[name]
-        begin = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        if info.num_bytes:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, info.offset + info.num_bytes - begin)
+        end = info.num_bytes if end is None else end
+        if end > begin:
+            start = (info.offset + begin) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + end - start)

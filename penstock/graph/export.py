@@ -1,0 +1,278 @@
+"""A checkpoint folder to a bundle: capture, passes, and weights that stream through the packer.
+
+Users' processes run this as a child (``python -m penstock.graph.export``, see ``runtime.build``), so that PyTorch,
+which capture needs, never enters them.  Weights never pass through PyTorch: they are mapped, packed a few rows at a
+time, written, and their pages let go, so that memory stays far below the size of the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import show
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph.bundle import BundleWriter
+from penstock.graph.ir import Graph, Layout, Part, Weight
+from penstock.lite import core
+from penstock.models.checkpoint import Checkpoint
+from penstock.quant.matrix import SOURCE_DTYPES
+from penstock.quant.scheme import default_scheme, find_scheme
+
+__all__ = ["ExportReport", "build_graph", "export_bundle"]
+
+_PIECE_BYTES: Final = 16 << 20
+_TILE_ROWS: Final = 16
+_MAX_NAMED: Final = 5
+
+ExportProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was made: sizes in bytes, times in seconds."""
+
+    network: str
+    scheme: str
+    num_weights: int
+    source_bytes: int
+    file_bytes: int
+    capture_seconds: float
+    pack_seconds: float
+    seconds: float
+
+
+def export_bundle(
+    source: Path | str,
+    out: Path | str,
+    *,
+    scheme: str | None = None,
+    network: str | None = None,
+    progress: ExportProgress | None = None,
+) -> ExportReport:
+    """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears whole or not at all.
+
+    ``scheme`` defaults to the checkpoint's own type; ``network`` is "file.py:Class"; ``progress(stage, done, total)``
+    counts bytes of source in stage "pack".  The same input makes the same bytes.  Raises InvalidFileError (missing or
+    left-over tensors by name, damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
+    """
+    begun = time.monotonic()
+    tell = progress or _ignore
+    if Path(source).suffix == ".psm" and not Path(source).is_dir():
+        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which needs no export")
+    checkpoint = Checkpoint.open(source)
+    chosen = choose_scheme(checkpoint, scheme)
+    tell("capture", 0, 0)
+    graph, constants = build_graph(checkpoint, chosen, network)
+    captured = time.monotonic()
+    _check_tensors(graph, constants, checkpoint)
+    total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
+    segments = checkpoint.side_files()
+    with core.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
+        packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
+        for weight in graph.weights.values():
+            writer.add_weight(weight.name, packer.pack(weight))
+    packed = time.monotonic()
+    return ExportReport(
+        network=graph.network,
+        scheme=chosen,
+        num_weights=len(graph.weights),
+        source_bytes=total,
+        file_bytes=Path(out).stat().st_size,
+        capture_seconds=captured - begun,
+        pack_seconds=packed - captured,
+        seconds=packed - begun,
+    )
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
+def choose_scheme(checkpoint: Checkpoint, scheme: str | None) -> str:
+    """The scheme asked for, else the folder's own; a quantized folder has one alone."""
+    own = checkpoint.scheme
+    if scheme is None:
+        return own or default_scheme(checkpoint.dtype)
+    find_scheme(scheme)
+    if own is not None and scheme != own:
+        raise UnsupportedError(
+            f"{checkpoint.folder}: holds weights quantized as {own}; expected scheme {own}, found {scheme}: "
+            "export the original checkpoint instead"
+        )
+    return scheme
+
+
+def build_graph(
+    checkpoint: Checkpoint, scheme: str, network: str | None = None
+) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+    """The checkpoint's graph under ``scheme``, its weights in their layouts, and the weights that the network makes."""
+    from penstock.graph.capture import capture
+    from penstock.graph.passes import assign_scheme, run_passes
+    from penstock.models.meta import construct_on_meta
+
+    built = construct_on_meta(checkpoint.config, network)
+    captured = capture(
+        built.network, network_name=built.name, context_len=built.context_len, vocab_size=built.vocab_size
+    )
+    graph = run_passes(captured.graph)
+    assign_scheme(graph, scheme, checkpoint.dtype)
+    return graph, captured.constants
+
+
+def _stored_parts(graph: Graph, constants: dict[str, NDArray[np.float32]]) -> list[Part]:
+    return [part for weight in graph.weights.values() for part in weight.parts if part.name not in constants]
+
+
+def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], checkpoint: Checkpoint) -> None:
+    """Every tensor that the network reads is there, in its shape, and no other is."""
+    wanted = [part.name for part in _stored_parts(graph, constants)]
+    missing = [name for name in wanted if name not in checkpoint.tensors]
+    if missing:
+        raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
+    scales = {f"{name}_scale" for name in wanted if checkpoint.is_quantized(name)}
+    extra = set(checkpoint.tensors) - set(wanted) - scales
+    if extra:
+        extra -= checkpoint.redundant_names()
+    if extra:
+        raise InvalidFileError(
+            f"{checkpoint.folder}: has {_names(sorted(extra))}, which network {graph.network} does not read"
+        )
+    for weight in graph.weights.values():
+        for part in weight.parts:
+            if part.name not in constants:
+                _check_part(weight, part, checkpoint)
+
+
+def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
+    info = checkpoint.tensors[part.name]
+    where = f"{info.file}: tensor {show(part.name)}"
+    layout_bits = {Layout.T16_I8: "i8", Layout.T16_I4G32: "u8"}.get(weight.layout)
+    if checkpoint.is_quantized(part.name):
+        if info.dtype != layout_bits:
+            raise InvalidFileError(
+                f"{where}: expected {'float values' if layout_bits is None else layout_bits.upper()}, "
+                f"found {info.dtype.upper()}: this network computes with it as {weight.layout.name}"
+            )
+        rows = info.shape[0]
+        expected, found = [part.num_rows], [rows]  # read_quantized checks the columns
+    else:
+        if info.dtype not in SOURCE_DTYPES:
+            raise UnsupportedError(f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}")
+        if checkpoint.scheme is not None and layout_bits is not None:
+            raise InvalidFileError(
+                f"{where}: expected values quantized as {checkpoint.scheme}, found {info.dtype.upper()}"
+            )
+        expected, found = _part_shape(weight, part), list(info.shape)
+        if weight.rows == 1 and len(found) == 2 and found[0] == 1:
+            found = found[1:]
+    if expected != found:
+        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}")
+
+
+def _part_shape(weight: Weight, part: Part) -> list[int]:
+    """Of a vector, which has one row; fused vectors lie end to end, and their parts count elements."""
+    if weight.rows > 1:
+        return [part.num_rows, weight.cols]
+    return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(show(name) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
+
+
+class _Packer:
+    """Packs one weight after another; source pages are let go as soon as they are read."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        constants: dict[str, NDArray[np.float32]],
+        context: core.Context,
+        tell: Callable[[int], None],
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._constants = constants
+        self._context = context
+        self._tell = tell
+        self._done = 0
+
+    def pack(self, weight: Weight) -> NDArray[np.uint8]:
+        """The bytes of ``weight`` in its layout."""
+        packed = np.zeros(core.layout_bytes(int(weight.layout), weight.rows, weight.cols), np.uint8)
+        for part in weight.parts:
+            try:
+                self._pack_part(weight, part, packed)
+            except PenstockError as error:
+                raise type(error)(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
+        return packed
+
+    def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
+        name, info = part.name, self._checkpoint.tensors.get(part.name)
+        if name in self._constants:
+            values = np.ascontiguousarray(self._constants[name], np.float32).reshape(weight.rows, weight.cols)
+            self._pack_rows(weight, part.row_start, values, "f32", packed)
+            return
+        if info is None:
+            raise InvalidFileError("expected a tensor, found none")
+        if self._checkpoint.is_quantized(name):
+            q, scales = self._checkpoint.read_quantized(name, weight.cols)
+            at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
+            core.pack_quantized(self._context, *at, np.ascontiguousarray(q), np.ascontiguousarray(scales), packed)
+            self._checkpoint.release(name)
+        elif weight.rows == 1:
+            source = self._checkpoint.read(name).reshape(1, -1)
+            start = part.row_start if len(weight.parts) > 1 else 0
+            self._pack_vector(weight, start, source, info.dtype, packed)
+        else:
+            self._pack_matrix(weight, part, info.dtype, packed)
+        self._done += info.num_bytes
+        self._tell(self._done)
+
+    def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> None:
+        """In pieces that begin at a tile of the weight, so that threads never meet in one."""
+        source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
+        row_bytes = source.dtype.itemsize * weight.cols
+        step = max(1, _PIECE_BYTES // max(row_bytes, 1) // _TILE_ROWS) * _TILE_ROWS
+        begin = 0
+        while begin < part.num_rows:
+            end = min(part.num_rows, begin + step - (part.row_start + begin) % _TILE_ROWS)
+            self._pack_rows(weight, part.row_start + begin, source[begin:end], dtype, packed)
+            self._checkpoint.release(part.name, begin * row_bytes, end * row_bytes)
+            begin = end
+
+    def _pack_vector(
+        self, weight: Weight, start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
+    ) -> None:
+        """Elements ``start``... of a weight of one row, which is always float32."""
+        layout, length = int(weight.layout), source.shape[1]
+        alone = np.zeros(core.layout_bytes(layout, 1, length), np.uint8)
+        core.pack(self._context, layout, 1, length, 0, 1, SOURCE_DTYPES[dtype], source, alone)
+        if len(weight.parts) == 1:
+            packed[:] = alone
+        else:
+            packed.view(np.float32)[start : start + length] = alone.view(np.float32)[:length]
+
+    def _pack_rows(
+        self, weight: Weight, row_start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
+    ) -> None:
+        at = (int(weight.layout), weight.rows, weight.cols, row_start, len(source))
+        core.pack(self._context, *at, SOURCE_DTYPES[dtype], source, packed)
+
+
+def _main() -> int:
+    from penstock.graph.export_child import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main())

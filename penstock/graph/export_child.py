@@ -1,0 +1,61 @@
+"""The child side of ``runtime.build``: one JSON object a line on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.graph.export import export_bundle
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Export as the command line says; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.graph.export")
+    parser.add_argument("source")
+    parser.add_argument("out")
+    parser.add_argument("--scheme")
+    parser.add_argument("--network")
+    parser.add_argument("--child", action="store_true", help="end when stdin does, and remove OUT's folder")
+    args = parser.parse_args()
+    if args.child:
+        threading.Thread(target=_end_with_parent, args=(Path(args.out).parent,), daemon=True).start()
+    # A network script may print: that goes to stderr, and stdout stays a stream of messages.
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+
+    def send(**message: Any) -> None:
+        messages.write(json.dumps(message) + "\n")
+
+    try:
+        report = export_bundle(
+            args.source,
+            args.out,
+            scheme=args.scheme,
+            network=args.network,
+            progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
+        )
+    except PenstockError as error:
+        send(error=type(error).__name__, message=str(error))
+        return 1
+    send(report=dataclasses.asdict(report))
+    return 0
+
+
+def _end_with_parent(folder: Path) -> None:
+    """The parent holds the other end of stdin; when it dies, nobody wants the bundle any more."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    if folder.name.endswith(".partial"):
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
