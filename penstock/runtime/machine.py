@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Memory", "cgroup_cpus", "huge_pages", "memory", "peak_rss_bytes"]
+__all__ = ["Memory", "affinity", "cgroup_cpus", "huge_pages", "memory", "peak_rss_bytes"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 

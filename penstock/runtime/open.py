@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,18 @@ EAGER_CONTEXT = 4096
 
 @dataclass
 class Opened:
-    """A program, and the files beside its weights by name.  ``notes`` are lines that a user may want to read."""
+    """A program, and the files beside its weights by name.
+
+    ``notes`` are lines that a user may want to read; ``bundle`` is the file that runs (None in eager mode);
+    ``load_s`` is the time that opening took, without the making of a bundle.
+    """
 
     program: Program
     files: dict[str, bytes]
     source: Path
     notes: list[str]
+    bundle: Path | None = None
+    load_s: float = 0.0
 
 
 def open_program(
@@ -86,6 +93,7 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
 def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits) -> Opened:
     from penstock.runtime.native import NativeProgram
 
+    start = time.perf_counter()
     program, model = NativeProgram.open(path, threads=threads, limits=limits)
     try:
         if scheme is not None and scheme != program.info.scheme:
@@ -108,7 +116,7 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
             f"context length {program.limits.context_len} instead of the model's {longest}: "
             "more does not fit into memory (--context-len and --kv-cache choose)"
         )
-    return Opened(program, files, path, notes)
+    return Opened(program, files, path, notes, path, time.perf_counter() - start)
 
 
 def _open_folder(

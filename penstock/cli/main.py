@@ -1,0 +1,110 @@
+"""The command line: finds the subcommand, prints errors as one line.
+
+Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from penstock import __version__
+from penstock.errors import PenstockError
+
+__all__ = ["main"]
+
+COMMANDS = ("run", "export", "quantize", "inspect", "bench", "cache", "doctor")
+_GRACE_SECONDS = 0.8
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is one line, too."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (--help lists the options)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parser(commands: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="penstock", description="Run, export, quantize and measure language models.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name in commands:
+        import_module(f"penstock.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        print(f"penstock {__version__}")
+        return 0
+    # Only the subcommand that is wanted is loaded; help wants all.
+    named = next((a for a in arguments if not a.startswith("-")), "")
+    args = _parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
+    _watch_interrupts()
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        _drop_stdout()
+        return 1
+    except (PenstockError, OSError) as error:
+        if args.debug:
+            raise
+        print(f"penstock: {_one_line(error)}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _one_line(error: BaseException) -> str:
+    """The message without what could drive a terminal."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _interrupted() -> int:
+    print(file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+    return 130
+
+
+def _drop_stdout() -> None:
+    """The reader went away: keep the interpreter from complaining when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _watch_interrupts() -> None:
+    """Ctrl-C ends the process within a second even when a long native call keeps Python from seeing it.
+
+    The signal's own byte wakes a thread at once; the main thread gets a moment to end in good order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # started in the background of a shell, or embedded
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(read_end, 1) != bytes([signal.SIGINT]):
+            pass
+        time.sleep(_GRACE_SECONDS)
+        os._exit(130)
+
+    threading.Thread(target=watch, name="interrupt", daemon=True).start()

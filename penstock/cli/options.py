@@ -1,0 +1,39 @@
+"""Options that several commands share, and how they become arguments."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.runtime.program import ProgramLimits
+
+__all__ = ["add_limit_options", "add_model_options", "limits_of"]
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """MODEL and how it is opened."""
+    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
+    parser.add_argument(
+        "--scheme", help="f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8; the checkpoint's own type unless given"
+    )
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
+    parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
+    parser.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
+
+
+def add_limit_options(parser: argparse.ArgumentParser) -> None:
+    """What memory is planned for."""
+    parser.add_argument(
+        "--context-len", type=int, default=0, metavar="N", help="tokens of prompt and answer; 0: what fits (default)"
+    )
+    parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), default="f32", help="type of keys and values")
+
+
+def limits_of(args: argparse.Namespace, *, max_requests: int, max_tokens: int = 512) -> ProgramLimits:
+    """The limits that the options ask for."""
+    from penstock.runtime.program import ProgramLimits
+
+    return ProgramLimits(
+        max_tokens=max_tokens, max_requests=max_requests, context_len=args.context_len, kv_layout=args.kv_cache
+    )

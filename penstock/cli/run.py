@@ -1,0 +1,136 @@
+"""``penstock run MODEL "prompt"``: continue a prompt, streaming to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from penstock.cli.options import add_limit_options, add_model_options, limits_of
+from penstock.cli.progress import ProgressLine, format_bytes
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM, Result
+    from penstock.engine.request import SamplingParams
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "run",
+        help="continue a prompt",
+        description="Continue a prompt. Sampling that is not given comes from the model's generation_config.json.",
+    )
+    add_model_options(parser)
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from standard input")
+    parser.add_argument("--mode", choices=("graph", "eager"), default="graph", help="eager needs PyTorch and a folder")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens to make at most (256)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
+    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0: all")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep the smallest set that reaches P; 1: all")
+    parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past end tokens")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print one object instead of text")
+    add_limit_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _params(args: argparse.Namespace) -> SamplingParams:
+    from penstock.engine.request import SamplingParams
+
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        stop=args.stop,
+        ignore_eos=args.ignore_eos,
+    )
+
+
+def _open(args: argparse.Namespace) -> LLM:
+    from penstock.engine.llm import LLM
+
+    progress = ProgressLine()
+    try:
+        return LLM(
+            args.model,
+            scheme=args.scheme,
+            mode=args.mode,
+            threads=args.threads,
+            network=args.network,
+            limits=limits_of(args, max_requests=1),
+            use_cache=not args.no_cache,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Continue the prompt; text on stdout, figures on stderr."""
+    params = _params(args)  # refuse bad values before anything is opened
+    prompt_text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    start = time.perf_counter()
+    with _open(args) as llm:
+        load_s = time.perf_counter() - start
+        for note in llm.notes:
+            print(f"penstock: {note}", file=sys.stderr)
+        prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
+        stream = llm.stream(prompt, params)
+        if sys.stdout.isatty() and not args.json and not args.chat:
+            _write(prompt_text)  # a completion reads on from its prompt; a pipe gets the answer alone
+        for delta in stream:
+            if not args.json:
+                _write(delta.text)
+        result = stream.result()
+        if args.json:
+            print(json.dumps(_object(llm, result, load_s), ensure_ascii=False))
+            return 0
+        _write("\n")
+        print(_figures(llm, result, load_s), file=sys.stderr)
+    return 0
+
+
+def _write(text: str) -> None:
+    if sys.stdout.isatty():  # what a model writes never drives the terminal
+        text = "".join(char if char >= " " or char in "\n\t" else "\ufffd" for char in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:
+    from penstock.runtime.machine import peak_rss_bytes
+
+    timings = {"load_s": load_s, **result.timings, "peak_rss_bytes": peak_rss_bytes()}
+    return {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "num_prompt_tokens": len(result.prompt_token_ids),
+        "seed": result.seed,
+        "scheme": llm.info.scheme,
+        "mode": llm.info.mode,
+        "timings": timings,
+    }
+
+
+def _figures(llm: LLM, result: Result, load_s: float) -> str:
+    from penstock.runtime.machine import peak_rss_bytes
+
+    timings, num_tokens = result.timings, len(result.token_ids)
+    rate = f"{timings['decode_tokens_per_s']:.1f} tokens/s" if num_tokens > 1 else "one token"
+    return (
+        f"[{llm.info.scheme}, {llm.info.cpu_level} x {llm.info.num_threads} threads] "
+        f"load {load_s * 1e3:.0f} ms, first token {timings['first_token_s'] * 1e3:.0f} ms "
+        f"({len(result.prompt_token_ids)} tokens), then {rate} ({num_tokens} tokens, {result.finish_reason}), "
+        f"memory {format_bytes(peak_rss_bytes())}"
+    )
