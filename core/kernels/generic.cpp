@@ -1,0 +1,13 @@
+// The level that runs everywhere: plain C++.
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels.h"
+#include "penstock.h"
+
+#include "lanes_generic.h"
+#include "table.h"
+
+namespace ps {
+const Kernels* const kernels_generic = &table;
+}

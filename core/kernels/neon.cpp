@@ -1,0 +1,25 @@
+// AArch64 with NEON; sdot where the compiler may use it.
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels.h"
+#include "penstock.h"
+
+#ifdef __aarch64__
+
+#include <arm_neon.h>
+
+#include "lanes_neon.h"
+#include "table.h"
+
+namespace ps {
+const Kernels* const kernels_neon = &table;
+}
+
+#else
+
+namespace ps {
+const Kernels* const kernels_neon = nullptr;
+}
+
+#endif
