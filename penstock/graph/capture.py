@@ -179,7 +179,7 @@ class _Builder:
                 return  # the size of a view: shapes say it again
             raise self._refusal(node, "ops of penstock.nn; sizes and positions as tensors, not Python numbers")
         if target.namespace == "penstock":
-            self._add_op(node, target.name().partition("::")[2])
+            self._add_op(node, target._opname)
         elif str(target) in _ATEN_OPS:
             self._add_arithmetic(node, _ATEN_OPS[str(target)])
         elif str(target) == "aten.sym_size.int":
@@ -269,8 +269,8 @@ class _Builder:
         self.operands[node] = outputs[0] if isinstance(node.meta["val"], Tensor) else outputs
 
     def _add_output(self, node: fx.Node) -> None:
-        (result,) = node.args[0]  # type: ignore[misc, union-attr]
-        operand = self.operands.get(result)  # type: ignore[arg-type]
+        results: Any = node.args[0]
+        operand = self.operands.get(results[0]) if len(results) == 1 and isinstance(results[0], fx.Node) else None
         if not isinstance(operand, Operand) or operand.kind != "value":
             raise UnsupportedError("capture: output: expected logits that an op made, found a weight or a constant")
         value = self.graph.values[operand.name]

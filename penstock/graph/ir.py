@@ -85,7 +85,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Part:
-    """A checkpoint tensor's rows inside a weight."""
+    """A checkpoint tensor's rows inside a weight.
+
+    Where several vectors are joined end to end in a weight of one row, both numbers count elements.
+    """
 
     name: str
     row_start: int

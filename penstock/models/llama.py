@@ -13,6 +13,7 @@ from penstock.nn import (
     Batch,
     ColumnParallelLinear,
     LMHead,
+    Module,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
@@ -73,7 +74,7 @@ class Config:
         )
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(Module):
     """Grouped-query attention with rotary positions."""
 
     def __init__(self, config: Config) -> None:
@@ -95,7 +96,7 @@ class LlamaAttention(nn.Module):
         return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     """The gated feed-forward layer."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
@@ -109,7 +110,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
 
 
-class LlamaLayer(nn.Module):
+class LlamaLayer(Module):
     """Attention and feed-forward, each behind a norm and around a residual."""
 
     def __init__(self, config: Config) -> None:
@@ -125,7 +126,7 @@ class LlamaLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class LlamaModel(nn.Module):
+class LlamaModel(Module):
     """Token ids to hidden rows."""
 
     def __init__(self, config: Config) -> None:
@@ -144,7 +145,7 @@ class LlamaModel(nn.Module):
         return self.norm(x)
 
 
-class Network(nn.Module):
+class Network(Module):
     """The language model."""
 
     def __init__(self, config: Config) -> None:

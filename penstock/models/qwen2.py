@@ -13,6 +13,7 @@ from penstock.nn import (
     Batch,
     ColumnParallelLinear,
     LMHead,
+    Module,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
@@ -84,7 +85,7 @@ def read_windows(reader: ConfigReader) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-class Qwen2Attention(nn.Module):
+class Qwen2Attention(Module):
     """Grouped-query attention with rotary positions; q, k and v have biases."""
 
     def __init__(self, config: Config, window: int) -> None:
@@ -105,7 +106,7 @@ class Qwen2Attention(nn.Module):
         return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
 
 
-class Qwen2Layer(nn.Module):
+class Qwen2Layer(Module):
     """Attention and feed-forward, each behind a norm and around a residual."""
 
     def __init__(self, config: Config, window: int) -> None:
@@ -121,7 +122,7 @@ class Qwen2Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen2Model(nn.Module):
+class Qwen2Model(Module):
     """Token ids to hidden rows."""
 
     def __init__(self, config: Config) -> None:
@@ -140,7 +141,7 @@ class Qwen2Model(nn.Module):
         return self.norm(x)
 
 
-class Network(nn.Module):
+class Network(Module):
     """The language model."""
 
     def __init__(self, config: Config) -> None:

@@ -14,6 +14,7 @@ from penstock.nn import (
     Batch,
     ColumnParallelLinear,
     LMHead,
+    Module,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
@@ -66,7 +67,7 @@ class Config:
         )
 
 
-class Qwen3Attention(nn.Module):
+class Qwen3Attention(Module):
     """Grouped-query attention with rotary positions; q and k are normalised before they turn."""
 
     def __init__(self, config: Config, window: int) -> None:
@@ -90,7 +91,7 @@ class Qwen3Attention(nn.Module):
         return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
 
 
-class Qwen3Layer(nn.Module):
+class Qwen3Layer(Module):
     """Attention and feed-forward, each behind a norm and around a residual."""
 
     def __init__(self, config: Config, window: int) -> None:
@@ -106,7 +107,7 @@ class Qwen3Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen3Model(nn.Module):
+class Qwen3Model(Module):
     """Token ids to hidden rows."""
 
     def __init__(self, config: Config) -> None:
@@ -125,7 +126,7 @@ class Qwen3Model(nn.Module):
         return self.norm(x)
 
 
-class Network(nn.Module):
+class Network(Module):
     """The language model."""
 
     def __init__(self, config: Config) -> None:

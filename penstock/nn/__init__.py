@@ -5,8 +5,9 @@ from penstock.nn.attention import Attention, PageGroup, allocate_states, assign_
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.embedding import Embedding, LMHead, VocabParallelEmbedding
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
+from penstock.nn.module import Module
 from penstock.nn.norm import LayerNorm, RMSNorm
-from penstock.nn.packing import load_weights, pack_network
+from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "LMHead",
     "LayerNorm",
     "Linear",
+    "Module",
     "PageGroup",
     "RMSNorm",
     "RotaryEmbedding",
     "RowParallelLinear",
+    "SharedMatrix",
     "VocabParallelEmbedding",
     "allocate_states",
     "apply_rope",
@@ -30,5 +33,6 @@ __all__ = [
     "gelu",
     "load_weights",
     "pack_network",
+    "shared_matrices",
     "silu_mul",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.nn.batch import Batch
+from penstock.nn.module import Module
 from penstock.ops.eager import ops
 from penstock.ops.reference.attention import page_elements
 
@@ -22,7 +23,7 @@ class PageGroup(NamedTuple):
     head_dim: int
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Stores a step's keys and values in pages and attends over the pages of each token's request.
 
     Owns ``state`` [num_pages, page_elements]: a declaration of one page until ``allocate_states`` sizes it.

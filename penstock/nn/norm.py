@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from penstock.nn.module import Module
 from penstock.ops.eager import ops
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [T, dim] or [T, heads, dim]."""
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
@@ -28,7 +29,7 @@ class RMSNorm(nn.Module):
         return f"dim={self.dim}, eps={self.eps:g}"
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Module):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension of x [T, dim]."""
 
     def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from penstock.errors import InvalidFileError
 from penstock.lite import core
 from penstock.nn.embedding import LMHead
 from penstock.nn.linear import Linear
@@ -111,7 +112,9 @@ def load_weights(
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = read(f"{path}.{name}" if path else name, 0)
             if values.shape != parameter.shape:
-                raise ValueError(f"{path}.{name}: expected {list(parameter.shape)}, found {list(values.shape)}")
+                raise InvalidFileError(
+                    f"tensor {path}.{name}: shape: expected {list(parameter.shape)}, found {list(values.shape)}"
+                )
             setattr(module, name, nn.Parameter(values.float(), requires_grad=False))
 
 
@@ -119,7 +122,7 @@ def pack_network(network: nn.Module, scheme: str, table_dtype: str = "f32") -> N
     """Packs the matrices of a network whose parameters are real."""
     for matrix in list(shared_matrices(network)):
         placed, layout = matrix.placement(scheme, table_dtype)
-        values = matrix.layers[0].weight
+        values: Tensor = matrix.layers[0].weight
         if layout in _ROWS_LAYOUTS.values():
             dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
             values = values.to(dtypes[table_dtype])

@@ -6,16 +6,17 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.config import RopeConfig
 from penstock.errors import UnsupportedError
+from penstock.nn.module import Module
 from penstock.ops.eager import ops
 
 __all__ = ["RotaryEmbedding", "apply_rope", "inverse_frequencies"]
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(Module):
     """Cosines and sines of the positions of a step.
 
     ``inv_freq`` [rotary_dim / 2] is a constant of the network: real even when the network is built on meta tensors.

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.nn.module import Module
 from penstock.ops.reference import unpack_weight
 
 __all__ = ["MatrixLayer"]
 
 
-class MatrixLayer(nn.Module):
+class MatrixLayer(Module):
     """A layer whose parameter ``weight`` is a matrix [rows, cols].
 
     Constructed, ``weight`` is a float parameter (meta under ``torch.device("meta")``).  After ``set_packed`` the
@@ -45,8 +46,9 @@ class MatrixLayer(nn.Module):
         return self.weight if self.packed_weight is None else self.packed_weight
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight" and self._buffers.get("packed_weight") is not None:
-            return unpack_weight(self._buffers["packed_weight"], self.rows, self.cols).float()
+        packed = self.__dict__["_buffers"].get("packed_weight") if name == "weight" else None
+        if packed is not None:
+            return unpack_weight(packed, self.rows, self.cols).float()
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.env import use_reference
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.lite import core
 from penstock.ops import reference
 from penstock.ops.reference.attention import page_elements
@@ -135,7 +135,10 @@ class _EagerOp:
             for argument, tensor in zip(self.tensors, tensors, strict=True)
         ]
         arguments += [_plain(tensor) for tensor in outputs]
-        core.run_op(core_context(), self.name, arguments, attrs)
+        try:
+            core.run_op(core_context(), self.name, arguments, attrs)
+        except PenstockError as error:
+            raise type(error)(f"[{self.name}] {str(error).removeprefix(self.name + ': ')}") from None
         return self._result(outputs)
 
     def _check(self, tensors: tuple[Tensor | None, ...]) -> None:
@@ -213,7 +216,7 @@ def _torch_schema(op: Op) -> str:
     return op.name + op.schema.replace("Weight", "Tensor").replace("State(a!)", "Tensor(a!)").replace("State", "Tensor")
 
 
-def _register(library: torch.library.Library) -> None:
+def _register(library: Any) -> None:
     for op in OPS:
         eager_op = _EagerOp(op)
         library.define(_torch_schema(op), tags=(torch.Tag.pt2_compliant_tag,))
@@ -221,7 +224,7 @@ def _register(library: torch.library.Library) -> None:
         torch.library.register_fake(f"penstock::{op.name}", eager_op.fake, lib=library)
 
 
-_LIBRARY: Final = torch.library.Library("penstock", "DEF")
+_LIBRARY: Final = torch.library.Library("penstock", "DEF")  # type: ignore[no-untyped-call]
 _register(_LIBRARY)
 
 ops: Final[Any] = torch.ops.penstock

@@ -1,4 +1,4 @@
-"""Passes: each takes a graph and changes it in place.  They know no tensors.
+"""Passes: each rewrites the graph it is given.  They know no tensors.
 
 ``run_passes`` makes the graph that a bundle holds; ``assign_scheme`` then chooses how its weights are stored.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph, Layout
 from penstock.quant.scheme import find_scheme
@@ -11,17 +13,18 @@ __all__ = ["assign_scheme"]
 _ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF16}
 
 
-def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> None:
-    """Gives every linear of the graph ``scheme`` and every weight its layout, in place.
+def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
+    """A copy of the graph whose linears have ``scheme`` and whose weights have their layouts.
 
     The output head gets the scheme's own ``head``.  A table shared with a linear lies as that linear reads it, any
     other table row by row in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type); vectors are float32.
-    Raises InvalidArgumentError for an unknown scheme or type, and for a weight that two schemes would have to share.
+    Raises InvalidArgumentError for an unknown scheme or type.
     """
     if table_dtype not in _ROWS:
         raise InvalidArgumentError(f"table_dtype: expected one of {', '.join(_ROWS)}, found {table_dtype!r}")
     body = find_scheme(scheme)
     head = find_scheme(body.head)
+    graph = copy.deepcopy(graph)
     head_names = _head_weights(graph)
     layouts: dict[str, Layout] = {}
     for node in graph.nodes:
@@ -37,6 +40,7 @@ def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> None:
     for name, row in graph.weights.items():
         row.layout = layouts.get(name, Layout.ROWS_F32)
     graph.scheme = scheme
+    return graph
 
 
 def _head_weights(graph: Graph) -> set[str]:

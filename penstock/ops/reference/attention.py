@@ -46,9 +46,10 @@ class _Pages:
         heads = state.view(state.shape[0], num_kv_heads, -1)
         size = PAGE_TOKENS * head_dim
         scale_bytes = _SCALE_BYTES if state.dtype == torch.int8 else 0
-        keys, key_scales, values, value_scales = heads.split([size, scale_bytes, size, scale_bytes], dim=2)
-        self.k = keys.unflatten(2, (head_dim, PAGE_TOKENS))
-        self.v = values.unflatten(2, (PAGE_TOKENS, head_dim))
+        sizes = [size, scale_bytes, size, scale_bytes]
+        keys, key_scales, values, value_scales = torch.split_with_sizes(heads, sizes, dim=2)
+        self.k = torch.unflatten(keys, 2, (head_dim, PAGE_TOKENS))
+        self.v = torch.unflatten(values, 2, (PAGE_TOKENS, head_dim))
         self.k_scale = key_scales.view(torch.float32) if scale_bytes else None  # [pages, heads, 32]
         self.v_scale = value_scales.view(torch.float32) if scale_bytes else None
 
