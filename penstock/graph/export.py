@@ -121,8 +121,7 @@ def build_graph(
     captured = capture(
         built.network, network_name=built.name, context_len=built.context_len, vocab_size=built.vocab_size
     )
-    graph = run_passes(captured.graph)
-    assign_scheme(graph, scheme, checkpoint.dtype)
+    graph = assign_scheme(run_passes(captured.graph), scheme, checkpoint.dtype)
     return graph, captured.constants
 
 
