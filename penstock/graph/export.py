@@ -203,16 +203,25 @@ class _Packer:
         self._context = context
         self._tell = tell
         self._done = 0
+        self._memory = np.zeros(0, np.uint8)
 
     def pack(self, weight: Weight) -> NDArray[np.uint8]:
-        """The bytes of ``weight`` in its layout."""
-        packed = np.zeros(core.layout_bytes(int(weight.layout), weight.rows, weight.cols), np.uint8)
+        """The bytes of ``weight`` in its layout, in memory that the next call uses again."""
+        packed = self._zeroed(core.layout_bytes(int(weight.layout), weight.rows, weight.cols))
         for part in weight.parts:
             try:
                 self._pack_part(weight, part, packed)
             except PenstockError as error:
                 raise type(error)(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
         return packed
+
+    def _zeroed(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Zeroed memory, touched once and used again: fresh pages would cost as much as the packing."""
+        if len(self._memory) < num_bytes:
+            self._memory = np.zeros(num_bytes, np.uint8)
+            return self._memory
+        self._memory[:num_bytes] = 0
+        return self._memory[:num_bytes]
 
     def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
         name, info = part.name, self._checkpoint.tensors.get(part.name)
