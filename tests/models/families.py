@@ -1,0 +1,88 @@
+"""One row per tiny random network: a family with an odd size or an option.  Adding a model adds rows here."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 1003,
+    "hidden_size": 160,
+    "intermediate_size": 200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+    "attn_implementation": "eager",
+}
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+_LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied_one_kv_head": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_head_dim": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}),
+    "llama_rope_llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama_rope_linear": ("llama", {"rope_parameters": _LINEAR}),
+    "llama_rope_yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama_rope_yarn_whole": ("llama", {"rope_parameters": {**_YARN, "truncate": False, "attention_factor": 1.3}}),
+    "mistral_window": ("mistral", {"sliding_window": 33, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_tied_one_kv_head": ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen2_windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3_tied_head_dim": (
+        "qwen3",
+        {"head_dim": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "qwen3_biases_windows": (
+        "qwen3",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+
+@cache
+def build(name: str) -> transformers.PreTrainedModel:
+    """The network in transformers, its weights random: biases and norms too, so that a forgotten one shows."""
+    model_type, changes = FAMILIES[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **(_SMALL | changes))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                shift = 0.0 if parameter_name.endswith("bias") else 1.0
+                parameter.copy_(shift + 0.2 * torch.randn_like(parameter))
+    return model
+
+
+def save(name: str, folder: Path) -> Path:
+    """The network as a Hugging Face folder."""
+    build(name).save_pretrained(folder)
+    return folder
+
+
+def expected_logits(name: str, token_ids: list[int]) -> np.ndarray:
+    """Logits [len, vocab] of transformers in float32."""
+    with torch.no_grad():
+        return build(name)(torch.tensor([token_ids])).logits[0].numpy()

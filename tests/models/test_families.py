@@ -1,0 +1,63 @@
+"""Every family against transformers in float32, and against itself in other steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.program import ProgramLimits
+from tests.models.families import FAMILIES, expected_logits, save
+from tests.models.steps import relative_error, run_whole
+
+LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
+LENGTHS = (31, 33, 70)
+
+
+def prompt(num_tokens: int) -> list[int]:
+    return np.random.default_rng(num_tokens).integers(0, 1003, num_tokens).tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EagerProgram]:
+    folder = save(request.param, tmp_path_factory.mktemp("models") / request.param)
+    program = EagerProgram(folder, threads=1, limits=LIMITS)
+    program.family = request.param
+    yield program
+    program.close()
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+def test_native_kernels_match_transformers(program: EagerProgram, num_tokens: int) -> None:
+    token_ids = prompt(num_tokens)
+    error = relative_error(run_whole(program, token_ids), expected_logits(program.family, token_ids))
+    assert error < 1e-4
+
+
+def test_references_match_transformers(program: EagerProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_REFERENCE", "1")
+    token_ids = prompt(70)
+    error = relative_error(run_whole(program, token_ids), expected_logits(program.family, token_ids))
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_cached_matches_uncached(program: EagerProgram, chunk: int) -> None:
+    token_ids = prompt(70)
+    whole, chunked = run_whole(program, token_ids), run_whole(program, token_ids, chunk)
+    assert whole.tobytes() == chunked.tobytes()
+
+
+@pytest.mark.parametrize("family", ["llama_tied_one_kv_head", "qwen2_windows"])
+@pytest.mark.parametrize("kv_layout", ["bf16", "int8"])
+def test_small_kv_pages_stay_close(family: str, kv_layout: str, tmp_path: Path) -> None:
+    limits = ProgramLimits(128, 4, max_rows=128, num_pages=12, context_len=256, kv_layout=kv_layout)
+    program = EagerProgram(save(family, tmp_path / family), threads=1, limits=limits)
+    token_ids = prompt(70)
+    whole = run_whole(program, token_ids)
+    assert 1e-6 < relative_error(whole, expected_logits(family, token_ids)) < 5e-2
+    assert whole.tobytes() == run_whole(program, token_ids, 7).tobytes()
+    program.close()
