@@ -48,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"penstock {__version__}")
         return 0
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = "--debug" in arguments[:end]  # before or after the subcommand
+    if debug:
+        arguments.remove("--debug")
     # Only the subcommand that is wanted is loaded; help wants all.
     named = next((a for a in arguments if not a.startswith("-")), "")
     args = _parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_stdout()
         return 1
     except (PenstockError, OSError) as error:
-        if args.debug:
+        if debug:
             raise
         print(f"penstock: {_one_line(error)}", file=sys.stderr)
         return 1

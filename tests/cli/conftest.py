@@ -1,0 +1,49 @@
+"""The command as a user runs it: a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "demo.psm"
+FOLDER = ROOT / "demo" / "model"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's, with the package that the tests import on the path."""
+    import penstock
+
+    home = str(Path(penstock.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": home, "PYTHONUTF8": "1", **extra}
+
+
+def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
+    """Start the command; the caller waits for it."""
+    command = [sys.executable, "-m", "penstock", *map(str, args)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT, **options
+    )
+
+
+@pytest.fixture
+def penstock_command(tmp_path: Path) -> Run:
+    """Runs ``penstock ARGS`` with a cache folder of its own; no run may end in a traceback."""
+
+    def run(*args: object, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock", *map(str, args)]
+        env = environment(PENSTOCK_CACHE_DIR=str(tmp_path / "cache"), **extra)
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=120
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run

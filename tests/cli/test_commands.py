@@ -1,0 +1,107 @@
+"""inspect, doctor and bench."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import DEMO, FOLDER
+
+
+def test_inspect_shows_a_bundle(penstock_command):
+    done = penstock_command("inspect", DEMO, "--verify")
+    assert done.returncode == 0, done.stderr
+    for word in ("llama", "w8a8", "1,024", "checksum", "linear", "attention", "weights", "tokenizer.json", "total"):
+        assert word in done.stdout
+    found = json.loads(penstock_command("inspect", DEMO, "--json").stdout)
+    assert found["network"] == "llama"
+    assert found["context_len"] == 1024
+    assert found["vocab_size"] == 4096
+    assert found["parameters"] == 5_475_584
+    assert found["page_windows"] == [0]
+
+
+def test_inspect_plans_memory_for_the_limits_given(penstock_command):
+    def plan(*options: object) -> dict[str, int]:
+        return json.loads(penstock_command("inspect", DEMO, "--json", *options).stdout)["plan"]
+
+    one, four = plan(), plan("--max-requests", 4)
+    assert four["kv_bytes"] == 4 * one["kv_bytes"]
+    assert one["limits"]["num_pages"] == 32
+    assert plan("--context-len", 512)["kv_bytes"] * 2 == one["kv_bytes"]
+    assert plan("--kv-cache", "bf16")["kv_bytes"] * 2 == one["kv_bytes"]
+    assert plan("--kv-cache", "int8")["kv_bytes"] * 3 < one["kv_bytes"]
+    assert plan("--max-tokens", 2048)["temporary_bytes"] > one["temporary_bytes"]
+    parts = ("weight_bytes", "temporary_bytes", "scratch_bytes", "kv_bytes", "logits_bytes")
+    assert sum(one[part] for part in parts) <= one["total_bytes"]
+
+
+def test_inspect_shows_a_folder(penstock_command):
+    done = penstock_command("inspect", FOLDER)
+    assert done.returncode == 0, done.stderr
+    for word in ("checkpoint", "llama", "bf16", "5,475,584", "model.safetensors"):
+        assert word in done.stdout
+    assert json.loads(penstock_command("inspect", FOLDER, "--json").stdout)["num_tensors"] == 56
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([FOLDER, "--verify"], "verify"),
+        (["/nowhere.psm"], "/nowhere.psm"),
+        ([DEMO, "--max-requests", "0"], "max_requests"),
+        ([DEMO, "--max-tokens", "-1"], "max_tokens"),
+        ([DEMO, "--context-len", "4096"], "context_len"),
+    ],
+)
+def test_inspect_refuses_by_name(penstock_command, args, message):
+    done = penstock_command("inspect", *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_doctor_finds_what_is_there(penstock_command):
+    done = penstock_command("doctor")
+    assert done.returncode == 0
+    for word in ("native core", "instructions", "threads", "cores", "memory", "huge pages", "torch", "cache"):
+        assert word in done.stdout
+    assert "MISSING" not in done.stdout
+
+
+def test_doctor_names_a_core_that_does_not_load(penstock_command, tmp_path):
+    done = penstock_command("doctor", PENSTOCK_LIBRARY=str(tmp_path / "none.so"))
+    assert done.returncode == 0
+    assert "MISSING" in done.stdout
+
+
+def test_bench_reports_every_figure_with_its_share(penstock_command):
+    args = ("bench", DEMO, "--prompt-tokens", 32, "--new-tokens", 6, "--batch", "1,2")
+    done = penstock_command(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in ("load_s", "first_token_s", "prefill_tokens_per_s", "peak_rss_bytes", "weight_bytes_per_token"):
+        assert found[name] > 0
+    assert sorted(found["decode_tokens_per_s"]) == ["1", "2"]
+    assert 0 < found["share_of_limit"]["prefill"] <= 1
+    assert all(share > 0 for share in found["share_of_limit"]["decode"].values())
+    assert found["limits"]["read_bytes_per_s"]["highest"] > 0
+    assert set(found["limits"]["ops_per_s"]) == {"f32", "bf16", "int8"}
+    assert "decode, batch 2" in penstock_command(*args).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "1,x"], "batch"),
+        (["--batch", "0"], "batch"),
+        (["--batch", "1,1"], "batch"),
+        (["--prompt-tokens", "0"], "prompt_tokens"),
+        (["--new-tokens", "5000"], "context"),
+    ],
+)
+def test_bench_refuses_by_name(penstock_command, options, message):
+    done = penstock_command("bench", DEMO, *options)
+    assert done.returncode == 1
+    assert message in done.stderr

@@ -1,0 +1,190 @@
+"""``penstock run``: text on stdout, figures on stderr, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from tests.cli.conftest import DEMO, FOLDER, start
+
+PROMPT = "def add(a, b):\n    return"
+
+
+def test_run_streams_the_text_that_the_api_makes(penstock_command):
+    done = penstock_command("run", DEMO, PROMPT, "--max-tokens", 16, "--temperature", 0)
+    assert done.returncode == 0, done.stderr
+    with LLM(DEMO) as llm:
+        expected = llm.generate(PROMPT, SamplingParams(max_tokens=16, temperature=0))
+    assert done.stdout == expected.text + "\n"
+    figures = done.stderr.strip().splitlines()
+    assert len(figures) == 1
+    for word in ("load", "first token", "tokens/s", "memory", "w8a"):
+        assert word in figures[0]
+
+
+def test_json_prints_one_object(penstock_command):
+    done = penstock_command("run", DEMO, PROMPT, "--max-tokens", 8, "--seed", 7, "--temperature", 0.8, "--json")
+    found = json.loads(done.stdout)
+    assert found["finish_reason"] in ("length", "stop")
+    assert 1 <= len(found["token_ids"]) <= 8
+    assert found["seed"] == 7
+    for name in ("load_s", "first_token_s", "decode_tokens_per_s", "total_s", "queued_s", "peak_rss_bytes"):
+        assert found["timings"][name] >= 0
+    again = penstock_command("run", DEMO, PROMPT, "--max-tokens", 8, "--seed", 7, "--temperature", 0.8, "--json")
+    assert json.loads(again.stdout)["token_ids"] == found["token_ids"]
+    assert json.loads(again.stdout)["text"] == found["text"]
+
+
+def test_threads_and_key_types_are_honoured(penstock_command):
+    args = ("run", DEMO, PROMPT, "--max-tokens", 8, "--temperature", 0, "--json")
+    one = json.loads(penstock_command(*args, "--threads", 1).stdout)
+    two = json.loads(penstock_command(*args, "--threads", 2, "--context-len", 128).stdout)
+    assert one["token_ids"] == two["token_ids"]
+    assert penstock_command(*args, "--kv-cache", "int8").returncode == 0
+
+
+def test_the_prompt_can_come_from_standard_input(penstock_command):
+    piped = penstock_command("run", DEMO, "-", "--max-tokens", 8, "--temperature", 0, stdin=PROMPT)
+    given = penstock_command("run", DEMO, PROMPT, "--max-tokens", 8, "--temperature", 0)
+    assert piped.stdout == given.stdout
+
+
+def test_a_stop_string_ends_the_text(penstock_command):
+    args = ("run", DEMO, PROMPT, "--max-tokens", 60, "--temperature", 0, "--ignore-eos", "--json")
+    whole = json.loads(penstock_command(*args).stdout)["text"]
+    stop = whole[10:13]
+    cut = json.loads(penstock_command(*args, "--stop", stop).stdout)
+    assert cut["text"] == whole[: whole.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "nan"], "temperature"),
+        (["--top-k", "-3"], "top_k"),
+        (["--top-p", "1.5"], "top_p"),
+        (["--seed", "-1"], "seed"),
+        (["--stop", ""], "stop"),
+        (["--threads", "-2"], "threads"),
+        (["--context-len", "-1"], "context_len"),
+        (["--scheme", "w4a8"], "scheme"),
+        (["--mode", "eager"], "eager"),
+        (["--network", "x.py:Net"], "network"),
+        (["--chat"], "chat template"),
+    ],
+)
+def test_a_bad_option_is_one_line_that_names_it(penstock_command, options, message):
+    done = penstock_command("run", DEMO, "x", *options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("penstock: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("args", [["run"], ["fly"], [], ["run", "x", "y", "--max-tokens", "many"], ["run", "--what"]])
+def test_wrong_usage_is_one_line_with_status_2(penstock_command, args):
+    done = penstock_command(*args)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_prompts_that_do_not_fit_are_refused(penstock_command):
+    empty = penstock_command("run", DEMO, "")
+    assert (empty.returncode, "empty" in empty.stderr) == (1, True)
+    long = penstock_command("run", DEMO, "-", stdin="x = 1\n" * 2000)
+    assert (long.returncode, "1024" in long.stderr) == (1, True)
+
+
+def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):
+    missing = penstock_command("run", tmp_path / "no.psm", "x")
+    assert (missing.returncode, "no.psm" in missing.stderr) == (1, True)
+    data = DEMO.read_bytes()
+    for name, content in (("empty", b""), ("short", data[: len(data) // 2]), ("text", b"hello" * 100)):
+        path = tmp_path / f"{name}.psm"
+        path.write_bytes(content)
+        for command in (["run", path, "x"], ["inspect", path]):
+            done = penstock_command(*command)
+            assert done.returncode == 1
+            assert f"{name}.psm" in done.stderr
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 0x10
+    (tmp_path / "flipped.psm").write_bytes(flipped)
+    done = penstock_command("inspect", tmp_path / "flipped.psm", "--verify")
+    assert (done.returncode, "checksum" in done.stderr) == (1, True)
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(b"GGUF")
+    assert ".psm bundle" in penstock_command("run", gguf, "x").stderr
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path):
+    process = start("run", tmp_path / "no.psm", "x", "--debug")
+    assert b"Traceback" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+
+
+def test_ctrl_c_ends_the_process_with_130_within_a_second():
+    process = start("run", DEMO, PROMPT, "--max-tokens", 1000, "--ignore-eos")
+    assert process.stdout.read(1)  # it is in the middle of its answer
+    before = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert time.monotonic() - before < 1.5
+    assert b"Traceback" not in stderr
+
+
+def test_a_closed_pipe_is_quiet():
+    process = start("run", DEMO, PROMPT, "--max-tokens", 1000, "--ignore-eos")
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read().strip() == b""
+    process.stderr.close()
+    assert process.wait(timeout=30) == 1
+
+
+def test_version_is_instant_and_loads_nothing(penstock_command):
+    assert penstock_command("--version").stdout.startswith("penstock ")
+    done = penstock_command("--version", PYTHONPROFILEIMPORTTIME="1")
+    for module in ("numpy", "torch", "tokenizers", "jinja2"):
+        assert f" {module}\n" not in done.stderr
+
+
+def test_running_a_bundle_loads_no_pytorch(penstock_command):
+    done = penstock_command("run", DEMO, "x", "--max-tokens", 1, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert " torch\n" not in done.stderr
+    assert " jinja2\n" not in done.stderr
+
+
+def test_a_folder_runs_in_graph_mode_and_again_from_the_cache(penstock_command):
+    args = ("run", FOLDER, PROMPT, "--max-tokens", 8, "--temperature", 0, "--json")
+    first = penstock_command(*args)
+    assert first.returncode == 0, first.stderr
+    again = penstock_command(*args, PYTHONPROFILEIMPORTTIME="1")
+    assert " torch\n" not in again.stderr
+    assert json.loads(first.stdout)["token_ids"] == json.loads(again.stdout)["token_ids"]
+    assert json.loads(first.stdout)["scheme"] == "bf16"
+    assert "w8a8" in first.stderr
+    listed = penstock_command("cache", "list").stdout
+    assert "bf16" in listed
+    assert os.fspath(FOLDER) in listed
+    eager = json.loads(penstock_command(*args, "--mode", "eager").stdout)
+    assert eager["token_ids"] == json.loads(first.stdout)["token_ids"]
+
+
+def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    args = ("run", FOLDER, PROMPT, "--max-tokens", 4, "--scheme", "w8a8", "--no-cache")
+    done = penstock_command(*args, TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "tmp").iterdir()) == []
