@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config import show
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.lite import core
@@ -211,8 +211,8 @@ class _Packer:
         for part in weight.parts:
             try:
                 self._pack_part(weight, part, packed)
-            except PenstockError as error:
-                raise type(error)(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
+            except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
+                raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
         return packed
 
     def _zeroed(self, num_bytes: int) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config import show
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite.core import Context
 from penstock.models.checkpoint import HEAD_NAME, Checkpoint
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
@@ -119,5 +119,8 @@ def _write_tensor(
     if scheme is None:
         writer.add(name, data)
         return
-    for values, scales in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
-        add_quantized(writer, name, scheme, values, scales)
+    try:
+        for values, scales in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
+            add_quantized(writer, name, scheme, values, scales)
+    except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
+        raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}") from None

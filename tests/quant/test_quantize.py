@@ -1,0 +1,163 @@
+"""Quantized folders: the same bytes as quantizing on the fly, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.lite import core
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.quantize import quantize_checkpoint
+from penstock.quant.matrix import quantize_rows, stored_values
+from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
+
+QUANTIZING = ("w8a16", "w8a8", "w4a16", "w4a8")
+
+
+def write_checkpoint(folder: Path, dtype: type = np.float32, cols: int = 70, tied: bool = False) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    names = {"model.embed_tokens.weight": (50, cols), "model.layers.0.mlp.up_proj.weight": (37, cols),
+             "model.norm.weight": (cols,)}  # fmt: skip
+    if not tied:
+        names["lm_head.weight"] = (50, cols)
+    tensors = {name: rng.standard_normal(shape).astype(dtype) for name, shape in names.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": tied}))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1}')
+    return folder
+
+
+@pytest.mark.parametrize("name", QUANTIZING)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("cols", [70, 71])
+def test_a_quantized_folder_packs_to_the_same_bytes(tmp_path: Path, name: str, dtype: type, cols: int) -> None:
+    source = Checkpoint.open(write_checkpoint(tmp_path / "source", dtype, cols))
+    quantize_checkpoint(tmp_path / "source", tmp_path / "out", name)
+    folder = Checkpoint.open(tmp_path / "out")
+    assert folder.scheme == name
+    assert folder.dtype == source.dtype
+    scheme = SCHEMES[name]
+    plan = {"model.layers.0.mlp.up_proj.weight": scheme, "lm_head.weight": SCHEMES[scheme.head]}
+    with core.Context(num_threads=1) as context:
+        for tensor, own in plan.items():
+            matrix = source.read(tensor)
+            rows = len(matrix)
+            at = (own.layout, rows, cols, 0, rows)
+            direct = np.zeros(core.layout_bytes(own.layout, rows, cols), np.uint8)
+            core.pack(context, *at, {"f32": 1, "f16": 2}[source.dtype], matrix, direct)
+            again = np.zeros_like(direct)
+            core.pack_quantized(context, *at, *folder.read_quantized(tensor, cols), again)
+            assert again.tobytes() == direct.tobytes()
+
+
+def test_what_is_no_linear_weight_is_copied(tmp_path: Path) -> None:
+    source = load_file(write_checkpoint(tmp_path / "source") / "model.safetensors")
+    report = quantize_checkpoint(tmp_path / "source", tmp_path / "out", "w4a8")
+    out = load_file(tmp_path / "out" / "model.safetensors")
+    assert report.num_quantized == 2
+    for name in ("model.embed_tokens.weight", "model.norm.weight"):
+        assert out[name].tobytes() == source[name].tobytes()
+    assert (tmp_path / "out" / "generation_config.json").read_text() == '{"eos_token_id": 1}'
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    expected = {"quant_method": "penstock", "version": 1, "scheme": "w4a8", "dtype": "f32"}
+    assert config["quantization_config"] == expected
+
+
+def test_a_tied_embedding_is_quantized_as_the_head(tmp_path: Path) -> None:
+    quantize_checkpoint(write_checkpoint(tmp_path / "source", tied=True), tmp_path / "out", "w4a8")
+    tensors = Checkpoint.open(tmp_path / "out").tensors
+    assert tensors["model.embed_tokens.weight"].dtype == "i8"
+    assert tensors["model.layers.0.mlp.up_proj.weight"].dtype == "u8"
+
+
+def test_the_result_is_deterministic(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "source")
+    for out in ("one", "two"):
+        quantize_checkpoint(tmp_path / "source", tmp_path / out, "w4a16")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    with pytest.raises(InvalidArgumentError, match="expected one of w8a16, w8a8, w4a16, w4a8, found 'f16'"):
+        quantize_checkpoint(source, tmp_path / "out", "f16")
+    with pytest.raises(InvalidArgumentError, match="does not exist yet"):
+        quantize_checkpoint(source, source, "w8a8")
+    with pytest.raises(FileAccessError):
+        quantize_checkpoint(source, tmp_path / "gone" / "out", "w8a8")
+    quantize_checkpoint(source, tmp_path / "out", "w8a8")
+    with pytest.raises(UnsupportedError, match="is quantized already"):
+        quantize_checkpoint(tmp_path / "out", tmp_path / "again", "w8a8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = np.nan
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(PenstockError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight'"):
+        quantize_checkpoint(source, tmp_path / "out", "w8a8")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    "change", ["version", "scheme", "dtype", "scale_gone", "scale_shape", "scale_nan", "cols", "value"]
+)
+def test_damaged_quantized_folders_are_refused(tmp_path: Path, change: str) -> None:
+    quantize_checkpoint(write_checkpoint(tmp_path / "source"), tmp_path / "out", "w8a8")
+    file, config_file = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "config.json"
+    tensors, config = load_file(file), json.loads(config_file.read_text())
+    name, cols = "model.layers.0.mlp.up_proj.weight", 70
+    if change in ("version", "scheme", "dtype"):
+        config["quantization_config"][change] = 2 if change == "version" else "w2a2"
+    elif change == "scale_gone":
+        del tensors[f"{name}_scale"]
+    elif change == "scale_shape":
+        tensors[f"{name}_scale"] = np.ones(36, np.float32)
+    elif change == "scale_nan":
+        tensors[f"{name}_scale"][2] = math.nan
+    elif change == "cols":
+        cols = 72
+    else:
+        tensors[name][0, 0] = -128
+    save_file(tensors, file)
+    config_file.write_text(json.dumps(config))
+    with pytest.raises((InvalidFileError, UnsupportedError)):
+        Checkpoint.open(tmp_path / "out").read_quantized(name, cols)
+
+
+def test_rows_are_quantized_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = np.random.default_rng(2).standard_normal((100, 40)).astype(np.float32)
+    with core.Context(num_threads=1) as context:
+        for name in ("w8a8", "w4a8"):
+            whole = list(quantize_rows(context, SCHEMES[name], matrix, "f32"))
+            monkeypatch.setattr("penstock.quant.matrix._PIECE_VALUES", 1)
+            pieces = list(quantize_rows(context, SCHEMES[name], matrix, "f32"))
+            monkeypatch.undo()
+            assert len(pieces) == 7
+            for part in (0, 1):
+                assert np.concatenate([piece[part] for piece in pieces]).tobytes() == whole[0][part].tobytes()
+
+
+def test_four_bit_values_lie_two_to_a_byte() -> None:
+    values = np.array([[-8, 7, 0]], np.int8)
+    assert stored_values(SCHEMES["w4a8"], values).tolist() == [[0x0 | 0xF << 4, 8 | 8 << 4]]
+
+
+def test_schemes_are_found_by_name() -> None:
+    assert {scheme.head for scheme in SCHEMES.values() if scheme.weight_bits == 4} == {"w8a16", "w8a8"}
+    assert default_scheme("bf16") == "bf16"
+    for name in ("", "w3", "W8A8"):
+        with pytest.raises(InvalidArgumentError, match="scheme: expected one of f32"):
+            find_scheme(name)
+    with pytest.raises(InvalidArgumentError):
+        quantizing_scheme("bf16")

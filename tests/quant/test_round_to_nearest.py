@@ -1,0 +1,87 @@
+"""RoundToNearest on networks: apply, convert and save agree with the folder that penstock quantize writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from penstock.errors import InvalidArgumentError
+from penstock.models.quantize import quantize_checkpoint
+from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
+from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+
+
+class Small(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(40, 64)
+        self.up = Linear(64, 48)
+        self.norm = RMSNorm(64, 1e-5)
+        self.lm_head = LMHead(64, 40, tied=self.embed_tokens if tied else None)
+
+
+def make_network(tied: bool) -> Small:
+    torch.manual_seed(0)
+    network = Small(tied)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    return network
+
+
+def tensors_of(network: nn.Module) -> dict[str, np.ndarray]:
+    return {name: parameter.detach().numpy().copy() for name, parameter in network.named_parameters()}
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w8a8", "w4a16", "w4a8"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_save_writes_what_penstock_quantize_writes(tmp_path: Path, scheme: str, tied: bool) -> None:
+    network = make_network(tied)
+    config = json.dumps({"model_type": "x", "tie_word_embeddings": tied}).encode()
+    (tmp_path / "source").mkdir()
+    save_file(tensors_of(network), tmp_path / "source" / "model.safetensors")
+    (tmp_path / "source" / "config.json").write_bytes(config)
+    quantize_checkpoint(tmp_path / "source", tmp_path / "folder", scheme)
+    algorithm = RoundToNearest(RoundToNearestConfig(scheme))
+    algorithm.convert(algorithm.apply(network))
+    algorithm.save(tmp_path / "saved", {"config.json": config})
+    expected = load_file(tmp_path / "folder" / "model.safetensors")
+    found = load_file(tmp_path / "saved" / "model.safetensors")
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+
+
+def test_apply_keeps_floats_near_and_convert_keeps_their_values() -> None:
+    network = make_network(tied=False)
+    before = tensors_of(network)
+    algorithm = RoundToNearest(RoundToNearestConfig("w4a8"))
+    algorithm.apply(network)
+    rounded = tensors_of(network)
+    error = np.linalg.norm(rounded["up.weight"] - before["up.weight"]) / np.linalg.norm(before["up.weight"])
+    assert 0 < error < 0.12
+    assert (rounded["embed_tokens.weight"] == before["embed_tokens.weight"]).all()
+    algorithm.convert(network)
+    assert network.up.is_packed
+    assert (network.up.weight.numpy() == rounded["up.weight"]).all()
+    assert network.lm_head.scheme == "w8a8"
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="does not quantize"):
+        RoundToNearestConfig("bf16")
+    algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
+    with pytest.raises(InvalidArgumentError, match="expected linear layers"):
+        algorithm.apply(nn.Sequential())
+    with pytest.raises(InvalidArgumentError, match="apply"):
+        algorithm.convert(make_network(tied=False))
+    with pytest.raises(InvalidArgumentError, match="apply"):
+        algorithm.save(tmp_path / "out", {"config.json": b"{}"})
+    algorithm.apply(make_network(tied=False))
+    with pytest.raises(InvalidArgumentError, match=r"config\.json"):
+        algorithm.save(tmp_path / "out", {})
