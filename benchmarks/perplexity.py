@@ -1,0 +1,74 @@
+"""Perplexity of held-out text under each scheme, as the table of docs/quantization.md.
+
+    python benchmarks/perplexity.py [--model demo/model] [--text demo/model/valid.txt] [--schemes w8a8,w4a8]
+
+Windows of 512 tokens that do not overlap; every token of a window but its first is scored, given those before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+
+import penstock
+
+ROOT = Path(__file__).parents[1]
+SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
+LIMITS = {"f32": 0.0, "w8a16": 0.3, "w8a8": 0.3, "w4a16": 1.5, "w4a8": 1.5}
+
+
+def read_windows(llm: penstock.LLM, text: Path, window: int) -> list[list[int]]:
+    ids = llm.tokenizer.encode(text.read_text("utf-8"))
+    return [ids[start : start + window + 1] for start in range(0, len(ids) - window, window)]
+
+
+def score(llm: penstock.LLM, windows: list[list[int]]) -> tuple[float, int]:
+    """Perplexity, and how many tokens were scored."""
+    total, count = 0.0, 0
+    for ids in windows:
+        logits = llm.logits(ids[:-1]).astype(np.float64)
+        top = logits.max(axis=1, keepdims=True)
+        log_sums = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+        total += float((log_sums - logits[np.arange(len(logits)), ids[1:]]).sum())
+        count += len(logits)
+    return math.exp(total / count), count
+
+
+def measure(args: argparse.Namespace, scheme: str) -> tuple[float, int, int]:
+    """Perplexity, tokens scored, bytes of weights."""
+    llm = penstock.LLM(args.model, scheme=scheme, mode=args.mode, threads=args.threads, use_cache=False)
+    try:
+        perplexity, count = score(llm, read_windows(llm, args.text, args.window))
+        return perplexity, count, llm.info.weight_bytes
+    finally:
+        llm.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Perplexity under each scheme, as a markdown table.")
+    parser.add_argument("--model", type=Path, default=ROOT / "demo/model")
+    parser.add_argument("--text", type=Path, default=ROOT / "demo/model/valid.txt")
+    parser.add_argument("--schemes", default=",".join(SCHEMES))
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--mode", choices=("graph", "eager"), default="graph")
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    names = args.schemes.split(",")
+    base, failed = 0.0, False
+    print("| scheme | perplexity | against f32 | weights |")
+    print("|---|---|---|---|")
+    for name in ["f32", *(name for name in names if name != "f32")]:
+        perplexity, count, weight_bytes = measure(args, name)
+        base = base or perplexity
+        change = 100 * (perplexity / base - 1)
+        print(f"| `{name}` | {perplexity:.3f} | {change:+.2f} % | {weight_bytes / 1e6:.2f} MB |", flush=True)
+        failed |= abs(change) > LIMITS.get(name, 1.0)
+    print(f"\n{count} tokens.")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

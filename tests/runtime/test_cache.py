@@ -1,0 +1,232 @@
+"""The cache of bundles: made once, found again, bounded, sound after a kill at any point."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+from penstock.models.checkpoint import Checkpoint
+from penstock.runtime import cache as cache_module
+from penstock.runtime.build import Progress
+from penstock.runtime.cache import Cache, bundle_key
+from tests.checkpoint.folders import write_folder
+
+
+class Builder:
+    """Stands in for the child process: writes a file of ``num_bytes`` and counts its calls."""
+
+    def __init__(self, num_bytes: int = 1000) -> None:
+        self.num_bytes = num_bytes
+        self.calls: list[tuple[str | None, str | None]] = []
+
+    def __call__(
+        self, source: Path, out: Path, *, scheme: str | None, network: str | None, progress: Any
+    ) -> dict[str, Any]:
+        self.calls.append((scheme, network))
+        out.write_bytes(b"x" * self.num_bytes)
+        return {}
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    built = Builder()
+    monkeypatch.setattr(cache_module, "build_in_child", built)
+    return built
+
+
+def age(cache: Cache, seconds: float = 1000.0) -> None:
+    for path in cache.folder.glob("*.json"):
+        stamp = path.stat().st_mtime - seconds
+        os.utime(path, (stamp, stamp))
+
+
+def test_a_bundle_is_made_once(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    first = cache.find_or_build(folder)
+    assert cache.find_or_build(str(folder)) == first
+    assert builder.calls == [("f32", None)]
+    assert [entry.scheme for entry in cache.list()] == ["f32"]
+    assert not list(cache.folder.glob("*.lock"))
+
+
+def test_every_change_that_matters_makes_another_bundle(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    script = tmp_path / "net.py"
+    script.write_text("class Net: ...")
+    paths = [cache.find_or_build(folder), cache.find_or_build(folder, "w8a8")]
+    paths.append(cache.find_or_build(folder, network=f"{script}:Net"))
+    script.write_text("class Net: pass")
+    paths.append(cache.find_or_build(folder, network=f"{script}:Net"))
+    os.utime(folder / "model.safetensors", (1, 1))
+    paths.append(cache.find_or_build(folder))
+    (folder / "chat_template.jinja").write_text("x")
+    paths.append(cache.find_or_build(folder))
+    assert len(set(paths)) == len(paths) == len(builder.calls)
+
+
+def test_the_key_covers_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Checkpoint.open(write_folder(tmp_path / "model"))
+    before = bundle_key(checkpoint, "f32")
+    monkeypatch.setattr(cache_module, "CACHE_VERSION", 999)
+    assert bundle_key(checkpoint, "f32") != before
+
+
+def test_the_least_recently_used_bundle_makes_room(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache", max_bytes=2500), write_folder(tmp_path / "model")
+    first, second = cache.find_or_build(folder, "f32"), cache.find_or_build(folder, "f16")
+    age(cache)
+    assert cache.find_or_build(folder, "f32") == first
+    third = cache.find_or_build(folder, "bf16")
+    assert {entry.path for entry in cache.list()} == {first, third}
+    assert not second.exists()
+
+
+def test_a_bundle_larger_than_the_bound_is_kept_until_the_next(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache", max_bytes=10), write_folder(tmp_path / "model")
+    first = cache.find_or_build(folder, "f32")
+    assert first.exists()
+    age(cache)
+    second = cache.find_or_build(folder, "f16")
+    assert not first.exists()
+    assert second.exists()
+
+
+def test_a_bundle_found_just_now_is_never_removed(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache", max_bytes=10), write_folder(tmp_path / "model")
+    first = cache.find_or_build(folder, "f32")
+    cache.find_or_build(folder, "f16")
+    assert first.exists()
+
+
+def test_half_entries_are_made_again(tmp_path: Path, builder: Builder) -> None:
+    """Whatever a kill left: a bundle without a record, a record without a bundle, a bundle of the wrong size."""
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    path = cache.find_or_build(folder)
+    record = path.with_suffix(".json")
+    damages = [record.unlink, path.unlink, lambda: path.write_bytes(b"")]
+    damages += [lambda text=text: record.write_text(text) for text in ("{", "[1]", '{"num_bytes":1000}')]
+    for damage in damages:
+        damage()
+        assert cache.find_or_build(folder) == path
+        assert path.stat().st_size == 1000
+    assert len(builder.calls) == 7
+
+
+def test_what_dead_builders_left_is_removed(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    key = cache.find_or_build(folder).stem
+    for name in (f".{'a' * 64}.psm.xyz.partial", f".{key}.psm.abc.partial"):
+        (cache.folder / name).mkdir()
+        (cache.folder / name / "x.psm").write_bytes(b"half")
+    (cache.folder / f".{key}.json.123.partial").write_text("{")
+    cache.find_or_build(folder, "w8a8")
+    assert not list(cache.folder.glob(".*partial"))
+
+
+def test_clear_removes_everything_and_says_what(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    assert cache.clear() == (0, 0)
+    for scheme in ("f32", "w4a8"):
+        cache.find_or_build(folder, scheme)
+    assert cache.clear() == (2, 2000)
+    assert cache.list() == []
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
+    folder = write_folder(tmp_path / "model")
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(InvalidArgumentError, match="scheme: expected one of"):
+        cache.find_or_build(folder, "int3")
+    with pytest.raises(InvalidArgumentError, match=r"network: expected file\.py:Class"):
+        cache.find_or_build(folder, network="net.py")
+    with pytest.raises(FileAccessError, match=r"gone\.py"):
+        cache.find_or_build(folder, network=f"{tmp_path}/gone.py:Net")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileAccessError, match="PENSTOCK_CACHE_DIR"):
+        Cache(tmp_path / "file" / "cache").find_or_build(folder)
+    assert builder.calls == []
+
+
+def build_slowly(folder: Path, cache_folder: Path, log: Path) -> None:
+    """In a process of its own: a builder that takes half a second and notes that it ran."""
+
+    def build(source: Path, out: Path, **_: object) -> dict[str, Any]:
+        with log.open("a") as stream:
+            stream.write("built\n")
+        time.sleep(0.5)
+        out.write_bytes(b"x" * 100)
+        return {}
+
+    cache_module.build_in_child = build  # type: ignore[assignment]
+    Cache(cache_folder).find_or_build(folder)
+
+
+def test_two_processes_at_once_make_one_bundle(tmp_path: Path) -> None:
+    folder, log = write_folder(tmp_path / "model"), tmp_path / "log"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=build_slowly, args=(folder, tmp_path / "cache", log)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert log.read_text() == "built\n"
+    assert len(Cache(tmp_path / "cache").list()) == 1
+
+
+def test_a_waiting_process_says_so_and_takes_over_from_a_killed_one(tmp_path: Path, builder: Builder) -> None:
+    folder, log = write_folder(tmp_path / "model"), tmp_path / "log"
+    script = f"""
+import time
+from pathlib import Path
+from penstock.runtime import cache
+def build(source, out, **_):
+    Path({str(log)!r}).write_text("started")
+    time.sleep(60)
+cache.build_in_child = build
+cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
+"""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    wait_for(log.exists)
+    stages: list[str] = []
+
+    def progress(progress: Progress) -> None:
+        stages.append(progress.stage)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+
+    path = Cache(tmp_path / "cache").find_or_build(folder, progress=progress)
+    assert stages == ["wait"]
+    assert path.exists()
+    assert len(builder.calls) == 1
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_failed_build_leaves_the_cache_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PenstockError("no")
+
+    monkeypatch.setattr(cache_module, "build_in_child", fail)
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(PenstockError, match="no"):
+        cache.find_or_build(write_folder(tmp_path / "model"))
+    assert list(cache.folder.iterdir()) == []
