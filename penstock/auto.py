@@ -39,10 +39,16 @@ def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
 class AutoConfig(ConfigReader):
     """A model's ``config.json``, which remembers the folder or bundle it came from.
 
-    ``config.values`` holds the keys; the typed reads of ``ConfigReader`` refuse what is wrong.
+    Keys are attributes (``config.hidden_size``); the typed reads of ``ConfigReader`` refuse what is wrong.
     """
 
     folder: Path | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"{self.__dict__.get('file', 'config')} has no {name!r}")
 
     @classmethod
     def from_pretrained(cls, model: Path | str) -> AutoConfig:

@@ -145,6 +145,9 @@ def _windows(windows: Any) -> str:
     return ", ".join("whole context" if window == 0 else f"window of {window}" for window in windows) or "none"
 
 
+_DESCRIBED = (("operations", "ops", str), ("bytes", "bytes", format_bytes), ("segments", "segments", format_bytes))
+
+
 def _described(found: dict[str, Any]) -> list[str]:
     lines = [f"parameters     {found['parameters']:,}"]
     for title, key, show in (

@@ -132,7 +132,7 @@ def _refused(name: str) -> Callable[..., Any]:
 def _bounded_replace(text: Any, old: str, new: str, count: int | None = None) -> str:
     text = str(text)
     _check_method(text, "replace", (old, new))
-    return text.replace(old, new, -1 if count is None else count)
+    return str(text.replace(old, new, -1 if count is None else count))
 
 
 def _bounded_join(values: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
@@ -185,9 +185,17 @@ class LLM:
             self._tokenizer = Tokenizer(self._files)
         return self._tokenizer
 
+    @overload
+    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Result: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def generate(
+        self, prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]: ...
+
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Any:
+    ) -> Result | list[Result]:
         """Continue one prompt (a Result) or several (a list of Results in their order).
 
         A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each.
@@ -226,8 +234,7 @@ class LLM:
 
         UnsupportedError when the model has no template.
         """
-        result: Result = self.generate(self.chat_prompt(messages), params)
-        return result
+        return self.generate(self.chat_prompt(messages), params)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids that a conversation becomes, the opening of the answer included."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 
 __all__ = ["MODES", "Opened", "open_program"]
@@ -128,19 +128,24 @@ def _open_folder(
     use_cache: bool,
     progress: Callable[[Any], None] | None,
 ) -> Opened:
-    if use_cache:
-        from penstock.runtime.cache import Cache
+    try:
+        if use_cache:
+            from penstock.runtime.cache import Cache
 
-        bundle = Cache().find_or_build(folder, scheme, network, progress)
-        opened = _open_bundle(bundle, None, threads, limits)
-    else:
-        from penstock.runtime.build import build_in_child
-
-        # The open bundle stays readable after its name is gone, so nothing is left however the process ends.
-        with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
-            bundle = Path(temporary) / "model.psm"
-            build_in_child(folder, bundle, scheme=scheme, network=network, progress=progress)
+            bundle = Cache().find_or_build(folder, scheme, network, progress)
             opened = _open_bundle(bundle, None, threads, limits)
+        else:
+            from penstock.runtime.build import build_in_child
+
+            # The open bundle stays readable after its name is gone, so nothing is left however the process ends.
+            with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+                bundle = Path(temporary) / "model.psm"
+                build_in_child(folder, bundle, scheme=scheme, network=network, progress=progress)
+                opened = _open_bundle(bundle, None, threads, limits)
+            opened.bundle = None
+    except OutOfMemoryError as error:
+        hint = "" if scheme is not None else "; --scheme w8a8 or w4a8 makes the weights smaller"
+        raise OutOfMemoryError(f"{error}{hint}") from None
     if scheme is None:
         opened.notes += _suggestion(opened.program)
     opened.source = folder

@@ -1,0 +1,116 @@
+"""The engine's invariants on the demo model: the native core and eager mode, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock import LLM, InvalidArgumentError, OutOfMemoryError, ProgramLimits, SamplingParams
+from penstock.lite import core
+from penstock.runtime.native import fit_limits
+from tests.cli.conftest import DEMO, FOLDER
+
+TEXTS = ["import os\n", "def add(a, b):\n    return", "class Stack:\n" + "    x = 1\n" * 30, "x"]
+PARAMS = [
+    SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=50, temperature=0.8, top_k=20, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=35, temperature=1.2, top_p=0.9, seed=2, ignore_eos=True),
+    SamplingParams(max_tokens=70, temperature=0.5, seed=2**64 - 1, ignore_eos=True),
+]
+MODES = [("graph", DEMO), ("eager", FOLDER)]
+
+
+def open_llm(mode: str, path, **limits) -> LLM:
+    return LLM(path, mode=mode, scheme="w8a8", limits=ProgramLimits(**limits))
+
+
+@pytest.fixture(scope="module", params=MODES, ids=["graph", "eager"])
+def reference(request):
+    """Mode, path, and each answer made alone."""
+    mode, path = request.param
+    with open_llm(mode, path, max_requests=1, context_len=512) as llm:
+        yield mode, path, [llm.generate(t, p) for t, p in zip(TEXTS, PARAMS, strict=True)]
+
+
+def ids(results) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+def test_batch_matches_single(reference):
+    mode, path, alone = reference
+    with open_llm(mode, path, max_requests=4, context_len=512) as llm:
+        together = llm.generate(TEXTS, PARAMS)
+        assert ids(together) == ids(alone)
+        assert [r.text for r in together] == [r.text for r in alone]
+        assert all(pool.num_free == pool.num_pages for pool in llm.engine.scheduler.ledger.pools)
+
+
+@pytest.mark.parametrize("budget", [5, 33])
+def test_chunked_matches_whole(reference, budget):
+    mode, path, alone = reference
+    with open_llm(mode, path, max_requests=4, max_tokens=budget, context_len=512) as llm:
+        assert ids(llm.generate(TEXTS, PARAMS)) == ids(alone)
+
+
+def test_preempted_matches_uninterrupted(reference):
+    mode, path, alone = reference
+    with open_llm(mode, path, max_requests=4, num_pages=8, context_len=256) as llm:
+        assert ids(llm.generate(TEXTS, PARAMS)) == ids(alone)
+        assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_streamed_matches_whole(reference):
+    mode, path, alone = reference
+    with open_llm(mode, path, max_requests=2, context_len=512) as llm:
+        deltas = list(llm.stream(TEXTS[1], PARAMS[1]))
+    assert "".join(d.text for d in deltas) == alone[1].text
+    assert [i for d in deltas for i in d.token_ids] == alone[1].token_ids
+
+
+def test_logits_are_one_row_per_position_and_name_the_greedy_tokens(reference):
+    mode, path, alone = reference
+    with open_llm(mode, path, max_requests=4, max_rows=16, context_len=512) as llm:
+        prompt = alone[0].prompt_token_ids
+        logits = llm.logits(prompt + alone[0].token_ids)
+        again = llm.logits(prompt)
+    assert logits.shape == (len(prompt) + 40, 4096)
+    assert logits.dtype == np.float32
+    assert logits.argmax(axis=1)[len(prompt) - 1 : -1].tolist() == alone[0].token_ids
+    assert again.tobytes() == logits[: len(prompt)].tobytes()
+
+
+def test_eager_and_graph_make_the_same_answers():
+    found = []
+    for mode, path in MODES:
+        with open_llm(mode, path, max_requests=4, context_len=512) as llm:
+            found.append((ids(llm.generate(TEXTS, PARAMS)), llm.logits(TEXTS[2]).tobytes()))
+    assert found[0] == found[1]
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_its_figures():
+    with core.Context(1) as context, core.Model.open(DEMO) as model:
+        with pytest.raises(OutOfMemoryError, match=r"weights .* MiB, keys and values .* MiB .*32 pages"):
+            fit_limits(model, context, ProgramLimits(context_len=1024, max_requests=1), available=70 << 20)
+        with pytest.raises(OutOfMemoryError):
+            fit_limits(model, context, ProgramLimits(), available=1 << 20)
+
+
+def test_memory_is_shared_out_by_the_rules():
+    with core.Context(1) as context, core.Model.open(DEMO) as model:
+        roomy, plan = fit_limits(model, context, ProgramLimits(max_requests=4), available=64 << 30)
+        assert (roomy.context_len, roomy.num_pages, roomy.max_rows) == (1024, 128, 4)
+        assert plan.total_bytes < 64 << 30
+        one, _ = fit_limits(model, context, ProgramLimits(max_requests=1, context_len=100), available=64 << 30)
+        assert (one.context_len, one.num_pages) == (100, 4)
+        fixed = plan.total_bytes - plan.kv_bytes + (64 << 20)
+        tight, _ = fit_limits(model, context, ProgramLimits(max_requests=4), available=fixed + 40 * plan.kv_page_bytes)
+        assert tight.num_pages == 32
+
+
+def test_one_answer_beyond_the_context_ends_by_length():
+    with LLM(DEMO, limits=ProgramLimits(max_requests=1, context_len=64)) as llm:
+        result = llm.generate("import os\n", SamplingParams(max_tokens=500, temperature=0, ignore_eos=True))
+        assert result.finish_reason == "length"
+        assert len(result.token_ids) + len(result.prompt_token_ids) == 64
+        with pytest.raises(InvalidArgumentError, match="context holds 64"):
+            llm.generate([5] * 64)
