@@ -76,8 +76,9 @@ class Scheduler:
         chunks: dict[int, Chunk] = {}
         budget = self.max_tokens
         preempted = False
-        decodes = [r for r in self.running if r.num_tokens - r.num_computed == 1]
-        prompts = [r for r in self.running if r.num_tokens - r.num_computed != 1]
+        decodes, prompts = [], []
+        for request in self.running:
+            (decodes if request.num_tokens - request.num_computed == 1 else prompts).append(request)
         for request in decodes + prompts:
             if request.status is not Status.RUNNING or budget == 0:
                 continue
