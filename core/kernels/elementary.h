@@ -9,10 +9,10 @@ constexpr float kInfinity = __builtin_inff();
 constexpr float kRoundMagic = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, ties to even
 
 // |x| < 2^22.  Gives +0 for what rounds to -0, as on every level.
-PS_INLINE F16 f_round(F16 x) { return (x + f_set(kRoundMagic)) - f_set(kRoundMagic); }
+PS_LONG F16 f_round(F16 x) { return (x + f_set(kRoundMagic)) - f_set(kRoundMagic); }
 
 // 2^n for whole n in [-126, 127]; any finite number for a NaN.
-PS_INLINE F16 f_pow2(F16 n) {
+PS_LONG F16 f_pow2(F16 n) {
   I16 i = i_bits(n + f_set(kRoundMagic)) - i_set(0x4b400000 - 127);
   return f_bits(i_shl<23>(i));
 }
@@ -20,7 +20,7 @@ PS_INLINE F16 f_pow2(F16 n) {
 PS_INLINE F16 f_nan_to_zero(F16 x) { return f_max(x, f_set(0.f)) + f_min(x, f_set(0.f)); }
 
 // Relative error below 1.5e-7; exp(0) is 1, exp(-inf) is 0, NaN stays NaN.
-PS_INLINE F16 f_exp(F16 x) {
+PS_LONG F16 f_exp(F16 x) {
   x = f_min(f_set(89.f), f_max(f_set(-105.f), x));  // the second operand wins when it is NaN
   F16 n = f_round(x * f_set(1.44269504088896341f));
   F16 r = f_fma(n, f_set(-0.693359375f), x);
@@ -36,13 +36,13 @@ PS_INLINE F16 f_exp(F16 x) {
   return (p * f_pow2(half)) * f_pow2(n - half);
 }
 
-PS_INLINE F16 f_polynomial(F16 x, const float* c, int n) {
+PS_LONG F16 f_polynomial(F16 x, const float* c, int n) {
   F16 p = f_set(c[0]);
   for (int i = 1; i < n; ++i) p = f_fma(p, x, f_set(c[i]));
   return p;
 }
 
-PS_INLINE F16 f_tanh(F16 x) {
+PS_LONG F16 f_tanh(F16 x) {
   static constexpr float num[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
                                   5.12229709037114e-08f,  1.48572235717979e-05f, 6.37261928875436e-04f,
                                   4.89352455891786e-03f};
@@ -53,7 +53,7 @@ PS_INLINE F16 f_tanh(F16 x) {
   return (x * f_polynomial(s, num, 7)) / f_polynomial(s, den, 4);
 }
 
-PS_INLINE F16 f_erf(F16 x) {
+PS_LONG F16 f_erf(F16 x) {
   static constexpr float num[] = {-2.72614225801306e-10f, 2.77068142495902e-08f,  -2.10102402082508e-06f,
                                   -5.69250639462346e-05f, -7.34990630326855e-04f, -2.95459980854025e-03f,
                                   -1.60960333262415e-02f};

@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "penstock.h"
 
+#define PS_GENERIC
 #include "lanes_generic.h"
 #include "table.h"
 

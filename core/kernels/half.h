@@ -3,7 +3,13 @@
 #define PENSTOCK_KERNELS_HALF_H
 
 #define PS_INLINE inline __attribute__((always_inline))
+#ifdef PS_GENERIC  // loops over lanes in memory: unrolled or repeated, they would only be large
+#define PS_UNROLL
+#define PS_LONG __attribute__((noinline))
+#else
 #define PS_UNROLL _Pragma("GCC unroll 16")
+#define PS_LONG inline __attribute__((always_inline))
+#endif
 
 namespace ps {
 namespace {

@@ -8,7 +8,7 @@ namespace ps {
 namespace {
 
 constexpr const char* kLevel = "avx512";
-constexpr int kFloatM = 6, kFloatN = 4, kInt8M = 6, kInt8N = 4, kInt4M = 6, kInt4N = 2, kQueries = 8;
+constexpr int kFloatM = 6, kFloatN = 4, kInt8M = 4, kInt8N = 4, kInt4M = 6, kInt4N = 2, kQueries = 8;
 // vpdpbusd multiplies unsigned by signed: activations for 8-bit weights are stored with 128 added.
 constexpr bool kUnsignedActivations = true;
 

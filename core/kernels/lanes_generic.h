@@ -40,15 +40,14 @@ PS_INLINE float fma1(float a, float b, float c) {
 
 PS_INLINE F16 f_set(float x) { F16 r; PS_LANES(x); }
 PS_INLINE F16 f_load(const float* p) { F16 r; PS_LANES(p[i]); }
-PS_INLINE F16 f_load_n(const float* p, int n) { F16 r; PS_LANES(i < n ? p[i] : 0.f); }
+PS_LONG F16 f_load_n(const float* p, int n) { F16 r; PS_LANES(i < n ? p[i] : 0.f); }
 PS_INLINE void f_store(float* p, F16 a) { for (int i = 0; i < 16; ++i) p[i] = a.v[i]; }
-PS_INLINE void f_store_n(float* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = a.v[i]; }
+PS_LONG void f_store_n(float* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = a.v[i]; }
 PS_INLINE F16 operator+(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] + b.v[i]); }
 PS_INLINE F16 operator-(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] - b.v[i]); }
 PS_INLINE F16 operator*(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] * b.v[i]); }
-PS_INLINE F16 operator/(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] / b.v[i]); }
-// Out of line, as it is long and everywhere.
-__attribute__((noinline)) F16 f_fma(const F16& a, const F16& b, const F16& c) {
+PS_LONG F16 operator/(const F16& a, const F16& b) { F16 r; PS_LANES(a.v[i] / b.v[i]); }
+PS_LONG F16 f_fma(const F16& a, const F16& b, const F16& c) {
   F16 r;
   PS_LANES(fma1(a.v[i], b.v[i], c.v[i]));
 }
@@ -57,9 +56,9 @@ PS_INLINE F16 f_max(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] > b.v[i] ? a.v[i] : b
 PS_INLINE F16 f_min(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 PS_INLINE F16 f_abs(F16 a) { F16 r; PS_LANES(float_of(bits_of(a.v[i]) & 0x7fffffffu)); }
 
-PS_INLINE M16 m_range(int lo, int hi) { M16 r; PS_LANES(i >= lo && i < hi ? -1 : 0); }
+PS_LONG M16 m_range(int lo, int hi) { M16 r; PS_LANES(i >= lo && i < hi ? -1 : 0); }
 PS_INLINE M16 m_lt(F16 a, F16 b) { M16 r; PS_LANES(a.v[i] < b.v[i] ? -1 : 0); }
-PS_INLINE F16 f_select(M16 m, F16 a, F16 b) { F16 r; PS_LANES(m.v[i] ? a.v[i] : b.v[i]); }
+PS_LONG F16 f_select(const M16& m, const F16& a, const F16& b) { F16 r; PS_LANES(m.v[i] ? a.v[i] : b.v[i]); }
 
 PS_INLINE I16 i_set(int32_t x) { I16 r; PS_LANES(x); }
 PS_INLINE I16 i_load(const void* p) { I16 r; __builtin_memcpy(r.v, p, 64); return r; }
@@ -77,39 +76,39 @@ template <int n> PS_INLINE I16 i_sra(I16 a) { I16 r; PS_LANES(a.v[i] >> n); }
 PS_INLINE F16 f_from_i(I16 a) { F16 r; PS_LANES(float(a.v[i])); }
 PS_INLINE I16 i_from_f(F16 a) { I16 r; PS_LANES(int32_t(a.v[i])); }  // whole numbers only
 
-PS_INLINE float f_sum(F16 a) {
+PS_LONG float f_sum(F16 a) {
   for (int n = 8; n > 0; n >>= 1)
     for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
   return a.v[0];
 }
-PS_INLINE float f_hmax(F16 a) {
+PS_LONG float f_hmax(F16 a) {
   for (int n = 8; n > 0; n >>= 1)
     for (int i = 0; i < n; ++i) a.v[i] = a.v[i] > a.v[i + n] ? a.v[i] : a.v[i + n];
   return a.v[0];
 }
-PS_INLINE int32_t i_hmax(I16 a) {
+PS_LONG int32_t i_hmax(I16 a) {
   int32_t m = a.v[0];
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
 
-PS_INLINE F16 f_load_bf16_n(const uint16_t* p, int n) { F16 r; PS_LANES(i < n ? bf16_to_f32(p[i]) : 0.f); }
-PS_INLINE F16 f_load_f16_n(const uint16_t* p, int n) { F16 r; PS_LANES(i < n ? f16_to_f32(p[i]) : 0.f); }
-PS_INLINE F16 f_load_i8_n(const int8_t* p, int n) { F16 r; PS_LANES(i < n ? float(p[i]) : 0.f); }
-PS_INLINE F16 f_load_bf16(const uint16_t* p) { F16 r; PS_LANES(bf16_to_f32(p[i])); }
-PS_INLINE F16 f_load_f16(const uint16_t* p) { F16 r; PS_LANES(f16_to_f32(p[i])); }
-PS_INLINE F16 f_load_i8(const int8_t* p) { F16 r; PS_LANES(float(p[i])); }
-PS_INLINE void f_store_bf16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_bf16(a.v[i]); }
-PS_INLINE void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_f16(a.v[i]); }
-PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
+PS_LONG F16 f_load_bf16_n(const uint16_t* p, int n) { F16 r; PS_LANES(i < n ? bf16_to_f32(p[i]) : 0.f); }
+PS_LONG F16 f_load_f16_n(const uint16_t* p, int n) { F16 r; PS_LANES(i < n ? f16_to_f32(p[i]) : 0.f); }
+PS_LONG F16 f_load_i8_n(const int8_t* p, int n) { F16 r; PS_LANES(i < n ? float(p[i]) : 0.f); }
+PS_LONG F16 f_load_bf16(const uint16_t* p) { F16 r; PS_LANES(bf16_to_f32(p[i])); }
+PS_LONG F16 f_load_f16(const uint16_t* p) { F16 r; PS_LANES(f16_to_f32(p[i])); }
+PS_LONG F16 f_load_i8(const int8_t* p) { F16 r; PS_LANES(float(p[i])); }
+PS_LONG void f_store_bf16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_bf16(a.v[i]); }
+PS_LONG void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_f16(a.v[i]); }
+PS_LONG void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
 
 // Nibble at bit `shift` of each lane, as value - 8.
-template <int shift> PS_INLINE F16 f_nibble(I16 w) { F16 r; PS_LANES(float(((uint32_t(w.v[i]) >> shift) & 15u)) - 8.f); }
+template <int shift> PS_LONG F16 f_nibble(const I16& w) { F16 r; PS_LANES(float(((uint32_t(w.v[i]) >> shift) & 15u)) - 8.f); }
 
 // ---- integer dot products: 16 rows x 4 columns a step -----------------------------------------------------
 struct W8 { int8_t v[64]; };
 PS_INLINE W8 w8_load(const uint8_t* p) { W8 r; __builtin_memcpy(r.v, p, 64); return r; }
-PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
+PS_LONG I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
   for (int i = 0; i < 16; ++i)
     acc.v[i] += w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
   return acc;
@@ -120,7 +119,7 @@ struct W4 { uint8_t v[64]; };
 using G16 = I16;
 PS_INLINE W4 w4_load(const uint8_t* p) { W4 r; __builtin_memcpy(r.v, p, 64); return r; }
 PS_INLINE G16 w4_zero() { return i_set(0); }
-PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
+PS_LONG G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   for (int i = 0; i < 16; ++i)
     for (int j = 0; j < 4; ++j) {
       int b = w.v[4 * i + j];

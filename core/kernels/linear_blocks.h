@@ -9,12 +9,16 @@ namespace {
 PS_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights that serves few rows asks for them
 
-// Stores one tile's 16 outputs of one row: what is past the last weight row is left alone.
-PS_INLINE void store_tile(const LinearArgs& a, int64_t row, int64_t tile, F16 v) {
-  int64_t column = tile * 16;
-  int n = tail(a.weight.rows, column);
-  if (a.bias) v = v + f_load_n(a.bias + column, n);
-  f_store_n(a.y + row * a.y_stride + column, v, n);
+// Adds the bias and stores a block [m][n] of tiles: what is past the last weight row is left alone.
+__attribute__((noinline)) void store_block(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, const F16* v) {
+  for (int i = 0; i < m; ++i)
+    for (int t = 0; t < n; ++t) {
+      const int64_t column = (tile + t) * 16;
+      const int rows = tail(a.weight.rows, column);
+      F16 y = v[i * n + t];
+      if (a.bias) y = y + f_load_n(a.bias + column, rows);
+      f_store_n(a.y + (row + i) * a.y_stride + column, y, rows);
+    }
 }
 
 // Scheme::template block<M, N>(args, row, tile) computes M rows by N tiles.

@@ -42,9 +42,10 @@ struct LinearW4A8 {
           acc[i][t] = f_fma(f_from_i(w4_finish(sum[i][t], sums[i * sums_stride + g])), scale, acc[i][t]);
       }
     }
+    F16 y[M][N];
     PS_UNROLL for (int i = 0; i < M; ++i)
-      PS_UNROLL for (int t = 0; t < N; ++t)
-        store_tile(a, row + i, tile + t, acc[i][t] * f_set(a.qx.scale[row + i]));
+      PS_UNROLL for (int t = 0; t < N; ++t) y[i][t] = acc[i][t] * f_set(a.qx.scale[row + i]);
+    store_block(a, row, tile, M, N, y[0]);
   }
 };
 
@@ -79,7 +80,9 @@ struct LinearW4A16 {
       F16 scale = f_load_f16((const uint16_t*)w);
       PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(sum[i], scale, acc[i]);
     }
-    PS_UNROLL for (int i = 0; i < M; ++i) store_tile(a, row + i, tile, acc[i]);
+    F16 y[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
+    store_block(a, row, tile, M, 1, y);
   }
 };
 

@@ -28,14 +28,16 @@ struct LinearInt8 {
       PS_UNROLL for (int i = 0; i < M; ++i)
         PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_dot(acc[i][t], v[t], x[i] + 4 * s);
     }
+    F16 y[M][N];
     PS_UNROLL for (int t = 0; t < N; ++t) {
       F16 scale = f_load((const float*)(first + t * tile_bytes));
       I16 row_sum = i_load(first + t * tile_bytes + 64);
       PS_UNROLL for (int i = 0; i < M; ++i) {
         F16 sum = f_from_i(w8_finish(acc[i][t], row_sum));
-        store_tile(a, row + i, tile + t, sum * (scale * f_set(a.qx.scale[row + i])));
+        y[i][t] = sum * (scale * f_set(a.qx.scale[row + i]));
       }
     }
+    store_block(a, row, tile, M, N, y[0]);
   }
 };
 

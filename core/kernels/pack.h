@@ -27,7 +27,7 @@ inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
   }
 }
 
-PS_INLINE F16 source_lanes(const PackArgs& a, int64_t i, int n) {
+PS_LONG F16 source_lanes(const PackArgs& a, int64_t i, int n) {
   if (a.src_dtype == PS_F32) return f_load_n((const float*)a.src + i, n);
   return a.src_dtype == PS_F16 ? f_load_f16_n((const uint16_t*)a.src + i, n) : f_load_bf16_n((const uint16_t*)a.src + i, n);
 }
@@ -38,7 +38,7 @@ PS_INLINE F16 source_lanes(const PackArgs& a, int64_t i, int n) {
 // clipped a little, which pays when the rest of the group gains more.
 constexpr float kLevels[] = {-8.f, 7.f, -7.f, -7.5f, -8.5f, 7.5f, -9.f, 8.f, -9.5f};
 
-PS_INLINE F16 round_to_f16(F16 x) {
+PS_LONG F16 round_to_f16(F16 x) {
   uint16_t h[16];
   f_store_f16_n(h, f_max(f_min(x, f_set(65504.f)), f_set(-65504.f)), 16);
   return f_load_f16(h);
@@ -48,13 +48,13 @@ struct Fit {  // of 16 groups, one a lane
   F16 scale, error, product, square;  // squared error; sums of w * q and of q * q
 };
 
-PS_INLINE F16 inverse_of(F16 scale) {
+PS_LONG F16 inverse_of(F16 scale) {
   F16 zero = f_set(0.f);
   F16 inverse = f_set(1.f) / scale;
   return f_select(m_lt(zero, f_abs(scale)), inverse, zero);
 }
 
-PS_INLINE F16 to_int4(F16 w, F16 inverse) { return f_round(f_max(f_min(w * inverse, f_set(7.f)), f_set(-8.f))); }
+PS_LONG F16 to_int4(F16 w, F16 inverse) { return f_round(f_max(f_min(w * inverse, f_set(7.f)), f_set(-8.f))); }
 
 inline Fit fit_of(const F16 (&w)[32], F16 scale) {
   Fit f = {round_to_f16(scale), f_set(0.f), f_set(0.f), f_set(0.f)};
@@ -69,7 +69,7 @@ inline Fit fit_of(const F16 (&w)[32], F16 scale) {
   return f;
 }
 
-PS_INLINE void keep_better(Fit& best, const Fit& other) {
+PS_LONG void keep_better(Fit& best, const Fit& other) {
   M16 better = m_lt(other.error, best.error);
   best.scale = f_select(better, other.scale, best.scale);
   best.product = f_select(better, other.product, best.product);
@@ -101,7 +101,7 @@ struct Step {
   int n;                     // columns: 32, fewer at the end
 };
 
-PS_INLINE void load_row(const Step& s, int lane, F16* low, F16* high) {
+PS_LONG void load_row(const Step& s, int lane, F16* low, F16* high) {
   int64_t i = s.source + (lane - s.lane_begin) * s.args->cols + s.k;
   *low = source_lanes(*s.args, i, s.n < 16 ? s.n : 16);
   *high = s.n > 16 ? source_lanes(*s.args, i + 16, s.n - 16) : f_set(0.f);

@@ -11,7 +11,7 @@ uint64_t read_bytes(const uint8_t* data, int64_t bytes) {
   return sum;
 }
 
-constexpr int kPeakChains = 6 * (kFloatN > 1 ? 4 : 1);
+constexpr int kPeakChains = kFloatN > 1 ? 12 : 6;  // enough to hide the latency, few enough for registers
 
 int64_t peak_float(int64_t iterations, float* sink) {
   F16 acc[kPeakChains];
@@ -26,16 +26,17 @@ int64_t peak_float(int64_t iterations, float* sink) {
 }
 
 int64_t peak_int8(int64_t iterations, float* sink) {
-  constexpr int chains = kPeakChains > 12 ? kPeakChains : 4;
+  constexpr int chains = kFloatN > 1 ? 12 : 4;
   alignas(64) uint8_t bytes[64];
   for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(i);
   W8 w = w8_load(bytes);
-  int8_t x[4] = {1, 2, 3, int8_t(*sink > 0)};
+  int8_t x[4 * chains];
+  for (int i = 0; i < 4 * chains; ++i) x[i] = int8_t(i);
   I16 acc[chains];
   for (int j = 0; j < chains; ++j) acc[j] = i_set(j);
   for (int64_t i = 0; i < iterations; ++i) {
-    PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = w8_dot(acc[j], w, x);
-    __asm__ volatile("" : "+m"(x));  // the product is not a constant of the loop
+    __asm__ volatile("" : : "r"(x) : "memory");  // so that no product is a constant of the loop
+    PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = w8_dot(acc[j], w, x + 4 * j);
   }
   for (int j = 1; j < chains; ++j) acc[0] = acc[0] + acc[j];
   *sink = f_sum(f_from_i(acc[0]));

@@ -10,7 +10,7 @@ struct RowScale {
 };
 
 // The largest magnitude as bits: integer order is float order there, and NaN and infinity come out on top.
-PS_INLINE int32_t max_magnitude(const float* x, int64_t n) {
+inline __attribute__((noinline)) int32_t max_magnitude(const float* x, int64_t n) {
   I16 m = i_set(0);
   for (int64_t i = 0; i < n; i += 16) m = i_max(m, i_bits(f_abs(f_load_n(x + i, tail(n, i)))));
   return i_hmax(m);
@@ -24,7 +24,7 @@ PS_INLINE RowScale row_scale(const float* x, int64_t n) {
   return {scale, 1.f / scale};
 }
 
-PS_INLINE F16 to_int8(F16 x, float inverse) {
+PS_LONG F16 to_int8(F16 x, float inverse) {
   // A NaN becomes 127 (the first operand gives way), never an undefined conversion; its scale is NaN.
   F16 v = f_max(f_min(x * f_set(inverse), f_set(127.f)), f_set(-127.f));
   return f_round(v);

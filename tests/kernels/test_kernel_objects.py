@@ -1,0 +1,107 @@
+"""The kernels against their references under the sanitizers, and what each level's object file may contain."""
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+X86 = platform.machine() in ("x86_64", "AMD64")
+ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="no C++ compiler")
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name}")
+    return found
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def configure(build: Path, *options: str) -> None:
+    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}")
+    run(tool("cmake"), "-S", str(ROOT), "-B", str(build), *generator, *options)
+
+
+def test_kernels_match_reference_and_levels_match_under_sanitizers(tmp_path: Path) -> None:
+    configure(tmp_path, "-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
+    run(tool("cmake"), "--build", str(tmp_path), "--target", "kernel_check", "-j", "2")
+    (program,) = (path for path in tmp_path.rglob("kernel_check") if path.is_file())
+    output = run(str(program))
+    assert "generic" in output.splitlines()[0]
+    assert output.splitlines()[-1] == "0 failures"
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    build = tmp_path_factory.mktemp("objects")
+    configure(build)
+    paths = {
+        level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
+        for level in ("generic", "avx2", "avx512", "neon")
+    }
+    run(tool("ninja"), "-C", str(build), "-j", "2", *paths.values())
+    return {level: build / path for level, path in paths.items()}
+
+
+def functions(path: Path) -> dict[str, str]:
+    """Name of each function to its instructions."""
+    text = run(tool("objdump"), "-d", "-C", "--no-show-raw-insn", str(path))
+    parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def instructions(code: dict[str, str], name: str | re.Pattern[str]) -> str:
+    found = "\n".join(text for function, text in code.items() if re.search(name, function))
+    assert found, f"no function matches {name!r}"
+    return found
+
+
+def test_no_kernel_object_defines_a_weak_symbol(objects: dict[str, Path]) -> None:
+    for level, path in objects.items():
+        weak = [line for line in run(tool("nm"), "-C", str(path)).splitlines() if re.search(r" [VvWwu] ", line)]
+        assert not weak, f"{level}: {weak}"
+
+
+def test_kernel_objects_export_their_table_alone(objects: dict[str, Path]) -> None:
+    for level, path in objects.items():
+        lines = run(tool("nm"), "-C", "--defined-only", "--extern-only", str(path)).splitlines()
+        assert [line.split()[-1] for line in lines] == [f"ps::kernels_{level}"]
+
+
+@pytest.mark.skipif(not X86, reason="x86 levels")
+def test_generic_level_holds_baseline_instructions_alone(objects: dict[str, Path]) -> None:
+    text = "\n".join(functions(objects["generic"]).values())
+    assert "xmm" in text
+    assert not re.search(r"\b[yz]mm|\bvfn?m(add|sub)|\tv\w+ .*xmm", text)
+
+
+@pytest.mark.skipif(not X86, reason="x86 levels")
+def test_avx2_level_holds_its_own_instructions(objects: dict[str, Path]) -> None:
+    code = functions(objects["avx2"])
+    assert not re.search(r"%zmm|%k[0-7]\b", "\n".join(code.values()))
+    for scheme in ("LinearInt8", "LinearW4A8"):
+        assert re.search(r"vpmaddubsw.*ymm", instructions(code, scheme))
+    for name in ("LinearFloat", "LinearW4A16", ATTENTION):
+        assert re.search(r"vfmadd\w+ps.*ymm", instructions(code, name))
+
+
+@pytest.mark.skipif(not X86, reason="x86 levels")
+def test_avx512_level_holds_its_own_instructions(objects: dict[str, Path]) -> None:
+    code = functions(objects["avx512"])
+    for scheme in ("LinearInt8", "LinearW4A8"):
+        assert re.search(r"vpdpbusd.*zmm", instructions(code, scheme))
+    for name in ("LinearFloat", "LinearW4A16", ATTENTION):
+        assert re.search(r"vfmadd\w+ps.*zmm", instructions(code, name))
