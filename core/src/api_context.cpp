@@ -3,8 +3,6 @@
 #include <string.h>
 #include <time.h>
 
-#include <new>
-
 #include "api.h"
 #include "crc32.h"
 #include "layout.h"
@@ -74,19 +72,19 @@ ps_status ps_context_create(const ps_context_options* options, ps_context** out)
   }
   const Kernels* kernels = nullptr;
   PS_TRY(choose_kernels(o.cpu_level, &kernels));
-  ps_context* context = new (std::nothrow) ps_context;
+  ps_context* context = create_object<ps_context>();
   if (!context) return fail(PS_OUT_OF_MEMORY, "context: out of memory");
   context->kernels = kernels;
   const ps_status status = context->pool.start(o.num_threads ? o.num_threads : default_num_threads());
   if (status != PS_OK) {
-    delete context;
+    destroy_object(context);
     return status;
   }
   *out = context;
   return PS_OK;
 }
 
-void ps_context_destroy(ps_context* context) { delete context; }
+void ps_context_destroy(ps_context* context) { destroy_object(context); }
 int32_t ps_context_num_threads(const ps_context* context) { return context ? context->pool.num_threads() : 0; }
 const char* ps_context_cpu_level(const ps_context* context) { return context ? context->kernels->level : nullptr; }
 

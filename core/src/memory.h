@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <new>
 #include <type_traits>
 
 namespace ps {
@@ -59,6 +60,19 @@ class Vec {
   T* data_ = nullptr;
   int64_t size_ = 0, capacity_ = 0;
 };
+
+// Objects without operator new, which would bring in the C++ runtime.  Null when memory runs out.
+template <typename T>
+T* create_object() {
+  void* memory = aligned_alloc(alignof(T) < 16 ? 16 : alignof(T), (sizeof(T) + 63) / 64 * 64);
+  return memory ? ::new (memory) T : nullptr;
+}
+template <typename T>
+void destroy_object(T* object) {
+  if (!object) return;
+  object->~T();
+  free(object);
+}
 
 // Pages from the system: zero, committed when first touched, given back at the end.
 class Region {

@@ -7,8 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <new>
-
 #include "cpu.h"
 
 namespace ps {

@@ -157,8 +157,10 @@ class Model(_Handle):
         """A segment's bytes, a read-only view that is valid until the model closes; None when there is none."""
         data, size = ctypes.c_void_p(), ctypes.c_int64()
         check(library().ps_model_segment(self.handle, name.encode(), ctypes.byref(data), ctypes.byref(size)))
-        if data.value is None:
-            return memoryview(b"") if size.value == 0 else None
+        if size.value < 0:
+            return None
+        if data.value is None or size.value == 0:
+            return memoryview(b"")
         view = (ctypes.c_uint8 * size.value).from_address(data.value)
         view._model = self  # type: ignore[attr-defined]  # the view keeps the model alive
         return memoryview(view).cast("B").toreadonly()

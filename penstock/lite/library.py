@@ -187,7 +187,6 @@ def library() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
-            if not hasattr(lib, name): continue
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:

@@ -1,0 +1,85 @@
+// The C ABI: models.
+#include "api.h"
+#include "model.h"
+#include "ops.h"
+
+using namespace ps;
+
+namespace ps {
+namespace {
+
+// Bytes of weights that one token reads: every weight once, of an embedding table only a row.
+int64_t bytes_per_token(const ps_model& model) {
+  const Graph& graph = model.graph;
+  Vec<uint8_t> whole;
+  if (!whole.resize(graph.weights.size())) return 0;
+  int64_t bytes = 0;
+  for (const Node& node : graph.nodes) {
+    const bool is_table = strcmp(kOps[node.op].name, "embedding") == 0;
+    for (int32_t i = 0; i < node.num_inputs; ++i) {
+      if (node.inputs[i].kind != OPERAND_WEIGHT) continue;
+      const Weight& weight = graph.weights[node.inputs[i].index];
+      uint8_t& counted = whole[node.inputs[i].index];
+      if (is_table) {
+        bytes += weight.bytes / weight.rows;
+      } else if (!counted) {
+        counted = 1;
+        bytes += weight.bytes;
+      }
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+}  // namespace ps
+
+ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out) {
+  PS_TRY(require(path && out, "path, out"));
+  *out = nullptr;
+  ps_model_options o;
+  PS_TRY(read_struct(options, &o, "options"));
+  ps_model* model = create_object<ps_model>();
+  if (!model) return fail(PS_OUT_OF_MEMORY, "model: out of memory");
+  const ps_status status = open_model(model, path, !o.no_mmap, o.verify != 0);
+  if (status != PS_OK) {
+    destroy_object(model);
+    return status;
+  }
+  *out = model;
+  return PS_OK;
+}
+
+void ps_model_close(ps_model* model) { destroy_object(model); }
+
+ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
+  PS_TRY(require(model && out, "model, out"));
+  const Graph& graph = model->graph;
+  ps_model_info info{};
+  info.vocab_size = graph.vocab_size;
+  info.context_len = graph.context_len;
+  info.num_states = static_cast<int32_t>(graph.states.size());
+  info.num_page_groups = static_cast<int32_t>(graph.page_groups.size());
+  info.num_weights = static_cast<int32_t>(graph.weights.size());
+  info.num_nodes = static_cast<int32_t>(graph.nodes.size());
+  for (const Weight& weight : graph.weights) info.weight_bytes += weight.bytes;
+  info.file_bytes = model->file.bytes();
+  info.weight_bytes_per_token = bytes_per_token(*model);
+  info.network = graph.network.data;  // terminated, as checked when it was read
+  info.scheme = graph.scheme.data;
+  info.page_windows = graph.page_groups.data();
+  return write_struct(info, out, "out");
+}
+
+ps_status ps_model_segment(const ps_model* model, const char* name, const void** data, int64_t* bytes) {
+  PS_TRY(require(model && name && data && bytes, "model, name, data, bytes"));
+  *data = nullptr;
+  *bytes = -1;
+  for (const Segment& segment : model->graph.segments) {
+    if (!equal(segment.name, name)) continue;
+    *data = model->file.data() + segment.offset;
+    *bytes = segment.bytes;
+    return PS_OK;
+  }
+  return PS_OK;  // null and -1: there is none
+}

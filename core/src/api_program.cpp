@@ -1,0 +1,146 @@
+// The C ABI: programs.
+#include <initializer_list>
+
+#include "api.h"
+#include "layout.h"
+#include "program.h"
+#include "sample.h"
+
+using namespace ps;
+
+namespace ps {
+namespace {
+
+ps_status read_options(const ps_program_options* options, ps_program_options* out) {
+  PS_TRY(read_struct(options, out, "options"));
+  if (out->kv_layout == 0) out->kv_layout = PS_KV_F32;
+  if (kv_layout_name(out->kv_layout)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), found %d", out->kv_layout);
+}
+
+ps_status build(ps_program* program) {
+  PS_TRY(make_plan(*program->model, *program->context, program->options, &program->plan));
+  const Plan& plan = program->plan;
+  const struct {
+    Region* region;
+    int64_t bytes;
+    const char* name;
+  } parts[] = {{&program->temporaries, plan.temporary_bytes, "max_tokens"},
+               {&program->scratch, plan.scratch_bytes, "max_tokens"},
+               {&program->kv, plan.kv_bytes, "num_pages"},
+               {&program->logits, plan.logits_bytes, "max_rows"}};
+  for (const auto& part : parts) {
+    if (part.region->allocate(part.bytes, true)) continue;
+    return fail(PS_OUT_OF_MEMORY, "%s: the system refused %lld bytes", part.name, static_cast<long long>(part.bytes));
+  }
+  return bind_program(program);
+}
+
+ps_status check_sample(const ps_program* program, const ps_sampling& sampling, int32_t num_rows, const int32_t* ids) {
+  PS_TRY(check_sampling(sampling, num_rows, program->options.num_slots));
+  return require(ids || num_rows == 0, "ids");
+}
+
+ps_status sample(ps_program* program, const ps_sampling& s, int32_t* ids, float* logprobs) {
+  PS_TRY(sample_rows(program->context, reinterpret_cast<const float*>(program->logits.data()), program->model->graph.vocab_size, s,
+                     program->sample_scratch, ids, logprobs));
+  for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
+    if (s.slot[r] >= 0) program->slots[s.slot[r]] = ids[r];
+  }
+  return PS_OK;
+}
+
+ps_status has_run(const ps_program* program) {
+  return program->num_rows >= 0 ? PS_OK : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
+}
+
+}  // namespace
+}  // namespace ps
+
+ps_status ps_program_plan(const ps_model* model, const ps_context* context, const ps_program_options* options, ps_plan* out) {
+  PS_TRY(require(model && context && out, "model, context, out"));
+  ps_program_options o;
+  PS_TRY(read_options(options, &o));
+  Plan plan;
+  PS_TRY(make_plan(*model, *context, o, &plan));
+  ps_plan result{};
+  for (const Weight& weight : model->graph.weights) result.weight_bytes += weight.bytes;
+  result.temporary_bytes = plan.temporary_bytes;
+  result.scratch_bytes = plan.scratch_bytes;
+  result.kv_bytes = plan.kv_bytes;
+  result.logits_bytes = plan.logits_bytes;
+  result.kv_page_bytes = plan.kv_page_bytes;
+  result.total_bytes = result.weight_bytes;
+  for (int64_t part : {plan.temporary_bytes, plan.scratch_bytes, plan.kv_bytes, plan.logits_bytes}) {
+    if (!checked_add(result.total_bytes, part, &result.total_bytes)) return fail(PS_INVALID_ARGUMENT, "options: the plan does not fit in memory");
+  }
+  return write_struct(result, out, "out");
+}
+
+ps_status ps_program_create(ps_model* model, ps_context* context, const ps_program_options* options, ps_program** out) {
+  PS_TRY(require(model && context && out, "model, context, out"));
+  *out = nullptr;
+  ps_program_options o;
+  PS_TRY(read_options(options, &o));
+  ps_program* program = create_object<ps_program>();
+  if (!program) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
+  program->model = model;
+  program->context = context;
+  program->options = o;
+  const ps_status status = build(program);
+  if (status != PS_OK) {
+    destroy_object(program);
+    return status;
+  }
+  *out = program;
+  return PS_OK;
+}
+
+void ps_program_destroy(ps_program* program) { destroy_object(program); }
+
+ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
+  PS_TRY(require(program, "program"));
+  ps_batch b;
+  PS_TRY(read_struct(batch, &b, "batch"));
+  return run_program(program, b);
+}
+
+ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, int32_t* ids, float* logprobs) {
+  PS_TRY(require(program, "program"));
+  PS_TRY(has_run(program));
+  ps_sampling s;
+  PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(check_sample(program, s, program->num_rows, ids));
+  return sample(program, s, ids, logprobs);
+}
+
+ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, int32_t* ids, float* logprobs) {
+  PS_TRY(require(program, "program"));
+  ps_batch b;
+  ps_sampling s;
+  PS_TRY(read_struct(batch, &b, "batch"));
+  PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(check_sample(program, s, b.num_rows, ids));  // before the step: a mistake costs nothing
+  PS_TRY(run_program(program, b));
+  return sample(program, s, ids, logprobs);
+}
+
+ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab) {
+  PS_TRY(require(program && logits && num_rows && vocab, "program, logits, num_rows, vocab"));
+  PS_TRY(has_run(program));
+  *logits = reinterpret_cast<const float*>(program->logits.data());
+  *num_rows = program->num_rows;
+  *vocab = program->model->graph.vocab_size;
+  return PS_OK;
+}
+
+ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes) {
+  PS_TRY(require(program && data && page_bytes, "program, data, page_bytes"));
+  const Graph& graph = program->model->graph;
+  if (state < 0 || state >= graph.states.size()) {
+    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d", static_cast<long long>(graph.states.size()), state);
+  }
+  const State& s = graph.states[state];
+  *data = program->kv.data() + state_offset(*program, state);
+  return kv_page_bytes(program->options.kv_layout, s.num_kv_heads, s.head_dim, page_bytes);
+}

@@ -1,0 +1,193 @@
+// From a graph and a plan to calls with addresses, and the barriers between them.
+#include "layout.h"
+#include "program.h"
+#include "validate.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kMaxGroup = 64;  // accesses between two barriers that are compared with each other
+
+ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "program: out of memory"); }
+
+// The scratch memory's parts, as make_plan sized them.
+void bind_scratch(ps_program* p) {
+  const Plan& plan = p->plan;
+  const ps_program_options& o = p->options;
+  const int64_t threads = p->context->pool.num_threads();
+  uint8_t* at = p->scratch.data() + plan.shared_scratch;
+  const auto take = [&](int64_t bytes) {
+    uint8_t* part = at;
+    at += round_up(bytes, 64);
+    return part;
+  };
+  const auto take_i32 = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
+  p->thread_scratch = take(plan.thread_scratch * threads);
+  p->sample_scratch = take(plan.sample_scratch * threads);
+  p->token_ids = take_i32(o.max_tokens);
+  p->positions = take_i32(o.max_tokens);
+  p->token_request = take_i32(o.max_tokens);
+  p->request_starts = take_i32(int64_t{o.max_requests} + 1);
+  p->page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
+  p->output_rows = take_i32(o.max_rows);
+  p->owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
+  p->slots = take_i32(o.num_slots);
+  for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = -1;
+}
+
+uint8_t* value_data(const ps_program& p, const Value& value) {
+  const Graph& graph = p.model->graph;
+  int32_t* const inputs[NUM_INPUTS] = {p.token_ids, p.positions, p.request_starts, p.page_tables, p.output_rows};
+  const int64_t bytes = value.root_offset * dtype_bytes(value.dtype);
+  for (int32_t i = 0; i < NUM_INPUTS; ++i) {
+    if (graph.inputs[i] == value.root) return reinterpret_cast<uint8_t*>(inputs[i]) + bytes;
+  }
+  if (value.root == graph.output) return p.logits.data() + bytes;
+  return p.temporaries.data() + p.plan.offsets[value.root] + bytes;
+}
+
+ps_status bind_operand(ps_program* p, const Operand& operand, Tensor* out) {
+  const Graph& graph = p->model->graph;
+  if (operand.kind == OPERAND_NONE) return PS_OK;
+  const Spec spec = spec_of(graph, operand);
+  out->rank = spec.rank;
+  out->dtype = spec.dtype;
+  out->layout = spec.layout;
+  for (int32_t d = 0; d < spec.rank; ++d) {
+    out->dims[d] = evaluate(spec.dims[d], p->plan.symbols);
+    if (!is_constant(spec.dims[d]) && !p->patches.push(Patch{&out->dims[d], spec.dims[d]})) return no_memory();
+  }
+  if (operand.kind == OPERAND_VALUE) {
+    const Value& value = graph.values[operand.index];
+    out->data = value_data(*p, value);
+    out->row_stride = value.row_stride;
+  } else if (operand.kind == OPERAND_WEIGHT) {
+    const Weight& weight = graph.weights[operand.index];
+    out->data = const_cast<uint8_t*>(weight_data(*p->model, weight));
+    out->row_stride = weight.cols;
+  } else {
+    const State& state = graph.states[operand.index];
+    out->dims[0] = p->options.num_pages;
+    out->layout = p->options.kv_layout;
+    out->data = p->kv.data() + state_offset(*p, operand.index);
+    return kv_page_bytes(p->options.kv_layout, state.num_kv_heads, state.head_dim, &out->row_stride);
+  }
+  return PS_OK;
+}
+
+ps_status bind_node(ps_program* p, const Node& node, Call* call) {
+  Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
+  call->kernels = p->context->kernels;
+  PS_TRY(bind_node_attrs(node, call->attrs));
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    in[i] = spec_of(p->model->graph, node.inputs[i]);
+    PS_TRY(bind_operand(p, node.inputs[i], &call->in[i]));
+  }
+  PS_TRY(kOps[node.op].infer(in, call->attrs, out));
+  for (int32_t i = 0; i < node.num_outputs; ++i) {
+    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, node.outputs[i]}, &call->out[i]));
+  }
+  call->scratch = p->scratch.data();
+  call->thread_scratch = p->thread_scratch;
+  call->thread_scratch_bytes = p->plan.thread_scratch;
+  call->token_request = p->token_request;
+  const Phases phases = kOps[node.op].phases(*call);
+  for (int32_t i = 0; i < phases.count; ++i) {
+    const Phase* phase = &phases.first[i];
+    const int32_t counter = phase->split == SPLIT_DYNAMIC ? p->num_counters++ : -1;
+    if (!p->steps.push(Step{call, phase->run, 0, phase->split, true, counter}) || !p->phases.push(phase)) return no_memory();
+  }
+  return PS_OK;
+}
+
+// A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
+struct Access {
+  int64_t space;  // 0 temporaries, 1 scratch, 2 logits, 3 + i: state i
+  int64_t begin, end;
+  int32_t root;
+  bool write, rows;
+};
+
+bool conflict(const Access& a, const Access& b) {
+  if (a.space != b.space || a.end <= b.begin || b.end <= a.begin || (!a.write && !b.write)) return false;
+  return !(a.rows && b.rows && a.root == b.root);
+}
+
+struct Accesses {
+  Access items[kMaxOperands + kMaxOutputs + 2];
+  int32_t count = 0;
+  void add(int64_t space, int64_t begin, int64_t end, int32_t root, bool write, bool rows) {
+    items[count++] = Access{space, begin, end, root, write, rows};
+  }
+};
+
+void add_value(const ps_program& p, int32_t index, bool write, bool rows, Accesses* out) {
+  const Graph& graph = p.model->graph;
+  const int32_t root = graph.values[index].root;
+  if (root == graph.output) return out->add(2, 0, 1, root, write, rows);
+  if (p.plan.offsets[root] < 0) return;  // an input of the step: nothing writes it
+  out->add(0, p.plan.offsets[root], p.plan.offsets[root] + p.plan.sizes[root], root, write, rows);
+}
+
+Accesses accesses_of(const ps_program& p, const Node& node, int32_t node_index, const Phase& phase) {
+  Accesses out;
+  const bool by_rows = phase.split == SPLIT_ROWS;
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    const Operand& operand = node.inputs[i];
+    const bool rows = phase.reads_rows >> i & 1, all = phase.reads_all >> i & 1;
+    if (operand.kind == OPERAND_VALUE && (rows || all)) add_value(p, operand.index, false, rows && !all && by_rows, &out);
+    if (operand.kind == OPERAND_STATE && (phase.reads_state || phase.writes_state)) {
+      out.add(3 + operand.index, 0, 1, operand.index, phase.writes_state, by_rows && !phase.reads_state);
+    }
+  }
+  for (int32_t i = 0; phase.writes_outputs && i < node.num_outputs; ++i) add_value(p, node.outputs[i], true, by_rows, &out);
+  if (phase.reads_scratch) out.add(1, 0, 1, node_index, false, by_rows);
+  if (phase.writes_scratch) out.add(1, 0, 1, node_index, true, by_rows);
+  return out;
+}
+
+}  // namespace
+
+int64_t state_offset(const ps_program& program, int32_t state) {
+  int64_t offset = 0;
+  for (int32_t i = 0; i < state; ++i) {
+    const State& s = program.model->graph.states[i];
+    int64_t bytes = 0;
+    kv_page_bytes(program.options.kv_layout, s.num_kv_heads, s.head_dim, &bytes);
+    offset += bytes * program.options.num_pages;
+  }
+  return offset;
+}
+
+ps_status bind_program(ps_program* p) {
+  const Graph& graph = p->model->graph;
+  bind_scratch(p);
+  if (!p->calls.resize(graph.nodes.size())) return no_memory();  // once: steps point into it
+  for (int64_t i = 0; i < graph.nodes.size(); ++i) PS_TRY(bind_node(p, graph.nodes[i], &p->calls[i]));
+  if (!p->counters.allocate(p->num_counters * static_cast<int64_t>(sizeof(Counter)))) return no_memory();
+  return place_barriers(p);
+}
+
+// A step needs a barrier when it touches what a step since the last barrier touched, one of them writing, unless
+// both go row by row over the same value: then each thread meets its own rows alone.
+ps_status place_barriers(ps_program* p) {
+  const Graph& graph = p->model->graph;
+  Vec<Access> group;
+  for (int64_t s = 0; s < p->steps.size(); ++s) {
+    Step& step = p->steps[s];
+    const int64_t node = step.call - p->calls.data();
+    const Accesses now = accesses_of(*p, graph.nodes[node], static_cast<int32_t>(node), *p->phases[s]);
+    bool barrier = group.size() > kMaxGroup;
+    for (int32_t i = 0; i < now.count && !barrier; ++i) {
+      for (const Access& before : group) barrier |= conflict(now.items[i], before);
+    }
+    if (barrier) group.clear();
+    step.barrier = barrier;
+    for (int32_t i = 0; i < now.count; ++i) {
+      if (!group.push(now.items[i])) return no_memory();
+    }
+  }
+  return PS_OK;
+}
+
+}  // namespace ps

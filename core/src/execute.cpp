@@ -1,0 +1,151 @@
+// One step: the batch is checked and copied, then all threads walk the list of phases together.
+#include "program.h"
+
+namespace ps {
+namespace {
+
+constexpr int32_t kChunksPerThread = 8;
+
+ps_status check_count(const char* name, int32_t found, int32_t least, int32_t most) {
+  if (found >= least && found <= most) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, found %d", name, least, most, found);
+}
+
+ps_status check_counts(const ps_program& p, const ps_batch& b) {
+  const ps_program_options& o = p.options;
+  PS_TRY(check_count("num_tokens", b.num_tokens, 1, o.max_tokens));
+  PS_TRY(check_count("num_requests", b.num_requests, 1, o.max_requests));
+  PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
+  const bool has_pages = p.model->graph.page_groups.size() > 0;
+  PS_TRY(check_count("page_table_width", b.page_table_width, has_pages ? 1 : 0, INT32_MAX));
+  const char* missing = !b.token_ids                                    ? "token_ids"
+                        : !b.positions                                  ? "positions"
+                        : !b.request_starts                             ? "request_starts"
+                        : !b.page_tables && has_pages                   ? "page_tables"
+                        : !b.output_rows && b.num_rows > 0              ? "output_rows"
+                                                                        : nullptr;
+  return missing ? fail(PS_INVALID_ARGUMENT, "%s: expected an array, found null", missing) : PS_OK;
+}
+
+// Copies the token ids; an id -1-s becomes the token last sampled in slot s.
+ps_status take_tokens(ps_program* p, const ps_batch& b) {
+  const int32_t vocab = p->model->graph.vocab_size;
+  for (int32_t t = 0; t < b.num_tokens; ++t) {
+    int32_t id = b.token_ids[t];
+    if (id < 0) {
+      const int64_t slot = -1 - static_cast<int64_t>(id);
+      if (slot >= p->options.num_slots) {
+        return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected a token or one of %d slots, found slot %lld", t,
+                    p->options.num_slots, static_cast<long long>(slot));
+      }
+      id = p->slots[slot];
+      if (id < 0) return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: nothing was sampled in slot %lld yet", t, static_cast<long long>(slot));
+    }
+    if (id >= vocab) return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, found %d", t, vocab, id);
+    p->token_ids[t] = id;
+  }
+  return PS_OK;
+}
+
+ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
+  const Graph& graph = p->model->graph;
+  if (++p->step_number == 0) {  // a wrapped number could meet an old owner
+    memset(static_cast<void*>(p->owners), 0, static_cast<size_t>(p->plan.owner_bytes));
+    p->step_number = 1;
+  }
+  for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
+    int32_t* table = p->page_tables + g * b.num_requests * width;
+    for (int64_t r = 0; r < b.num_requests; ++r) {
+      memcpy(table + r * width, b.page_tables + (g * b.num_requests + r) * b.page_table_width, static_cast<size_t>(width) * 4);
+    }
+    const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
+    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], p->options.num_pages,
+                            p->owners + g * p->options.num_pages, p->step_number));
+  }
+  return PS_OK;
+}
+
+ps_status take_batch(ps_program* p, const ps_batch& b) {
+  PS_TRY(check_counts(*p, b));
+  PS_TRY(take_tokens(p, b));
+  memcpy(p->positions, b.positions, static_cast<size_t>(b.num_tokens) * 4);
+  memcpy(p->request_starts, b.request_starts, (static_cast<size_t>(b.num_requests) + 1) * 4);
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  const int32_t width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
+  const Ragged batch{p->positions, p->request_starts, nullptr, b.num_tokens, b.num_requests, width};
+  PS_TRY(check_requests(batch, p->model->graph.context_len));
+  PS_TRY(take_pages(p, b, width));
+  for (int32_t r = 0; r < b.num_rows; ++r) {
+    const int32_t row = b.output_rows[r];
+    if (row < 0 || row >= b.num_tokens) {
+      return fail(PS_INVALID_ARGUMENT, "output_rows[%d]: expected a token of the step, 0 to %d, found %d", r, b.num_tokens - 1, row);
+    }
+    p->output_rows[r] = row;
+  }
+  fill_token_request(batch, p->token_request);
+  return PS_OK;
+}
+
+// Sizes of the step into the calls; most steps have those of the step before.
+void set_symbols(ps_program* p, const ps_batch& b) {
+  int64_t symbols[NUM_ROLES];
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  symbols[ROLE_TOKENS] = b.num_tokens;
+  symbols[ROLE_REQUESTS] = b.num_requests;
+  symbols[ROLE_PAGES] = b.page_table_width < most ? b.page_table_width : most;
+  symbols[ROLE_ROWS] = b.num_rows;
+  if (memcmp(symbols, p->symbols, sizeof(symbols)) == 0) return;
+  memcpy(p->symbols, symbols, sizeof(symbols));
+  for (const Patch& patch : p->patches) *patch.target = evaluate(patch.dim, symbols);
+  for (int64_t s = 0; s < p->steps.size(); ++s) p->steps[s].items = p->phases[s]->items(*p->steps[s].call);
+}
+
+void poison(ps_program* p) {
+  memset(p->temporaries.data(), 0xFF, static_cast<size_t>(p->plan.temporary_bytes));
+  memset(p->logits.data(), 0xFF, static_cast<size_t>(p->plan.logits_bytes));
+  memset(p->scratch.data(), 0xFF, static_cast<size_t>(p->plan.shared_scratch));
+  memset(p->thread_scratch, 0xFF, static_cast<size_t>(p->plan.thread_scratch * p->context->pool.num_threads()));
+}
+
+void run_dynamic(const Step& step, Counter* counter, int32_t thread, int32_t num_threads, bool empty) {
+  const int64_t chunk = step.items / (num_threads * kChunksPerThread) + 1;
+  for (;;) {
+    const int64_t begin = counter->next.fetch_add(chunk, std::memory_order_relaxed);
+    if (begin >= step.items) return;
+    const int64_t end = begin + chunk < step.items ? begin + chunk : step.items;
+    if (!empty) step.run(*step.call, begin, end, thread);
+  }
+}
+
+void walk(void* argument, int32_t thread) {
+  ps_program* p = static_cast<ps_program*>(argument);
+  const int32_t num_threads = p->context->pool.num_threads();
+  const bool empty = p->options.flags & PS_PROGRAM_EMPTY_KERNELS;
+  Barrier& barrier = p->context->pool.barrier();
+  Counter* counters = reinterpret_cast<Counter*>(p->counters.data());
+  for (const Step& step : p->steps) {
+    if (step.barrier) barrier.wait();
+    if (step.split == SPLIT_DYNAMIC && num_threads > 1) {
+      run_dynamic(step, &counters[step.counter], thread, num_threads, empty);
+      continue;
+    }
+    int64_t begin, end;
+    split(step.items, thread, num_threads, &begin, &end);
+    if (begin < end && !empty) step.run(*step.call, begin, end, thread);
+  }
+}
+
+}  // namespace
+
+ps_status run_program(ps_program* p, const ps_batch& batch) {
+  PS_TRY(take_batch(p, batch));
+  set_symbols(p, batch);
+  if (p->options.flags & PS_PROGRAM_POISON) poison(p);
+  Counter* counters = reinterpret_cast<Counter*>(p->counters.data());
+  for (int32_t i = 0; i < p->num_counters; ++i) counters[i].next.store(0, std::memory_order_relaxed);
+  PS_TRY(p->context->pool.run(walk, p));
+  p->num_rows = batch.num_rows;
+  return PS_OK;
+}
+
+}  // namespace ps

@@ -1,0 +1,14 @@
+#ifndef PENSTOCK_METADATA_H
+#define PENSTOCK_METADATA_H
+
+#include "flat.h"
+#include "graph.h"
+
+namespace ps {
+
+// The metadata's tables as a Graph.  Counts and indices of symbols and ops are checked here, the rest by validate.
+ps_status read_metadata(FlatBuffer buffer, Graph* graph);
+
+}  // namespace ps
+
+#endif

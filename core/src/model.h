@@ -1,0 +1,24 @@
+#ifndef PENSTOCK_MODEL_H
+#define PENSTOCK_MODEL_H
+
+#include "file.h"
+#include "graph.h"
+
+// An opened, validated bundle.
+struct ps_model {
+  ps::File file;
+  ps::Region metadata;  // a private copy: what was checked cannot change afterwards
+  ps::Graph graph;
+};
+
+namespace ps {
+
+ps_status open_model(ps_model* model, const char* path, bool map, bool verify);
+
+inline const uint8_t* weight_data(const ps_model& model, const Weight& weight) {
+  return model.file.data() + model.graph.segments[weight.segment].offset + weight.offset;
+}
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,82 @@
+// A model with its memory, ready to run steps.
+#ifndef PENSTOCK_PROGRAM_H
+#define PENSTOCK_PROGRAM_H
+
+#include <atomic>
+
+#include "context.h"
+#include "model.h"
+#include "ops.h"
+#include "pages.h"
+
+namespace ps {
+
+// Where everything lies; made from limits alone, before anything is allocated.
+struct Plan {
+  int64_t symbols[NUM_ROLES];  // the most of each that a step may have
+  Vec<int64_t> offsets;        // of each value's root in the temporaries; -1: elsewhere
+  Vec<int64_t> sizes;          // bytes of each value's root in the temporaries
+  int64_t temporary_bytes, logits_bytes, kv_bytes, kv_page_bytes;
+  // The parts of the scratch memory, each 64-byte aligned, in this order.
+  int64_t shared_scratch, thread_scratch, sample_scratch;  // the latter two once per thread
+  int64_t batch_bytes, owner_bytes, slot_bytes;
+  int64_t scratch_bytes;
+};
+
+ps_status make_plan(const ps_model& model, const ps_context& context, const ps_program_options& options, Plan* out);
+
+// A phase of a node, bound to its memory.
+struct Step {
+  const Call* call;
+  void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
+  int64_t items;
+  Split split;
+  bool barrier;  // all threads finish what came before
+  int32_t counter;  // of a dynamic phase, else -1
+};
+
+struct alignas(64) Counter {
+  std::atomic<int64_t> next;
+};
+
+struct Patch {  // a size of a step inside a call
+  int64_t* target;
+  Dim dim;
+};
+
+}  // namespace ps
+
+struct ps_program {
+  ps_model* model = nullptr;
+  ps_context* context = nullptr;
+  ps_program_options options;
+  ps::Plan plan;
+  ps::Region temporaries, scratch, kv, logits;
+  ps::Vec<ps::Call> calls;
+  ps::Vec<ps::Step> steps;
+  ps::Vec<const ps::Phase*> phases;  // of each step
+  ps::Vec<ps::Patch> patches;
+  ps::Region counters;
+  int32_t num_counters = 0;
+  int64_t symbols[ps::NUM_ROLES] = {-1, -1, -1, -1};  // of the last step
+  int32_t num_rows = -1;                              // of the last step; -1: none yet
+  uint32_t step_number = 0;
+  // The batch's private copies, inside the scratch memory.
+  int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
+          *output_rows = nullptr, *token_request = nullptr, *slots = nullptr;
+  ps::PageOwner* owners = nullptr;
+  uint8_t *thread_scratch = nullptr, *sample_scratch = nullptr;
+};
+
+namespace ps {
+
+int64_t max_table_width(const Graph& graph);
+int64_t state_offset(const ps_program& program, int32_t state);  // bytes into the KV memory
+ps_status bind_program(ps_program* program);                     // after its memory is there
+// Decides which steps begin with a barrier.
+ps_status place_barriers(ps_program* program);
+ps_status run_program(ps_program* program, const ps_batch& batch);
+
+}  // namespace ps
+
+#endif
