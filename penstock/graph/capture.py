@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, State, Symbol, Value, Weight
@@ -86,9 +87,10 @@ def _export(network: nn.Module, num_groups: int) -> torch.export.ExportedProgram
     try:
         with torch.no_grad():
             return torch.export.export(network, (batch,), dynamic_shapes=(shapes,), strict=False)
-    except torch._dynamo.exc.UserError as error:
+    except (torch._dynamo.exc.UserError, GuardOnDataDependentSymNode) as error:
         raise UnsupportedError(
-            f"capture: the network fixes a size that differs from step to step, or decides by a tensor's value: {error}"
+            "capture: the network fixes a size that differs from step to step, or decides by a tensor's value: "
+            + " ".join(str(error).split("\n\n")[0].split())
         ) from error
 
 

@@ -31,8 +31,8 @@ def run_passes(graph: Graph, *, world: int = 1) -> Graph:
     graph = copy.deepcopy(graph)
     if world == 1:
         drop_all_reduce(graph)
+    drop_dead_code(graph)  # first: what is dead must not hold up, or join, a fusion
     fuse_linear(graph)
     fuse_add_norm(graph)
-    drop_dead_code(graph)
     order_values(graph)
     return graph

@@ -1,0 +1,227 @@
+"""Test shapes of every op: odd sizes, tails, strided rows, optional arguments absent and present."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.nn.packing import pack_matrix
+from penstock.ops import layouts
+from penstock.ops.reference.attention import kv_append, page_elements
+from penstock.ops.table import LINEAR_SCHEMES
+from penstock.quant.scheme import find_scheme
+
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+
+
+@dataclass
+class Case:
+    """One call: ``tensors`` in the schema's order, ``attrs`` by name."""
+
+    name: str
+    tensors: tuple[Tensor | None, ...]
+    attrs: dict[str, Any]
+
+
+def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * scale
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def cut(rows: int, cols: int, seed: int = 0) -> Tensor:
+    """A strided view: the middle columns of wider rows."""
+    return randn(rows, cols + 24, seed=seed)[:, 8 : cols + 8]
+
+
+ROW_SHAPES = ((1, 1), (1, 16), (2, 31), (3, 33), (5, 160), (2, 1003))
+
+
+def _linear() -> Iterator[Case]:
+    for scheme in LINEAR_SCHEMES:
+        for rows, n, k in ((1, 16, 32), (1, 33, 160), (2, 40, 31), (5, 200, 96), (33, 17, 65)):
+            weight = pack_matrix(randn(n, k, seed=1, scale=k**-0.5), find_scheme(scheme).layout)
+            attrs = {"out_features": n, "scheme": scheme}
+            yield Case(f"{scheme}-{rows}x{n}x{k}", (randn(rows, k), weight, randn(n, seed=2)), attrs)
+        x = cut(3, 64)
+        x[1] = 0
+        weight = pack_matrix(randn(24, 64, seed=1, scale=0.1), find_scheme(scheme).layout)
+        yield Case(f"{scheme}-strided-zero-row", (x, weight, None), {"out_features": 24, "scheme": scheme})
+
+
+def _embedding() -> Iterator[Case]:
+    table = randn(37, 20)
+    ids = int32(0, 36, 5, 5)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        yield Case(f"rows-{dtype}", (ids, table.to(dtype)), {"dim": 20})
+    for layout in (layouts.T16_F32, layouts.T16_F16, layouts.T16_BF16, layouts.T16_I8, layouts.T16_I4G32):
+        yield Case(f"tiles-{layout}", (ids, pack_matrix(table, layout)), {"dim": 20})
+
+
+def _norms(has_residual: bool, has_bias: bool) -> Iterator[Case]:
+    for rows, dim in ROW_SHAPES:
+        rest: tuple[Tensor | None, ...] = (randn(dim, seed=2), *((randn(dim, seed=3),) if has_bias else ()))
+        residual = (randn(rows, dim, seed=4),) if has_residual else ()
+        yield Case(f"{rows}x{dim}", (randn(rows, dim), *residual, *rest), {"eps": 1e-5})
+        residual = (cut(rows, dim, seed=4),) if has_residual else ()
+        yield Case(f"{rows}x{dim}-strided", (cut(rows, dim), *residual, *rest), {"eps": 1e-6})
+
+
+def _rms_norm() -> Iterator[Case]:
+    yield from _norms(False, False)
+    heads = cut(3, 5 * 32).view(3, 5, 32)
+    yield Case("heads-strided", (heads, randn(32, seed=2)), {"eps": 1e-6})
+
+
+def _layer_norm() -> Iterator[Case]:
+    yield from _norms(False, True)
+    yield Case("no-bias", (randn(3, 40), randn(40, seed=2), None), {"eps": 1e-5})
+
+
+def _rotary_embedding() -> Iterator[Case]:
+    for half in (1, 16, 20, 64):
+        frequencies = 10000.0 ** -(torch.arange(half) / half)
+        yield Case(f"half-{half}", (int32(0, 1, 31, 32, 4095, 131071), frequencies), {"scaling": 1.0})
+    yield Case("scaled", (int32(7), torch.ones(8)), {"scaling": 1.25})
+
+
+def _rope() -> Iterator[Case]:
+    for heads, dim, half in ((1, 2, 1), (5, 32, 16), (2, 24, 12), (3, 48, 10)):
+        angles = randn(4, half, seed=1, scale=3.0)
+        cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+        for interleaved in (False, True):
+            attrs = {"interleaved": interleaved}
+            name = f"{heads}x{dim}-{half}-{interleaved}"
+            yield Case(name, (randn(4, heads, dim), cos_sin), attrs)
+            strided = cut(4, heads * dim).view(4, heads, dim)
+            yield Case(f"{name}-strided", (strided, cos_sin), attrs)
+
+
+@dataclass
+class Pages:
+    """A ragged batch: requests of several lengths whose last tokens run in this step, over scattered pages."""
+
+    lengths: tuple[int, ...]
+    new: tuple[int, ...]
+
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """positions, request_starts, page_tables [2, B, width]: group 1 is the one to use, group 0 is rubbish."""
+        positions = [p for length, new in zip(self.lengths, self.new, strict=True) for p in range(length - new, length)]
+        starts = [0, *torch.tensor(self.new).cumsum(0).tolist()]
+        width = max(-(-length // 32) for length in self.lengths) + 1
+        order = torch.randperm(self.num_pages(), generator=torch.Generator().manual_seed(1)).tolist()
+        tables = torch.full((2, len(self.lengths), width), -1, dtype=torch.int32)
+        for request, length in enumerate(self.lengths):
+            for tile in range(-(-length // 32)):
+                tables[1, request, tile] = order.pop()
+        return int32(*positions), int32(*starts), tables
+
+    def num_pages(self) -> int:
+        return sum(-(-length // 32) for length in self.lengths) + 2
+
+    def filled(self, dtype: torch.dtype, heads: int, dim: int) -> Tensor:
+        """A state that holds every token; slots never written hold NaN, or garbage."""
+        shape = (self.num_pages(), page_elements(dtype, heads, dim))
+        state = torch.full(shape, torch.nan, dtype=dtype) if dtype != torch.int8 else torch.full(shape, -1, dtype=dtype)
+        whole = Pages(self.lengths, self.lengths)
+        positions, starts, _ = whole.arrays()
+        k, v = randn(len(positions), heads, dim, seed=5), randn(len(positions), heads, dim, seed=6)
+        kv_append(k, v, state, positions, starts, self.arrays()[2], group=1)
+        return state
+
+
+BATCHES = (Pages((1,), (1,)), Pages((33, 5, 70), (33, 1, 3)), Pages((257, 32), (1, 32)))
+
+
+def _kv_append() -> Iterator[Case]:
+    for dtype in KV_DTYPES:
+        for index, pages in enumerate(BATCHES):
+            for heads, dim in ((1, 32), (3, 24)):
+                state = torch.zeros(pages.num_pages(), page_elements(dtype, heads, dim), dtype=dtype)
+                k, v = cut(sum(pages.new), heads * dim), randn(sum(pages.new), heads, dim, seed=3)
+                tensors = (k.view(-1, heads, dim), v, state, *pages.arrays())
+                yield Case(f"{dtype}-{index}-{heads}x{dim}", tensors, {"group": 1})
+
+
+def _attention() -> Iterator[Case]:
+    plain = {"scale": 0.2, "group": 1, "causal": True, "window": 0, "softcap": 0.0}
+    for dtype in KV_DTYPES:
+        for index, pages in enumerate(BATCHES):
+            for heads, kv_heads, dim in ((5, 1, 32), (6, 3, 24)):
+                q = cut(sum(pages.new), heads * dim, seed=7).view(-1, heads, dim)
+                tensors = (q, pages.filled(dtype, kv_heads, dim), *pages.arrays(), None)
+                yield Case(f"{dtype}-{index}-{heads}-{kv_heads}-{dim}", tensors, plain)
+    pages = BATCHES[1]
+    q, state = randn(sum(pages.new), 4, 16, seed=7), pages.filled(torch.float32, 2, 16)
+    tensors = (q, state, *pages.arrays())
+    for name, changes in {
+        "window": {"window": 9},
+        "window-wide": {"window": 33},
+        "softcap": {"softcap": 2.5},
+        "whole": {"causal": False},
+    }.items():
+        yield Case(name, (*tensors, None), {**plain, **changes})
+    yield Case("alibi", (*tensors, torch.tensor([0.5, 0.25, 0.125, 0.0625])), plain)
+
+
+def _binary() -> Iterator[Case]:
+    for rows, dim in ROW_SHAPES:
+        yield Case(f"{rows}x{dim}", (randn(rows, dim), randn(rows, dim, seed=1)), {})
+        yield Case(f"{rows}x{dim}-strided", (cut(rows, dim), cut(rows, dim, seed=1)), {})
+
+
+def _gelu() -> Iterator[Case]:
+    for approximate in ("none", "tanh"):
+        for rows, dim in ROW_SHAPES[1:]:  # a lone negative value sets no scale: 1 + erf cancels
+            yield Case(f"{approximate}-{rows}x{dim}", (cut(rows, dim) * 3,), {"approximate": approximate})
+
+
+def _gather_rows() -> Iterator[Case]:
+    for x in (randn(5, 33), cut(5, 33)):
+        yield Case(f"stride-{x.stride(0)}", (x, int32(4, 0, 0)), {})
+    yield Case("none-wanted", (randn(5, 33), int32()), {})
+
+
+def _all_reduce() -> Iterator[Case]:
+    for x in (randn(5, 33), cut(5, 33)):
+        yield Case(f"stride-{x.stride(0)}", (x,), {})
+
+
+def _argmax() -> Iterator[Case]:
+    logits = randn(4, 1003)
+    logits[1, 7], logits[1, 900] = 50.0, 50.0
+    yield Case("ties", (logits,), {})
+    yield Case("one", (randn(1, 1),), {})
+
+
+def _topk() -> Iterator[Case]:
+    logits = randn(3, 1003).mul(4).round().div(4)
+    for k in (1, 5, 40):
+        yield Case(f"k-{k}", (logits,), {"k": k})
+
+
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "embedding": _embedding,
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "add_rms_norm": lambda: _norms(True, False),
+    "layer_norm": _layer_norm,
+    "rotary_embedding": _rotary_embedding,
+    "rope": _rope,
+    "kv_append": _kv_append,
+    "attention": _attention,
+    "silu_mul": _binary,
+    "gelu": _gelu,
+    "add": _binary,
+    "mul": _binary,
+    "gather_rows": _gather_rows,
+    "all_reduce": _all_reduce,
+    "argmax": _argmax,
+    "topk": _topk,
+}

@@ -1,0 +1,150 @@
+"""Every op of the table: its kernel against its reference, its registration, and its refusals."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.errors import InvalidArgumentError
+from penstock.ops import reference
+from penstock.ops.eager import ops, parse_arguments
+from penstock.ops.table import OPS, Op
+from tests.ops.cases import CASES, Case, int32, randn
+
+BY_NAME = {op.name: op for op in OPS}
+
+
+def outputs_of(result: Any) -> tuple[Tensor, ...]:
+    return () if result is None else result if isinstance(result, tuple) else (result,)
+
+
+def copies(case: Case) -> tuple[Tensor | None, ...]:
+    """States are written in place: each run gets its own."""
+    return tuple(t.clone() if t is not None and t.is_contiguous() else t for t in case.tensors)
+
+
+def errors(found: Tensor, expected: Tensor) -> float:
+    """Largest difference of a row over that row's largest expected value: the measure of the table's tolerance."""
+    if not found.is_floating_point():
+        return float((found != expected).sum())
+    difference = (found.double() - expected.double()).abs().flatten(1)
+    return float((difference.amax(1) / expected.double().abs().flatten(1).amax(1).clamp(min=1e-30)).max())
+
+
+def test_every_op_has_reference_and_cases() -> None:
+    assert set(CASES) == set(BY_NAME)
+    for op in OPS:
+        names = list(inspect.signature(getattr(reference, op.name)).parameters)
+        wanted = [argument.name for argument in parse_arguments(op.schema)]
+        assert names == wanted or names == [*[n for n in wanted if n in names], "attrs"], op.name
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_kernel_matches_reference(op: Op) -> None:
+    for case in CASES[op.name]():
+        native_tensors, reference_tensors = copies(case), copies(case)
+        found = outputs_of(getattr(ops, op.name)(*native_tensors, **case.attrs))
+        expected = outputs_of(getattr(reference, op.name)(*reference_tensors, **case.attrs))
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.shape == theirs.shape, case.name
+            assert ours.dtype == theirs.dtype, case.name
+            if ours.numel():
+                assert errors(ours, theirs) <= op.tolerance, case.name
+        for ours, theirs in zip(native_tensors, reference_tensors, strict=True):
+            if ours is not None and "(a!)" in op.schema:
+                assert ours.reshape(-1).view(torch.uint8).equal(theirs.reshape(-1).view(torch.uint8)), case.name
+
+
+@pytest.mark.parametrize("backend", ["0", "1"], ids=["native", "reference"])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_registration_passes_opcheck(op: Op, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schema, fake outputs, strides and aliases: what capture relies on."""
+    monkeypatch.setenv("PENSTOCK_REFERENCE", backend)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for case in list(CASES[op.name]())[:12]:
+        torch.library.opcheck(getattr(ops, op.name).default, copies(case), case.attrs, test_utils=tests)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_bad_shapes_are_refused_by_name(op: Op) -> None:
+    """One dimension too many in the first argument, on real and on meta tensors."""
+    case = next(CASES[op.name]())
+    for device in ("cpu", "meta"):
+        tensors = [None if t is None else t.to(device) for t in case.tensors]
+        tensors[0] = tensors[0].expand(1, 1, 1, *tensors[0].shape)
+        with pytest.raises(InvalidArgumentError, match=rf"\[{op.name}\] .*expected .*found"):
+            getattr(ops, op.name)(*tensors, **case.attrs)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_bad_dtypes_are_refused_by_name(op: Op) -> None:
+    case = next(CASES[op.name]())
+    tensors = list(case.tensors)
+    tensors[0] = tensors[0].double()
+    with pytest.raises(InvalidArgumentError, match=rf"\[{op.name}\] .*expected .*float64"):
+        getattr(ops, op.name)(*tensors, **case.attrs)
+
+
+BAD = {
+    "linear-scheme": ("linear", {"scheme": "w3a8"}),
+    "linear-out_features": ("linear", {"out_features": 0}),
+    "rms_norm-eps": ("rms_norm", {"eps": -1.0}),
+    "kv_append-group": ("kv_append", {"group": 2}),
+    "attention-group": ("attention", {"group": -1}),
+    "attention-window": ("attention", {"window": -1}),
+    "attention-softcap": ("attention", {"softcap": -1.0}),
+    "gelu-approximate": ("gelu", {"approximate": "sigmoid"}),
+    "topk-k": ("topk", {"k": 2000}),
+    "embedding-dim": ("embedding", {"dim": 0}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_attributes_are_refused_by_name(name: str) -> None:
+    op, changes = BAD[name]
+    case = next(CASES[op]())
+    with pytest.raises(
+        Exception, match=rf"\[{op}\] {name.partition('-')[2]}: .*expected|\[{op}\] {name.partition('-')[2]}"
+    ):
+        getattr(ops, op)(*case.tensors, **(case.attrs | changes))
+
+
+@pytest.mark.parametrize("backend", ["0", "1"], ids=["native", "reference"])
+def test_indices_out_of_range_are_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_REFERENCE", backend)
+    for bad in (-1, 40):
+        with pytest.raises(InvalidArgumentError, match=r"\[embedding\] ids"):
+            ops.embedding(int32(0, bad), randn(37, 8), dim=8)
+        with pytest.raises(InvalidArgumentError, match=r"\[gather_rows\] rows"):
+            ops.gather_rows(randn(37, 8), int32(0, bad))
+
+
+def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+    case = next(case for case in CASES["linear"]() if case.name == "w8a8-5x200x96")
+    x, weight, bias = case.tensors
+    clean = ops.linear(x, weight, bias, **case.attrs)
+    for bad in (torch.nan, torch.inf):
+        spoiled = x.clone()
+        spoiled[2, 3] = bad
+        y = ops.linear(spoiled, weight, bias, **case.attrs)
+        assert y[2].isnan().all()
+        assert y[[0, 1, 3, 4]].equal(clean[[0, 1, 3, 4]])
+        assert reference.linear(spoiled, weight, bias, **case.attrs)[2].isnan().all()
+
+
+def test_unpacking_in_pytorch_equals_the_core() -> None:
+    """The layouts have two readers; here they meet."""
+    from penstock.lite import core
+    from penstock.ops.eager import core_context
+
+    for case in CASES["embedding"]():
+        weight = case.tensors[1]
+        layout = reference.layout_of_tensor(weight)
+        theirs = core.unpack(core_context(), layout, 37, 20, 0, 37, weight.data_ptr())
+        ours = reference.unpack_weight(weight, 37, 20).float().numpy()
+        assert ours.tobytes() == theirs.tobytes(), case.name
