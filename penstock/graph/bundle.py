@@ -1,172 +1,162 @@
-"""Bundles: one ``.psm`` file with graph, packed weights, tokenizer and chat template (docs/bundle-format.md).
+"""Writing and reading bundles (``.psm``); docs/bundle-format.md gives the bytes.
 
-The writer streams: every size follows from the graph's layouts, so weights go to disk as they are packed, and the
-checksums are filled in at the end.  The file appears under its name whole or not at all.
+A file is a header, the metadata, and page-aligned segments.  It is written under a temporary name in its own folder
+and renamed when it is whole, so that the final name never holds half a bundle.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import struct
-import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Self, TypeAlias
 
-from penstock.errors import FileAccessError, InternalError, InvalidArgumentError
-from penstock.graph.ir import Graph, Segment
-from penstock.graph.metadata import decode, encode
-from penstock.lite import core
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.graph.ir import Graph, Segment, Weight
+from penstock.graph.metadata import decode_metadata, encode_metadata
+from penstock.lite.core import Model, crc32, layout_bytes
 
 __all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "read_graph"]
 
-FORMAT_MAJOR: Final = 1
-FORMAT_MINOR: Final = 0
-WEIGHTS_SEGMENT: Final = "weights"
-_MAGIC: Final = b"PENSTOCK"
-_HEADER: Final = struct.Struct("<8sHHIQQIIQ16x")
-_PAGE_BYTES: Final = 4096
-_WEIGHT_ALIGNMENT: Final = 64
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+_MAGIC = b"PENSTOCK"
+_HEADER = struct.Struct("<8sHHIQQIIQ16x")
+_PAGE_BYTES = 4096
+_WEIGHT_ALIGNMENT = 64
+_WEIGHTS = "weights"
+
+Data: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
+def _align(offset: int, step: int) -> int:
+    return -(-offset // step) * step
 
 
 class BundleWriter:
-    """Write a bundle: ``add_weight`` for every weight of ``graph`` in its order, then ``close``.
+    """Streams one bundle to ``path``.
 
-    ``segments`` maps names to bytes (``tokenizer.json`` ...), kept in sorted order before the weights.  As a context
-    manager it closes on success and discards on an exception.  The same input makes the same bytes.  Raises
-    InvalidArgumentError for a weight out of order or of the wrong size, FileAccessError when the system refuses.
+    ``segments`` are named files that ride along (tokenizer.json ...).  Weights are added in the order of
+    ``graph.weights``, each exactly its layout's bytes.  As a context manager it finishes at the end of the block and
+    leaves nothing behind on an error.  ``validate`` has the core open the file before it gets its name.
+    Equal arguments give equal bytes.
     """
 
-    def __init__(self, path: Path | str, graph: Graph, segments: Mapping[str, bytes] | None = None) -> None:
-        self._path = Path(path)
-        self._graph = graph
-        self._texts = dict(sorted((segments or {}).items()))
-        if WEIGHTS_SEGMENT in self._texts:
-            raise InvalidArgumentError(f"segments: the name {WEIGHTS_SEGMENT!r} is taken")
-        self._lay_out()
-        self._pending = list(graph.weights)
+    def __init__(
+        self, path: str | os.PathLike[str], graph: Graph, segments: Mapping[str, bytes] | None = None, *,
+        validate: bool = True,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        self._validate = validate
+        self._extra = dict(segments or {})
+        if _WEIGHTS in self._extra:
+            raise InvalidArgumentError(f"segments: the name {_WEIGHTS!r} is taken")
+        self._graph, weights_bytes = _place_weights(graph)
+        self._waiting = list(self._graph.weights.values())
+        self._waiting.reverse()
+        sizes = {_WEIGHTS: weights_bytes, **{name: len(data) for name, data in self._extra.items()}}
+        self._segments = [Segment(name, 0, size, 0) for name, size in sizes.items()]
+        self._metadata_bytes = len(encode_metadata(self._graph, self._segments))
+        end = _HEADER.size + self._metadata_bytes
+        for i, segment in enumerate(self._segments):
+            offset = _align(end, _PAGE_BYTES)
+            self._segments[i] = dataclasses.replace(segment, offset=offset)
+            end = offset + segment.num_bytes
+        self._file_bytes = end
         self._crc = 0
-        self._written = 0
-        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.part")
+        self._position = 0  # within the weights
+        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.part")
         try:
-            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file: int | None = os.open(self._temporary, flags, 0o666)
         except OSError as error:
-            raise FileAccessError(f"{self._path}: cannot be written: {error.strerror}") from error
-        self._temporary: Path | None = temporary
-        self._file = os.fdopen(handle, "wb")
+            raise FileAccessError(f"{self.path}: {error.strerror}") from error
+
+    def add_weight(self, name: str, data: Data) -> None:
+        """Writes the next weight: a contiguous buffer of exactly its bytes."""
+        if not self._waiting or self._waiting[-1].name != name:
+            expected = repr(self._waiting[-1].name) if self._waiting else "no further weight"
+            raise InvalidArgumentError(f"add_weight: expected {expected}, found {name!r}")
+        weight = self._waiting.pop()
+        array = np.frombuffer(data, np.uint8)
+        if array.nbytes != weight.num_bytes:
+            raise InvalidArgumentError(
+                f"add_weight {name}: expected {weight.num_bytes} bytes for {weight.layout.name.lower()} "
+                f"[{weight.rows}, {weight.cols}], found {array.nbytes}"
+            )
+        self._append(np.zeros(weight.offset - self._position, np.uint8))
+        self._append(array)
+
+    def _append(self, array: npt.NDArray[np.uint8]) -> None:
+        self._crc = crc32(array, self._crc)
+        self._write(self._segments[0].offset + self._position, array.data)
+        self._position += array.nbytes
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        if self._file is None:
+            raise InvalidArgumentError(f"{self.path}: the writer is closed")
         try:
-            self._write_texts()
-        except BaseException:
-            self.discard()
-            raise
-
-    def _lay_out(self) -> None:
-        """Offsets of weights in their segment, and of segments in the file."""
-        end = 0
-        for weight in self._graph.weights.values():
-            weight.segment = WEIGHTS_SEGMENT
-            weight.offset = _round_up(end, _WEIGHT_ALIGNMENT)
-            weight.num_bytes = core.layout_bytes(int(weight.layout), weight.rows, weight.cols)
-            end = weight.offset + weight.num_bytes
-        sizes = [(name, len(data)) for name, data in self._texts.items()] + [(WEIGHTS_SEGMENT, end)]
-        blank = [Segment(name, 0, size, 0) for name, size in sizes]
-        self._metadata_bytes = len(encode(self._graph, blank))
-        at = _HEADER.size + self._metadata_bytes
-        self._segments = []
-        for segment in blank:
-            at = _round_up(at, _PAGE_BYTES)
-            self._segments.append(replace(segment, offset=at))
-            at += segment.num_bytes
-        self._file_bytes = at
-
-    def _write_texts(self) -> None:
-        for index, data in enumerate(self._texts.values()):
-            self._write_at(self._segments[index].offset, data)
-            self._segments[index] = replace(self._segments[index], crc32=zlib.crc32(data))
-        self._seek(self._segments[-1].offset)
-
-    def _write_at(self, offset: int, data: bytes) -> None:
-        self._seek(offset)
-        self._write(data)
-
-    def _seek(self, offset: int) -> None:
-        try:
-            self._file.seek(offset)
+            while data.nbytes:
+                written = os.pwrite(self._file, data, offset)
+                data, offset = data[written:], offset + written
         except OSError as error:
-            raise FileAccessError(f"{self._path}: cannot be written: {error.strerror}") from error
-
-    def _write(self, data: bytes | memoryview) -> None:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise FileAccessError(f"{self._path}: cannot be written: {error.strerror}") from error
-
-    def add_weight(self, name: str, data: object) -> None:
-        """The packed bytes of the next weight; ``data`` is any contiguous buffer of exactly its size."""
-        expected = self._pending[0] if self._pending else None
-        if name != expected:
-            raise InvalidArgumentError(f"weight {name}: expected {expected} next")
-        weight = self._graph.weights[name]
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]
-        if view.nbytes != weight.num_bytes:
-            raise InvalidArgumentError(f"weight {name}: expected {weight.num_bytes} bytes, found {view.nbytes}")
-        gap = bytes(weight.offset - self._written)
-        for piece in (gap, view):
-            self._write(piece)
-            self._crc = core.crc32(piece, self._crc)
-        self._written = weight.offset + weight.num_bytes
-        self._pending.pop(0)
+            self.abort()
+            raise FileAccessError(f"{self.path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Fill in checksums, metadata and header, then give the file its name."""
-        if self._temporary is None:
+        """Finishes the file and gives it its name.  Raises, and leaves nothing, when a weight is missing."""
+        if self._file is None:
             return
-        if self._pending:
-            missing = self._pending[0]
-            self.discard()
-            raise InvalidArgumentError(f"weight {missing}: was not added")
-        try:
-            self._finish(self._temporary)
-        except BaseException:
-            self.discard()
-            raise
-        self._temporary = None
-
-    def _finish(self, temporary: Path) -> None:
-        self._segments[-1] = replace(self._segments[-1], crc32=self._crc)
-        metadata = encode(self._graph, self._segments)
-        if len(metadata) != self._metadata_bytes:
-            raise InternalError(f"{self._path}: metadata of {self._metadata_bytes} bytes grew to {len(metadata)}")
+        if self._waiting:
+            missing = self._waiting[-1].name
+            self.abort()
+            raise InvalidArgumentError(f"{self.path}: the weight {missing!r} was not added")
+        self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
+        for i, (segment, data) in enumerate(zip(self._segments[1:], self._extra.values(), strict=True), 1):
+            self._write(segment.offset, memoryview(data))
+            self._segments[i] = dataclasses.replace(segment, crc32=crc32(data))
+        metadata = encode_metadata(self._graph, self._segments)
         header = _HEADER.pack(
-            _MAGIC, FORMAT_MAJOR, FORMAT_MINOR, _HEADER.size, _HEADER.size, len(metadata), zlib.crc32(metadata), 0,
+            _MAGIC, FORMAT_MAJOR, FORMAT_MINOR, _HEADER.size, _HEADER.size, len(metadata), crc32(metadata), 0,
             self._file_bytes,
         )  # fmt: skip
-        self._write_at(0, header + metadata)
-        try:
-            self._file.flush()
-            os.ftruncate(self._file.fileno(), self._file_bytes)
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(temporary, self._path)
-        except OSError as error:
-            raise FileAccessError(f"{self._path}: cannot be written: {error.strerror}") from error
+        self._write(0, memoryview(header + metadata))
+        self._publish()
 
-    def discard(self) -> None:
-        """Leave nothing behind."""
-        if self._temporary is None:
+    def _publish(self) -> None:
+        if self._file is None:
             return
-        with contextlib.suppress(OSError):  # a full disk refuses the buffered rest; the file goes anyway
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
-        self._temporary = None
+        try:
+            os.ftruncate(self._file, self._file_bytes)
+            os.fsync(self._file)
+            if self._validate:
+                Model.open(self._temporary).close()
+            os.rename(self._temporary, self.path)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            self.abort()
+            raise FileAccessError(f"{self.path}: {error.strerror or error}") from error
+        except BaseException:
+            self.abort()
+            raise
+        os.close(self._file)
+        self._file = None
+
+    def abort(self) -> None:
+        """Gives up and removes what was written."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+            with contextlib.suppress(FileNotFoundError):
+                self._temporary.unlink()
 
     def __enter__(self) -> Self:
         return self
@@ -177,15 +167,43 @@ class BundleWriter:
         if kind is None:
             self.close()
         else:
-            self.discard()
+            self.abort()
 
 
-def read_graph(path: Path | str) -> tuple[Graph, list[Segment]]:
-    """The graph and the segments of a bundle, validated by the core first.
+def _place_weights(graph: Graph) -> tuple[Graph, int]:
+    """A graph whose weights have their places, and the bytes of all."""
+    weights: dict[str, Weight] = {}
+    end = 0
+    for name, weight in graph.weights.items():
+        if weight.segment != _WEIGHTS:
+            raise InvalidArgumentError(f"weight {name}: expected the segment {_WEIGHTS!r}, found {weight.segment!r}")
+        offset = _align(end, _WEIGHT_ALIGNMENT)
+        num_bytes = layout_bytes(weight.layout, weight.rows, weight.cols)
+        weights[name] = dataclasses.replace(weight, offset=offset, num_bytes=num_bytes)
+        end = offset + num_bytes
+    return dataclasses.replace(graph, weights=weights), end
 
-    Raises InvalidFileError, UnsupportedError or FileAccessError, naming file and field.
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_graph(path: str | os.PathLike[str]) -> tuple[Graph, list[Segment]]:
+    """The graph and the segments of a bundle; the core validates the file first.
+
+    Raises InvalidFileError for a damaged file and UnsupportedError for one that is too new, naming file and field.
     """
-    with core.Model.open(path), open(path, "rb") as file:
-        fields = _HEADER.unpack(file.read(_HEADER.size))
-        file.seek(fields[4])
-        return decode(file.read(fields[5]))
+    Model.open(path).close()
+    try:
+        with Path(path).open("rb") as file:
+            header = _HEADER.unpack(file.read(_HEADER.size))
+            offset, size = header[4], header[5]
+            file.seek(offset)
+            metadata = file.read(size)
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror}") from error
+    return decode_metadata(metadata)

@@ -1,19 +1,21 @@
-"""A Graph as the FlatBuffers metadata of a bundle, and back.
+"""The metadata of a bundle: a Graph as the FlatBuffers tables of core/bundle.fbs, and back.
 
-Written by hand over the ``flatbuffers`` runtime, so that neither a build nor a user needs ``flatc``; a test with
-Debian's ``flatc`` proves that the bytes match ``core/bundle.fbs``.  Field numbers are positions in that schema.
+Field numbers are positions in the schema.  Every field is written, defaults included, so that the size of the
+metadata does not depend on what is in it: the writer reserves the room before it knows the checksums.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import flatbuffers
-from flatbuffers import number_types as N
+from flatbuffers import number_types as types
 from flatbuffers.table import Table
 
-from penstock.errors import InternalError
+from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import (
     AttrValue,
     Dim,
@@ -31,277 +33,295 @@ from penstock.graph.ir import (
 )
 from penstock.ops.table import find_op
 
-__all__ = ["FILE_IDENTIFIER", "decode", "encode"]
+__all__ = ["decode_metadata", "encode_metadata"]
 
-FILE_IDENTIFIER = b"PSMB"
 _KINDS = ("none", "value", "weight", "state")
-_ATTR_INT, _ATTR_FLOAT, _ATTR_STRING = 1, 2, 3
+_IDENTIFIER = b"PSMB"
 
 
 class _Encoder:
-    """One buffer.  Every default is written out, so that the size does not depend on the numbers in it."""
-
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
+        self.graph = graph
+        self.segments = segments
         self.builder = flatbuffers.Builder(1 << 16)
         self.builder.ForceDefaults(True)
+        self.ops = list(dict.fromkeys(node.op for node in graph.nodes))
+        self.values = _bases_first(graph)
+        self.symbols = {symbol.name: i for i, symbol in enumerate(graph.symbols)}
+        self.index = {
+            "value": {value.name: i for i, value in enumerate(self.values)},
+            "weight": {name: i for i, name in enumerate(graph.weights)},
+            "state": {name: i for i, name in enumerate(graph.states)},
+            "segment": {segment.name: i for i, segment in enumerate(segments)},
+        }
 
-    def text(self, value: str) -> int:
-        return int(self.builder.CreateString(value))
+    def find(self, kind: str, name: str) -> int:
+        try:
+            return self.index[kind][name]
+        except KeyError:
+            raise InvalidArgumentError(f"graph: {name!r} is used, but there is no such {kind}") from None
 
-    def offsets(self, items: Sequence[int]) -> int:
-        self.builder.StartVector(4, len(items), 4)
-        for item in reversed(items):
-            self.builder.PrependUOffsetTRelative(item)
-        return int(self.builder.EndVector())
-
-    def ints(self, items: Sequence[int]) -> int:
-        self.builder.StartVector(4, len(items), 4)
-        for item in reversed(items):
-            self.builder.PrependInt32(item)
-        return int(self.builder.EndVector())
-
-    def table(self, *fields: tuple[str, Any]) -> int:
-        """A table of (kind, value) fields in schema order; strings and vectors are given as offsets."""
+    def table(self, *fields: tuple[str, Any] | None) -> int:
+        """A table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
+        add = {
+            "int": self.builder.PrependInt32Slot,
+            "uint": self.builder.PrependUint32Slot,
+            "long": self.builder.PrependInt64Slot,
+            "double": self.builder.PrependFloat64Slot,
+            "offset": self.builder.PrependUOffsetTRelativeSlot,
+        }
         self.builder.StartObject(len(fields))
-        for slot, (kind, value) in enumerate(fields):
-            if kind == "offset":
-                self.builder.PrependUOffsetTRelativeSlot(slot, value, 0)
-            else:
-                getattr(self.builder, f"Prepend{kind}Slot")(slot, value, 0)
+        for slot, field in enumerate(fields):
+            if field is not None:
+                add[field[0]](slot, field[1], 0)
         return int(self.builder.EndObject())
 
-    def dims(self, shape: Sequence[Dim], symbols: dict[str, int]) -> int:
+    def string(self, text: str) -> tuple[str, int]:
+        return "offset", int(self.builder.CreateString(text))
+
+    def offsets(self, tables: Sequence[int]) -> tuple[str, int]:
+        self.builder.StartVector(4, len(tables), 4)
+        for table in reversed(tables):
+            self.builder.PrependUOffsetTRelative(table)
+        return "offset", int(self.builder.EndVector())
+
+    def ints(self, numbers: Sequence[int]) -> tuple[str, int]:
+        self.builder.StartVector(4, len(numbers), 4)
+        for number in reversed(numbers):
+            self.builder.PrependInt32(number)
+        return "offset", int(self.builder.EndVector())
+
+    def dims(self, shape: Sequence[Dim]) -> tuple[str, int]:
         self.builder.StartVector(24, len(shape), 8)
         for dim in reversed(shape):
             self.builder.Prep(8, 24)
             self.builder.PrependInt64(dim.offset)
-            self.builder.PrependInt64(dim.factor if dim.symbol is not None else 0)
+            self.builder.PrependInt64(dim.factor)
             self.builder.Pad(4)
-            self.builder.PrependInt32(-1 if dim.symbol is None else symbols[dim.symbol])
-        return int(self.builder.EndVector())
+            if dim.symbol is not None and dim.symbol not in self.symbols:
+                raise InvalidArgumentError(f"graph: the symbol {dim.symbol!r} is used, but not declared")
+            self.builder.PrependInt32(-1 if dim.symbol is None else self.symbols[dim.symbol])
+        return "offset", int(self.builder.EndVector())
 
-    def operands(self, items: Sequence[tuple[int, int]]) -> int:
-        self.builder.StartVector(8, len(items), 4)
-        for kind, index in reversed(items):
+    def operands(self, operands: Sequence[Operand]) -> tuple[str, int]:
+        numbers = [(_KINDS.index(o.kind), 0 if o.kind == "none" else self.find(o.kind, o.name)) for o in operands]
+        self.builder.StartVector(8, len(numbers), 4)
+        for kind, index in reversed(numbers):
             self.builder.Prep(4, 8)
             self.builder.PrependInt32(index)
             self.builder.PrependInt32(kind)
-        return int(self.builder.EndVector())
+        return "offset", int(self.builder.EndVector())
+
+    def value(self, value: Value) -> int:
+        base = -1 if value.base is None else self.find("value", value.base)
+        fields = (self.string(value.name), ("int", value.dtype), self.dims(value.shape), ("int", base))
+        return self.table(*fields, ("long", value.offset))
+
+    def weight(self, weight: Weight) -> int:
+        parts = [
+            self.table(self.string(part.name), ("long", part.row_start), ("long", part.num_rows))
+            for part in weight.parts
+        ]
+        return self.table(
+            self.string(weight.name),
+            ("long", weight.rows),
+            ("long", weight.cols),
+            ("int", weight.layout),
+            ("int", self.find("segment", weight.segment)),
+            ("long", weight.offset),
+            ("long", weight.num_bytes),
+            self.offsets(parts),
+        )
+
+    def attr(self, name: str, value: AttrValue, is_float: bool) -> int:
+        kind = 3 if isinstance(value, str) else 2 if is_float or isinstance(value, float) else 1
+        return self.table(
+            self.string(name),
+            ("int", kind),
+            ("long", int(value) if kind == 1 else 0),
+            ("double", float(value) if kind == 2 else 0.0),
+            self.string(str(value) if kind == 3 else ""),
+        )
+
+    def node(self, node: Node) -> int:
+        floats = _float_attrs(node.op)
+        attrs = self.offsets([self.attr(name, value, name in floats) for name, value in node.attrs.items()])
+        outputs = self.ints([self.find("value", name) for name in node.outputs])
+        fields = (("int", self.ops.index(node.op)), self.string(node.name), self.operands(node.inputs))
+        return self.table(*fields, outputs, attrs)
+
+    def encode(self) -> bytes:
+        g = self.graph
+        each: Callable[..., tuple[str, int]] = lambda items, make: self.offsets([make(item) for item in items])  # noqa: E731
+        states = list(g.states.values())
+        fields = (
+            self.string(g.network),
+            self.string(g.scheme),
+            ("int", g.vocab_size),
+            ("int", g.context_len),
+            each(g.symbols, lambda s: self.table(self.string(s.name), ("long", s.min), ("long", s.max))),
+            each(self.ops, lambda name: self.table(self.string(name), ("int", find_op(name).version))),
+            each(self.values, self.value),
+            each(g.weights.values(), self.weight),
+            each(states, lambda s: self.table(self.string(s.name), *(("int", n) for n in _state_numbers(s)))),
+            each(g.page_groups, lambda window: self.table(("int", window))),
+            each(g.nodes, self.node),
+            self.ints([self.find("value", name) for name in g.inputs]),
+            ("int", self.find("value", g.output)),
+            each(self.segments, self.segment),
+            each(g.properties.items(), lambda p: self.table(self.string(p[0]), self.string(p[1]))),
+        )
+        self.builder.Finish(self.table(*fields), file_identifier=_IDENTIFIER)
+        return bytes(self.builder.Output())
+
+    def segment(self, segment: Segment) -> int:
+        numbers = (("long", segment.offset), ("long", segment.num_bytes), ("uint", segment.crc32))
+        return self.table(self.string(segment.name), *numbers)
 
 
-def encode(graph: Graph, segments: Sequence[Segment]) -> bytes:
-    """The metadata of ``graph`` in a file with ``segments``.  The same input gives the same bytes; the size depends
-    on names and counts alone, not on offsets and checksums."""
-    e = _Encoder()
-    symbols = {symbol.name: index for index, symbol in enumerate(graph.symbols)}
-    indices = {
-        "value": {name: index for index, name in enumerate(graph.values)},
-        "weight": {name: index for index, name in enumerate(graph.weights)},
-        "state": {name: index for index, name in enumerate(graph.states)},
-    }
-    ops = sorted({node.op for node in graph.nodes})
-    places = {segment.name: index for index, segment in enumerate(segments)}
-    fields = [
-        ("offset", e.text(graph.network)),
-        ("offset", e.text(graph.scheme)),
-        ("Int32", graph.vocab_size),
-        ("Int32", graph.context_len),
-        ("offset", _each(e, graph.symbols, _encode_symbol)),
-        ("offset", _each(e, ops, lambda e, op: e.table(("offset", e.text(op)), ("Int32", find_op(op).version)))),
-        ("offset", _each(e, list(graph.values.values()), lambda e, v: _encode_value(e, v, symbols, indices["value"]))),
-        ("offset", _each(e, list(graph.weights.values()), lambda e, w: _encode_weight(e, w, places))),
-        ("offset", _each(e, list(graph.states.values()), _encode_state)),
-        ("offset", _each(e, graph.page_groups, lambda e, window: e.table(("Int32", window)))),
-        ("offset", _each(e, graph.nodes, lambda e, node: _encode_node(e, node, ops, indices))),
-        ("offset", e.ints([indices["value"][name] for name in graph.inputs])),
-        ("Int32", indices["value"][graph.output]),
-        ("offset", _each(e, segments, _encode_segment)),
-        ("offset", _each(e, sorted(graph.properties.items()), _encode_property)),
-    ]
-    e.builder.Finish(e.table(*fields), FILE_IDENTIFIER)
-    return bytes(e.builder.Output())
+def _state_numbers(state: State) -> tuple[int, int, int]:
+    return state.num_kv_heads, state.head_dim, state.group
 
 
-def _each(e: _Encoder, items: Sequence[Any], encode_one: Callable[[_Encoder, Any], int]) -> int:
-    return e.offsets([encode_one(e, item) for item in items])
+@cache
+def _float_attrs(op: str) -> frozenset[str]:
+    """Attributes that are floats, even when a caller wrote an int."""
+    return frozenset(re.findall(r"float (\w+)", find_op(op).schema))
 
 
-def _encode_symbol(e: _Encoder, symbol: Symbol) -> int:
-    return e.table(("offset", e.text(symbol.name)), ("Int64", symbol.min), ("Int64", symbol.max))
+def _bases_first(graph: Graph) -> list[Value]:
+    """The values, every view after its base, otherwise in their own order."""
+    done: dict[str, Value] = {}
+    for value in graph.values.values():
+        chain = [value]
+        while chain[-1].base is not None and chain[-1].base not in done:
+            base = graph.values.get(chain[-1].base)
+            if base is None or base in chain:
+                raise InvalidArgumentError(f"graph: the view {value.name!r} has no sound base")
+            chain.append(base)
+        done.update((item.name, item) for item in reversed(chain))
+    return list(done.values())
 
 
-def _encode_value(e: _Encoder, value: Value, symbols: dict[str, int], values: dict[str, int]) -> int:
-    return e.table(
-        ("offset", e.text(value.name)),
-        ("Int32", int(value.dtype)),
-        ("offset", e.dims(value.shape, symbols)),
-        ("Int32", -1 if value.base is None else values[value.base]),
-        ("Int64", value.offset),
-    )
+def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
+    """The metadata's bytes; equal arguments give equal bytes, other numbers in them the same size."""
+    return _Encoder(graph, segments).encode()
 
 
-def _encode_weight(e: _Encoder, weight: Weight, segments: dict[str, int]) -> int:
-    def encode_part(e: _Encoder, part: Part) -> int:
-        return e.table(("offset", e.text(part.name)), ("Int64", part.row_start), ("Int64", part.num_rows))
+class _Row:
+    """A table of the buffer, which the core has validated."""
 
-    return e.table(
-        ("offset", e.text(weight.name)),
-        ("Int64", weight.rows),
-        ("Int64", weight.cols),
-        ("Int32", int(weight.layout)),
-        ("Int32", segments[weight.segment]),
-        ("Int64", weight.offset),
-        ("Int64", weight.num_bytes),
-        ("offset", _each(e, weight.parts, encode_part)),
-    )
+    def __init__(self, data: bytes, position: int) -> None:
+        self.table = Table(data, position)
 
+    def _at(self, field: int) -> int:
+        return int(self.table.Offset(4 + 2 * field))
 
-def _encode_state(e: _Encoder, state: State) -> int:
-    return e.table(
-        ("offset", e.text(state.name)),
-        ("Int32", state.num_kv_heads),
-        ("Int32", state.head_dim),
-        ("Int32", state.group),
-    )
+    def number(self, field: int, flags: Any = types.Int32Flags, otherwise: int = 0) -> Any:
+        at = self._at(field)
+        return self.table.Get(flags, self.table.Pos + at) if at else otherwise
 
+    def long(self, field: int) -> int:
+        return int(self.number(field, types.Int64Flags))
 
-def _encode_node(e: _Encoder, node: Node, ops: list[str], indices: dict[str, dict[str, int]]) -> int:
-    operands = [
-        (_KINDS.index(item.kind), 0 if item.kind == "none" else indices[item.kind][item.name]) for item in node.inputs
-    ]
-    return e.table(
-        ("Int32", ops.index(node.op)),
-        ("offset", e.text(node.name)),
-        ("offset", e.operands(operands)),
-        ("offset", e.ints([indices["value"][name] for name in node.outputs])),
-        ("offset", _each(e, sorted(node.attrs.items()), _encode_attr)),
-    )
+    def string(self, field: int) -> str:
+        at = self._at(field)
+        return self.table.String(self.table.Pos + at).decode() if at else ""
 
+    def rows(self, field: int) -> list[_Row]:
+        at = self._at(field)
+        if not at:
+            return []
+        first = self.table.Vector(at)
+        positions = [self.table.Indirect(first + 4 * i) for i in range(self.table.VectorLen(at))]
+        return [_Row(self.table.Bytes, position) for position in positions]
 
-def _encode_attr(e: _Encoder, attr: tuple[str, AttrValue]) -> int:
-    name, value = attr
-    kind = _ATTR_STRING if isinstance(value, str) else _ATTR_FLOAT if isinstance(value, float) else _ATTR_INT
-    return e.table(
-        ("offset", e.text(name)),
-        ("Int32", kind),
-        ("Int64", int(value) if kind == _ATTR_INT else 0),
-        ("Float64", value if kind == _ATTR_FLOAT else 0.0),
-        ("offset", e.text(value if isinstance(value, str) else "")),
-    )
-
-
-def _encode_segment(e: _Encoder, segment: Segment) -> int:
-    return e.table(
-        ("offset", e.text(segment.name)),
-        ("Int64", segment.offset),
-        ("Int64", segment.num_bytes),
-        ("Uint32", segment.crc32),
-    )
-
-
-def _encode_property(e: _Encoder, item: tuple[str, str]) -> int:
-    return e.table(("offset", e.text(item[0])), ("offset", e.text(item[1])))
-
-
-class _Reader:
-    """A table of a buffer that the core has validated."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-
-    def _at(self, slot: int) -> int:
-        offset = self.table.Offset(4 + 2 * slot)
-        return int(self.table.Pos + offset) if offset else 0
-
-    def number(self, slot: int, flags: Any, otherwise: int | float = 0) -> Any:
-        at = self._at(slot)
-        return self.table.Get(flags, at) if at else otherwise
-
-    def i32(self, slot: int, otherwise: int = 0) -> int:
-        return int(self.number(slot, N.Int32Flags, otherwise))
-
-    def i64(self, slot: int) -> int:
-        return int(self.number(slot, N.Int64Flags))
-
-    def text(self, slot: int) -> str:
-        at = self._at(slot)
-        return self.table.String(at).decode() if at else ""
-
-    def vector(self, slot: int) -> tuple[int, int]:
-        """Position of the first element, and their number."""
-        offset = self.table.Offset(4 + 2 * slot)
-        return (int(self.table.Vector(offset)), int(self.table.VectorLen(offset))) if offset else (0, 0)
-
-    def tables(self, slot: int) -> list[_Reader]:
-        start, count = self.vector(slot)
-        return [_Reader(Table(self.table.Bytes, self.table.Indirect(start + 4 * i))) for i in range(count)]
-
-    def structs(self, slot: int, stride: int, *fields: tuple[int, Any]) -> list[tuple[int, ...]]:
-        start, count = self.vector(slot)
+    def structs(self, field: int, size: int, members: Sequence[tuple[int, Any]]) -> list[tuple[int, ...]]:
+        at = self._at(field)
+        if not at:
+            return []
+        first = self.table.Vector(at)
+        count = self.table.VectorLen(at)
         return [
-            tuple(int(self.table.Get(flags, start + stride * i + at)) for at, flags in fields) for i in range(count)
+            tuple(int(self.table.Get(flags, first + size * i + offset)) for offset, flags in members)
+            for i in range(count)
         ]
 
-    def ints(self, slot: int) -> list[int]:
-        return [item for (item,) in self.structs(slot, 4, (0, N.Int32Flags))]
+    def ints(self, field: int) -> list[int]:
+        return [number for (number,) in self.structs(field, 4, [(0, types.Int32Flags)])]
 
 
-def decode(buffer: bytes) -> tuple[Graph, list[Segment]]:
-    """The inverse of ``encode``.  ``buffer`` must have passed the core's validation."""
-    position = flatbuffers.encode.Get(N.UOffsetTFlags.packer_type, buffer, 0)
-    root = _Reader(Table(bytearray(buffer), position))
-    segments = [Segment(s.text(0), s.i64(1), s.i64(2), int(s.number(3, N.Uint32Flags))) for s in root.tables(13)]
-    graph = Graph(root.text(0), root.text(1), root.i32(2), root.i32(3))
-    graph.symbols = [Symbol(s.text(0), s.i64(1), s.i64(2)) for s in root.tables(4)]
-    ops = [op.text(0) for op in root.tables(5)]
-    value_names = [value.text(0) for value in root.tables(6)]
-    for item in root.tables(6):
-        value = _decode_value(item, graph.symbols, value_names)
-        graph.values[value.name] = value
-    for item in root.tables(7):
-        weight = _decode_weight(item, segments)
-        graph.weights[weight.name] = weight
-    for item in root.tables(8):
-        graph.states[item.text(0)] = State(item.text(0), item.i32(1), item.i32(2), item.i32(3))
-    graph.page_groups = [item.i32(0) for item in root.tables(9)]
-    names = {"value": value_names, "weight": list(graph.weights), "state": list(graph.states)}
-    graph.nodes = [_decode_node(item, ops, names) for item in root.tables(10)]
-    graph.inputs = [value_names[index] for index in root.ints(11)]
-    graph.output = value_names[root.i32(12)]
-    graph.properties = {item.text(0): item.text(1) for item in root.tables(14)}
-    return graph, segments
-
-
-def _decode_value(item: _Reader, symbols: list[Symbol], names: list[str]) -> Value:
+def _decode_value(row: _Row, names: Sequence[str], symbols: Sequence[str]) -> Value:
+    members = [(0, types.Int32Flags), (8, types.Int64Flags), (16, types.Int64Flags)]
     shape = tuple(
-        Dim(None if symbol < 0 else symbols[symbol].name, factor, offset)
-        for symbol, factor, offset in item.structs(2, 24, (0, N.Int32Flags), (8, N.Int64Flags), (16, N.Int64Flags))
+        Dim(None if symbol < 0 else symbols[symbol], factor, offset)
+        for symbol, factor, offset in row.structs(2, 24, members)
     )
-    base = item.i32(3, -1)
-    return Value(item.text(0), DType(item.i32(1)), shape, None if base < 0 else names[base], item.i64(4))
+    base = row.number(3, otherwise=-1)
+    return Value(row.string(0), DType(row.number(1)), shape, None if base < 0 else names[base], row.long(4))
 
 
-def _decode_weight(item: _Reader, segments: list[Segment]) -> Weight:
-    parts = tuple(Part(p.text(0), p.i64(1), p.i64(2)) for p in item.tables(7))
-    segment = segments[item.i32(4)].name
-    return Weight(item.text(0), item.i64(1), item.i64(2), Layout(item.i32(3)), parts, segment, item.i64(5), item.i64(6))
+def _decode_weight(row: _Row, segments: Sequence[Segment]) -> Weight:
+    parts = tuple(Part(part.string(0), part.long(1), part.long(2)) for part in row.rows(7))
+    layout, segment = Layout(row.number(3)), segments[row.number(4)].name
+    return Weight(row.string(0), row.long(1), row.long(2), layout, parts, segment, row.long(5), row.long(6))
 
 
-def _decode_node(item: _Reader, ops: list[str], names: dict[str, list[str]]) -> Node:
+def _decode_attrs(rows: Sequence[_Row]) -> dict[str, AttrValue]:
+    attrs: dict[str, AttrValue] = {}
+    for row in rows:
+        kind = row.number(1)
+        attrs[row.string(0)] = (
+            row.long(2) if kind == 1 else float(row.number(3, types.Float64Flags)) if kind == 2 else row.string(4)
+        )
+    return attrs
+
+
+def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
+    """The graph and the segments of metadata that the core has accepted."""
+    root = _Row(data, int.from_bytes(data[:4], "little"))
+    segments = [
+        Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)
+    ]
+    symbols = [Symbol(row.string(0), row.long(1), row.long(2)) for row in root.rows(4)]
+    ops = [row.string(0) for row in root.rows(5)]
+    names = [row.string(0) for row in root.rows(6)]
+    values = [_decode_value(row, names, [symbol.name for symbol in symbols]) for row in root.rows(6)]
+    weights = [_decode_weight(row, segments) for row in root.rows(7)]
+    states = [State(row.string(0), row.number(1), row.number(2), row.number(3)) for row in root.rows(8)]
+    tables = {
+        "value": names,
+        "weight": [weight.name for weight in weights],
+        "state": [state.name for state in states],
+    }
+
     def operand(kind: int, index: int) -> Operand:
-        return Operand("none") if kind == 0 else Operand(_KINDS[kind], names[_KINDS[kind]][index])
+        return Operand("none") if kind == 0 else Operand(_KINDS[kind], tables[_KINDS[kind]][index])
 
-    def attr(a: _Reader) -> AttrValue:
-        match a.i32(1):
-            case 1:
-                return a.i64(2)
-            case 2:
-                return float(a.number(3, N.Float64Flags, 0.0))
-            case 3:
-                return a.text(4)
-            case kind:
-                raise InternalError(f"metadata: attribute {a.text(0)} has type {kind}")
-
-    inputs = [operand(kind, index) for kind, index in item.structs(2, 8, (0, N.Int32Flags), (4, N.Int32Flags))]
-    outputs = [names["value"][index] for index in item.ints(3)]
-    return Node(ops[item.i32(0)], item.text(1), inputs, outputs, {a.text(0): attr(a) for a in item.tables(4)})
+    pair = [(0, types.Int32Flags), (4, types.Int32Flags)]
+    nodes = [
+        Node(
+            ops[row.number(0)],
+            row.string(1),
+            [operand(kind, index) for kind, index in row.structs(2, 8, pair)],
+            [names[index] for index in row.ints(3)],
+            _decode_attrs(row.rows(4)),
+        )
+        for row in root.rows(10)
+    ]
+    graph = Graph(
+        network=root.string(0),
+        scheme=root.string(1),
+        vocab_size=root.number(2),
+        context_len=root.number(3),
+        symbols=symbols,
+        values={value.name: value for value in values},
+        weights={weight.name: weight for weight in weights},
+        states={state.name: state for state in states},
+        page_groups=[row.number(0) for row in root.rows(9)],
+        nodes=nodes,
+        inputs=[names[index] for index in root.ints(11)],
+        output=names[root.number(12)],
+        properties={row.string(0): row.string(1) for row in root.rows(14)},
+    )
+    return graph, segments

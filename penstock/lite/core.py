@@ -59,7 +59,7 @@ class _Handle:
     @property
     def handle(self) -> int:
         """The address for the C ABI; InvalidArgumentError after close()."""
-        address = getattr(self, "_address", None)
+        address: int | None = getattr(self, "_address", None)
         if address is None:
             raise InvalidArgumentError(f"{type(self).__name__} is closed")
         return address
@@ -250,9 +250,7 @@ class CoreProgram(_Handle):
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
         data, rows, vocab = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
-        status = library().ps_program_logits(
-            self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(vocab)
-        )
+        status = library().ps_program_logits(self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(vocab))
         check(status)
         if rows.value == 0 or data.value is None:
             return np.zeros((0, vocab.value), np.float32)
@@ -268,7 +266,8 @@ class CoreProgram(_Handle):
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = (ctypes.c_uint8 * count).from_address(address)
         memory._program = self  # type: ignore[attr-defined]  # the view keeps the program alive
-        return np.frombuffer(memory, dtype).reshape(shape)
+        array: npt.NDArray[Any] = np.frombuffer(memoryview(memory).cast("B"), dtype).reshape(shape)
+        return array
 
     def _check_parents(self) -> None:
         _ = self.handle, self._model.handle, self._context.handle
@@ -309,9 +308,7 @@ def run_op(
     """Runs one op of the table: its schema's tensors in order, then its outputs, allocated by the caller."""
     tensor_structs = (TensorStruct * len(tensors))(*(_tensor_struct(tensor) for tensor in tensors))
     attr_structs = (AttrStruct * len(attrs))(*(_attr_struct(name, value) for name, value in attrs.items()))
-    status = library().ps_op_run(
-        context.handle, op.encode(), tensor_structs, len(tensors), attr_structs, len(attrs)
-    )
+    status = library().ps_op_run(context.handle, op.encode(), tensor_structs, len(tensors), attr_structs, len(attrs))
     check(status)
 
 

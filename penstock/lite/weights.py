@@ -104,9 +104,7 @@ def unpack(
     """The values that a kernel computes with, float32 [num_rows, cols]."""
     source = _address(src, layout_bytes(layout, rows, cols), "src")
     values = np.zeros((max(num_rows, 0), cols), np.float32)
-    status = library().ps_unpack(
-        context.handle, layout, rows, cols, row_start, num_rows, source, values.ctypes.data
-    )
+    status = library().ps_unpack(context.handle, layout, rows, cols, row_start, num_rows, source, values.ctypes.data)
     check(status)
     return values
 
