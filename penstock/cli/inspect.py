@@ -145,16 +145,17 @@ def _windows(windows: Any) -> str:
     return ", ".join("whole context" if window == 0 else f"window of {window}" for window in windows) or "none"
 
 
-_DESCRIBED = (("operations", "ops", str), ("bytes", "bytes", format_bytes), ("segments", "segments", format_bytes))
-
-
 def _described(found: dict[str, Any]) -> list[str]:
-    lines = [f"parameters     {found['parameters']:,}"]
-    for title, key, show in (
-        ("operations", "ops", str),
-        ("bytes", "bytes", format_bytes),
-        ("segments", "segments", format_bytes),
-    ):
-        lines.append(title)
-        lines += [f"  {name:<24} {show(value):>10}" for name, value in found.get(key, {}).items()]
+    each_token = format_bytes(found["weight_bytes_per_token"])
+    lines = [
+        f"parameters     {found['parameters']:,}, {format_bytes(found['weight_bytes'])} of weights, "
+        f"{each_token} read for each token",
+    ]
+    lines += [f"  {name:<16} {format_bytes(size):>10}" for name, size in found["bytes_by_part"].items()]
+    layouts = ", ".join(f"{name} {format_bytes(size)}" for name, size in found["bytes_by_layout"].items())
+    lines.append(f"layouts        {layouts}")
+    ops = [f"{count} {name}" for name, count in sorted(found["ops"].items(), key=lambda item: -item[1])]
+    lines.append(f"ops            {sum(found['ops'].values())}: {', '.join(ops)}")
+    lines.append("segments")
+    lines += [f"  {s['name']:<24} {format_bytes(s['bytes']):>10}  crc32 {s['crc32']}" for s in found["segments"]]
     return lines

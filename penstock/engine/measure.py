@@ -22,7 +22,7 @@ from penstock.errors import InternalError, InvalidArgumentError, UnsupportedErro
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import DType, Graph
 from penstock.lite import core
-from penstock.runtime.machine import peak_rss_bytes
+from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import open_program
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
@@ -140,6 +140,7 @@ class _Measurement:
         self.engine = Engine(program)
         self.random = np.random.default_rng()
         self.probes: list[float] = []
+        self.peak_rss = 0
 
     def report(self, load_s: float) -> Report:
         info, what = self.program.info, self.what
@@ -167,7 +168,7 @@ class _Measurement:
             "ops_per_s": peaks,
             "prefill_peak": self.work.peak,
         }
-        report.peak_rss_bytes = peak_rss_bytes()
+        report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes())
         return report
 
     def _checked_share(self, name: str, share: float) -> float:
@@ -230,5 +231,7 @@ class _Measurement:
         return statistics.median(times), bandwidth, first + self.what.new_tokens / 2
 
     def _bandwidth(self) -> float:
+        self.peak_rss = max(self.peak_rss, peak_rss_bytes())
         self.probes.append(core.probe_bandwidth(self.program.context))
+        reset_peak_rss()  # the probe's buffer is not the model's memory
         return self.probes[-1]

@@ -76,7 +76,8 @@ class Scheduler:
         chunks: dict[int, Chunk] = {}
         budget = self.max_tokens
         preempted = False
-        decodes, prompts = [], []
+        decodes: list[Request] = []
+        prompts: list[Request] = []
         for request in self.running:
             (decodes if request.num_tokens - request.num_computed == 1 else prompts).append(request)
         for request in decodes + prompts:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Memory", "affinity", "cgroup_cpus", "huge_pages", "memory", "peak_rss_bytes"]
+__all__ = ["Memory", "affinity", "cgroup_cpus", "huge_pages", "memory", "peak_rss_bytes", "reset_peak_rss"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -107,6 +107,14 @@ def peak_rss_bytes() -> int:
     Not getrusage: its figure survives exec and would report the parent's.
     """
     return _fields(Path("/proc/self/status")).get("VmHWM", 0)
+
+
+def reset_peak_rss() -> None:
+    """Start the count of ``peak_rss_bytes`` anew, where the kernel lets us."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
 
 
 def affinity() -> list[int]:

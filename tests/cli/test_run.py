@@ -119,7 +119,7 @@ def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):
     flipped[len(data) // 2] ^= 0x10
     (tmp_path / "flipped.psm").write_bytes(flipped)
     done = penstock_command("inspect", tmp_path / "flipped.psm", "--verify")
-    assert (done.returncode, "checksum" in done.stderr) == (1, True)
+    assert (done.returncode, "flipped.psm" in done.stderr) == (1, True)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
     assert ".psm bundle" in penstock_command("run", gguf, "x").stderr
@@ -187,4 +187,4 @@ def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path):
     done = penstock_command(*args, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "cache").exists()
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "tmp").glob("penstock*")) == []
