@@ -20,9 +20,10 @@ SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 LIMITS = {"f32": 0.0, "w8a16": 0.3, "w8a8": 0.3, "w4a16": 1.5, "w4a8": 1.5}
 
 
-def read_windows(llm: penstock.LLM, text: Path, window: int) -> list[list[int]]:
-    ids = llm.tokenizer.encode(text.read_text("utf-8"))
-    return [ids[start : start + window + 1] for start in range(0, len(ids) - window, window)]
+def read_windows(llm: penstock.LLM, args: argparse.Namespace) -> list[list[int]]:
+    ids = llm.tokenizer.encode(args.text.read_text("utf-8"))
+    windows = [ids[start : start + args.window + 1] for start in range(0, len(ids) - args.window, args.window)]
+    return windows[: args.windows or None]
 
 
 def score(llm: penstock.LLM, windows: list[list[int]]) -> tuple[float, int]:
@@ -41,7 +42,7 @@ def measure(args: argparse.Namespace, scheme: str) -> tuple[float, int, int]:
     """Perplexity, tokens scored, bytes of weights."""
     llm = penstock.LLM(args.model, scheme=scheme, mode=args.mode, threads=args.threads, use_cache=False)
     try:
-        perplexity, count = score(llm, read_windows(llm, args.text, args.window))
+        perplexity, count = score(llm, read_windows(llm, args))
         return perplexity, count, llm.info.weight_bytes
     finally:
         llm.close()
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, default=ROOT / "demo/model/valid.txt")
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--windows", type=int, default=0, help="how many, from the beginning; 0: all")
     parser.add_argument("--mode", choices=("graph", "eager"), default="graph")
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
