@@ -85,10 +85,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Part:
-    """A checkpoint tensor's rows inside a weight.
-
-    Where several vectors are joined end to end in a weight of one row, both numbers count elements.
-    """
+    """A checkpoint tensor's rows inside a weight."""
 
     name: str
     row_start: int

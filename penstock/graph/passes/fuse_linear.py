@@ -13,16 +13,18 @@ __all__ = ["fuse_linear"]
 
 
 def fuse_linear(graph: Graph) -> None:
-    """Fuses each group of at least two linears with equal input, scheme, parent module and presence of a bias."""
+    """Fuses each group of at least two linears without bias that share input, scheme and parent module.
+
+    Linears with a bias stay apart: a part of a weight is a run of rows, and a bias is one row.
+    """
     uses = count_weight_uses(graph)
-    groups: dict[tuple[str, str, str, bool], list[Node]] = {}
+    groups: dict[tuple[str, str, str], list[Node]] = {}
     for node in graph.nodes:
-        if node.op != "linear" or any(uses[i.name] > 1 for i in node.inputs[1:] if i.kind == "weight"):
+        if node.op != "linear" or node.inputs[2].kind == "weight" or uses[node.inputs[1].name] > 1:
             continue
         parent = node.name.rpartition(".")[0]
-        has_bias = node.inputs[2].kind == "weight"
-        groups.setdefault((node.inputs[0].name, str(node.attrs["scheme"]), parent, has_bias), []).append(node)
-    for (_, _, parent, _), nodes in groups.items():
+        groups.setdefault((node.inputs[0].name, str(node.attrs["scheme"]), parent), []).append(node)
+    for (_, _, parent), nodes in groups.items():
         if len(nodes) > 1 and len({node.name for node in nodes}) == len(nodes):
             _fuse(graph, parent, nodes)
 
@@ -32,8 +34,6 @@ def _fuse(graph: Graph, parent: str, nodes: list[Node]) -> None:
     name += "|".join(node.name.removeprefix(name) for node in nodes)
     weight = _stack(graph, f"{name}.weight", [node.inputs[1].name for node in nodes])
     inputs = [nodes[0].inputs[0], Operand("weight", weight), Operand("none")]
-    if nodes[0].inputs[2].kind == "weight":
-        inputs[2] = Operand("weight", _join(graph, f"{name}.bias", [node.inputs[2].name for node in nodes]))
     total = graph.weights[weight].rows
     result = f"{name}:linear"
     first = graph.values[nodes[0].outputs[0]]
@@ -58,17 +58,6 @@ def _stack(graph: Graph, name: str, names: list[str]) -> str:
     _replace(
         graph, names, Weight(name, rows, graph.weights[names[0]].cols, graph.weights[names[0]].layout, tuple(parts))
     )
-    return name
-
-
-def _join(graph: Graph, name: str, names: list[str]) -> str:
-    """Vectors end to end: of a vector's part, ``row_start`` and ``num_rows`` count elements."""
-    parts: list[Part] = []
-    cols = 0
-    for weight in map(graph.weights.__getitem__, names):
-        parts.append(Part(weight.parts[0].name, cols, weight.cols))
-        cols += weight.cols
-    _replace(graph, names, Weight(name, 1, cols, graph.weights[names[0]].layout, tuple(parts)))
     return name
 
 

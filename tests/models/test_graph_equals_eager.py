@@ -1,0 +1,49 @@
+"""The bundle of a checkpoint and its eager network give the same bits, for every family and scheme."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.graph.export import export_bundle
+from penstock.ops.table import LINEAR_SCHEMES
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.native import NativeProgram
+from penstock.runtime.program import ProgramLimits
+from tests.models.families import FAMILIES, save
+from tests.models.steps import run_whole
+from tests.models.test_families import prompt
+
+
+def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:
+    limits = ProgramLimits(128, 4, max_rows=128, num_pages=12, context_len=256, kv_layout=kv_layout)
+    checkpoint = save(family, folder / family)
+    export_bundle(checkpoint, folder / "model.psm", scheme=scheme)
+    native, _ = NativeProgram.open(folder / "model.psm", threads=2, limits=limits)
+    eager = EagerProgram(checkpoint, scheme=scheme, threads=1, limits=limits)
+    try:
+        assert native.info.page_windows == eager.info.page_windows
+        assert (native.info.scheme, native.info.vocab_size) == (eager.info.scheme, eager.info.vocab_size)
+        for num_tokens, chunk in ((1, None), (70, None), (70, 7)):
+            token_ids = prompt(num_tokens)
+            assert run_whole(native, token_ids, chunk).tobytes() == run_whole(eager, token_ids, chunk).tobytes()
+    finally:
+        native.close()
+        eager.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graph_equals_eager_for_every_family(family: str, tmp_path: Path) -> None:
+    check(family, "f32", "f32", tmp_path)
+
+
+@pytest.mark.parametrize("kv_layout", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+def test_graph_equals_eager_for_every_scheme(scheme: str, kv_layout: str, tmp_path: Path) -> None:
+    check("qwen3_tied_head_dim", scheme, kv_layout, tmp_path)
+
+
+@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+def test_graph_equals_eager_untied_with_biases(scheme: str, tmp_path: Path) -> None:
+    check("qwen2_windows", scheme, "f32", tmp_path)
