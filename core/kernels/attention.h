@@ -64,7 +64,8 @@ PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, co
 
 // Scores of one page to probabilities, in place; the running maximum and the lane sums move on.
 template <class Kv>
-inline void softmax_step(const AttentionArgs& a, Query& q, int32_t start, const float* key_scales, const float* value_scales) {
+inline void softmax_step(const AttentionArgs& a, Query& q, int32_t start, const float* key_scales,
+                         const float* value_scales) {
   F16 s0 = adjusted<Kv>(a, q, start, key_scales, 0), s1 = adjusted<Kv>(a, q, start, key_scales, 1);
   float highest = f_hmax(f_max(s0, s1));
   float m = highest > q.max ? highest : q.max;
@@ -165,7 +166,8 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
   for (int32_t part = first_page / kPartitionPages; part <= last_page / kPartitionPages; ++part) {
     for (int i = 0; i < n; ++i) start_partition(queries[i], dim);
     const int32_t part_start = part * kPartitionPages, part_end = part_start + kPartitionPages;
-    for (int32_t page = first_page > part_start ? first_page : part_start; page < part_end && page <= last_page; ++page) {
+    int32_t page = first_page > part_start ? first_page : part_start;
+    for (; page < part_end && page <= last_page; ++page) {
       const int32_t start = page * kPageTokens;
       int from = 0, to = n;
       while (from < n && queries[from].last < start) ++from;
@@ -179,7 +181,8 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
   }
   for (int i = 0; i < n; ++i) {
     F16 sum = f_set(queries[i].total_sum);
-    for (int64_t d = 0; d < dim; d += 16) f_store_n(queries[i].out + d, f_load(queries[i].total + d) / sum, tail(dim, d));
+    for (int64_t d = 0; d < dim; d += 16)
+      f_store_n(queries[i].out + d, f_load(queries[i].total + d) / sum, tail(dim, d));
   }
 }
 

@@ -64,7 +64,8 @@ inline void append_head(int32_t layout, uint8_t* head, int64_t slot, const float
 }
 
 PS_INLINE int64_t kv_head_bytes(int32_t layout, int64_t dim) {
-  return layout == PS_KV_INT8 ? KvInt8::head_bytes(dim) : layout == PS_KV_BF16 ? KvBf16::head_bytes(dim) : KvF32::head_bytes(dim);
+  if (layout == PS_KV_INT8) return KvInt8::head_bytes(dim);
+  return layout == PS_KV_BF16 ? KvBf16::head_bytes(dim) : KvF32::head_bytes(dim);
 }
 
 void kv_append(const KvAppendArgs& a, int64_t begin, int64_t end) {

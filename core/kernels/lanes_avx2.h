@@ -55,7 +55,9 @@ PS_INLINE M16 m_range(int lo, int hi) {
   return {_mm256_castsi256_ps(_mm256_andnot_si256(l.a, h.a)), _mm256_castsi256_ps(_mm256_andnot_si256(l.b, h.b))};
 }
 PS_INLINE M16 m_lt(F16 x, F16 y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)}; }
-PS_INLINE F16 f_select(M16 m, F16 x, F16 y) { return {_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)}; }
+PS_INLINE F16 f_select(M16 m, F16 x, F16 y) {
+  return {_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)};
+}
 
 PS_INLINE I16 i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 PS_INLINE I16 i_load(const void* p) {

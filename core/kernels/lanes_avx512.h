@@ -72,9 +72,13 @@ PS_INLINE int32_t i_hmax(I16 a) { return _mm512_reduce_max_epi32(a.v); }
 
 PS_INLINE F16 widen_bf16(__m256i h) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))}; }
 PS_INLINE F16 f_load_bf16(const uint16_t* p) { return widen_bf16(_mm256_loadu_si256((const __m256i*)p)); }
-PS_INLINE F16 f_load_bf16_n(const uint16_t* p, int n) { return widen_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
+PS_INLINE F16 f_load_bf16_n(const uint16_t* p, int n) {
+  return widen_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
 PS_INLINE F16 f_load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
-PS_INLINE F16 f_load_f16_n(const uint16_t* p, int n) { return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))}; }
+PS_INLINE F16 f_load_f16_n(const uint16_t* p, int n) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+}
 PS_INLINE F16 widen_i8(__m128i b) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b))}; }
 PS_INLINE F16 f_load_i8(const int8_t* p) { return widen_i8(_mm_loadu_si128((const __m128i*)p)); }
 PS_INLINE F16 f_load_i8_n(const int8_t* p, int n) { return widen_i8(_mm_maskz_loadu_epi8(first_lanes(n), p)); }

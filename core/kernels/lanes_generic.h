@@ -29,11 +29,14 @@ PS_INLINE float fma1(float a, float b, float c) {
   double s = p + z;
   double t = s - p;
   double e = (p - (s - t)) + (z - t);
-  int64_t u;
+  int64_t u, v;
   __builtin_memcpy(&u, &s, 8);
-  bool inexact = e > 0 || e < 0;
-  int64_t away = ((e > 0) == (u >= 0)) ? 1 : -1;
-  u += inexact && !(u & 1) ? away : 0;
+  __builtin_memcpy(&v, &e, 8);
+  // One step in magnitude towards the error, where the sum is even.  No branch and no 64-bit comparison, so that
+  // two lanes go at a time.
+  int64_t towards = 1 - int64_t((uint64_t(u ^ v) >> 63) << 1);
+  int64_t step = towards & ((u & 1) - 1);
+  u += (e > 0 ? step : 0) + (e < 0 ? step : 0);
   __builtin_memcpy(&s, &u, 8);
   return float(s);
 }
@@ -103,7 +106,8 @@ PS_LONG void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; +
 PS_LONG void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
 
 // Nibble at bit `shift` of each lane, as value - 8.
-template <int shift> PS_LONG F16 f_nibble(const I16& w) { F16 r; PS_LANES(float(((uint32_t(w.v[i]) >> shift) & 15u)) - 8.f); }
+template <int shift>
+PS_LONG F16 f_nibble(const I16& w) { F16 r; PS_LANES(float(((uint32_t(w.v[i]) >> shift) & 15u)) - 8.f); }
 
 // ---- integer dot products: 16 rows x 4 columns a step -----------------------------------------------------
 struct W8 { int8_t v[64]; };

@@ -93,8 +93,14 @@ PS_INLINE int32_t i_hmax(I16 a) {
   return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
 }
 
-PS_INLINE F16 f_load_bf16(const uint16_t* p) { F16 r; PS_QUADS(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
-PS_INLINE F16 f_load_f16(const uint16_t* p) { F16 r; PS_QUADS(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
+PS_INLINE F16 f_load_bf16(const uint16_t* p) {
+  F16 r;
+  PS_QUADS(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
+}
+PS_INLINE F16 f_load_f16(const uint16_t* p) {
+  F16 r;
+  PS_QUADS(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
+}
 PS_INLINE F16 f_load_i8(const int8_t* p) {
   int8x16_t b = vld1q_s8(p);
   int16x8_t lo = vmovl_s8(vget_low_s8(b)), hi = vmovl_s8(vget_high_s8(b));
@@ -128,7 +134,8 @@ PS_INLINE void f_store_f16_n(uint16_t* p, F16 a, int n) {
 }
 PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   I16 q = i_from_f(a);
-  int16x8_t lo = vcombine_s16(vmovn_s32(q.v[0]), vmovn_s32(q.v[1])), hi = vcombine_s16(vmovn_s32(q.v[2]), vmovn_s32(q.v[3]));
+  int16x8_t lo = vcombine_s16(vmovn_s32(q.v[0]), vmovn_s32(q.v[1]));
+  int16x8_t hi = vcombine_s16(vmovn_s32(q.v[2]), vmovn_s32(q.v[3]));
   int8_t t[16];
   vst1q_s8(t, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
   for (int i = 0; i < n; ++i) p[i] = t[i];

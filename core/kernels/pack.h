@@ -29,7 +29,8 @@ inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
 
 PS_LONG F16 source_lanes(const PackArgs& a, int64_t i, int n) {
   if (a.src_dtype == PS_F32) return f_load_n((const float*)a.src + i, n);
-  return a.src_dtype == PS_F16 ? f_load_f16_n((const uint16_t*)a.src + i, n) : f_load_bf16_n((const uint16_t*)a.src + i, n);
+  const uint16_t* src = (const uint16_t*)a.src + i;
+  return a.src_dtype == PS_F16 ? f_load_f16_n(src, n) : f_load_bf16_n(src, n);
 }
 
 // ---- 4 bit: the scale of a group -----------------------------------------------------------------------------
@@ -82,7 +83,8 @@ inline F16 best_scale(const F16 (&w)[32]) {
   F16 largest = f_set(0.f);
   for (int k = 0; k < 32; ++k) largest = f_select(m_lt(f_abs(largest), f_abs(w[k])), w[k], largest);
   Fit best = fit_of(w, largest * f_set(1.f / kLevels[0]));
-  for (unsigned i = 1; i < sizeof(kLevels) / sizeof(kLevels[0]); ++i) keep_better(best, fit_of(w, largest * f_set(1.f / kLevels[i])));
+  for (unsigned i = 1; i < sizeof(kLevels) / sizeof(kLevels[0]); ++i)
+    keep_better(best, fit_of(w, largest * f_set(1.f / kLevels[i])));
   for (int i = 0; i < 2; ++i) {
     F16 refined = best.product / f_max(best.square, f_set(1.f));
     keep_better(best, fit_of(w, refined));

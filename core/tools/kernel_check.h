@@ -27,7 +27,8 @@ inline std::vector<const ps::Kernels*> levels() {
   std::vector<const ps::Kernels*> found = {ps::kernels_generic};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (ps::kernels_avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(ps::kernels_avx2);
+  if (ps::kernels_avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    found.push_back(ps::kernels_avx2);
   if (ps::kernels_avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
     found.push_back(ps::kernels_avx512);

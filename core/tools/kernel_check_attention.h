@@ -18,7 +18,8 @@ struct Ragged {
   std::vector<int32_t> positions, starts, request, table;
   int width;
   ps::RaggedView view() const {
-    return {positions.data(), starts.data(), request.data(), table.data(), int32_t(positions.size()), int32_t(starts.size()) - 1, width};
+    return {positions.data(),           starts.data(), request.data(), table.data(), int32_t(positions.size()),
+            int32_t(starts.size()) - 1, width};
   }
 };
 
@@ -80,13 +81,18 @@ inline Bytes append(const ps::Kernels* k, const Prepared& p) {
   return pages;
 }
 
-inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& q, Bytes& pages, int64_t split) {
+inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& q, Bytes& pages,
+                     int64_t split) {
   const AttentionCase& c = p.c;
   const int64_t stride = c.num_heads * c.head_dim;
   Floats out(q.size(), 777.f);
   std::vector<char> scratch(size_t(k->attention_scratch_bytes(c.num_heads, c.num_kv_heads, c.head_dim)));
-  ps::AttentionArgs a = {q.data(), stride, out.data(), stride, kv_view(p, pages), batch.view(), c.num_heads,
-                         1.f / std::sqrt(float(c.head_dim)), c.softcap, c.alibi ? p.slopes.data() : nullptr, c.causal, c.window};
+  ps::AttentionArgs a = {q.data(),          stride,
+                         out.data(),        stride,
+                         kv_view(p, pages), batch.view(),
+                         c.num_heads,       1.f / std::sqrt(float(c.head_dim)),
+                         c.softcap,         c.alibi ? p.slopes.data() : nullptr,
+                         c.causal,          c.window};
   const int64_t items = int64_t(batch.positions.size()) * c.num_kv_heads;
   for (int64_t i = 0; i < items; i += split) k->attention(a, i, i + split < items ? i + split : items, scratch.data());
   return out;
@@ -116,7 +122,9 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
       const float* q = &p.q[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim)];
       std::vector<double> o(size_t(dim), 0.), w;
       double sum = 0, highest = -1e300;
-      auto row = [&](const Floats& x, int32_t j) { return &x[size_t(((p.all.starts[size_t(request)] + j) * c.num_kv_heads + h / group) * dim)]; };
+      auto row = [&](const Floats& x, int32_t j) {
+        return &x[size_t(((p.all.starts[size_t(request)] + j) * c.num_kv_heads + h / group) * dim)];
+      };
       for (int32_t j = first; j <= last; ++j) {
         double s = 0;
         for (int64_t d = 0; d < dim; ++d) s += double(q[d]) * row(ks, j)[d];
@@ -130,12 +138,14 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
       for (int32_t j = first; j <= last; ++j)
         for (int64_t d = 0; d < dim; ++d) o[size_t(d)] += w[size_t(j - first)] / sum * row(vs, j)[d];
       for (int64_t d = 0; d < dim; ++d)
-        expect_near(out[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim) + size_t(d)], o[size_t(d)], 2e-5, what, level);
+        expect_near(out[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim) + size_t(d)], o[size_t(d)], 2e-5, what,
+                    level);
     }
 }
 
 // Each token by itself must give what the batch gave.
-inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged& batch, Bytes& pages, const Floats& out, const std::string& what) {
+inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged& batch, Bytes& pages, const Floats& out,
+                          const std::string& what) {
   const size_t row = size_t(p.c.num_heads * p.c.head_dim), n = batch.positions.size();
   if (!p.c.causal) return;
   for (size_t t = 0; t < n; t += n / 9 + 1) {
@@ -143,15 +153,17 @@ inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged&
     auto begin = batch.table.begin() + long(batch.request[t]) * batch.width;
     one.table.assign(begin, begin + batch.width);
     Floats q(p.q.begin() + long(t * row), p.q.begin() + long((t + 1) * row));
-    expect_same(attend(k, p, one, q, pages, 1), Floats(out.begin() + long(t * row), out.begin() + long((t + 1) * row)), what + " alone", k->level);
+    expect_same(attend(k, p, one, q, pages, 1), Floats(out.begin() + long(t * row), out.begin() + long((t + 1) * row)),
+                what + " alone", k->level);
   }
 }
 
 inline void check_attention_case(const AttentionCase& c, Random& random) {
   Prepared p = prepare(c, random);
   std::string what = "attention heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
-                     std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " + std::to_string(c.window) +
-                     " causal " + std::to_string(c.causal) + " len " + std::to_string(c.lens[0]);
+                     std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " +
+                     std::to_string(c.window) + " causal " + std::to_string(c.causal) + " len " +
+                     std::to_string(c.lens[0]);
   Bytes pages = append(ps::kernels_generic, p);
   Ragged batch = p.asking;
   for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query sees any more are gone
@@ -172,7 +184,8 @@ inline void check_attention_case(const AttentionCase& c, Random& random) {
 
 inline void check_attention() {
   Random random = {4};
-  const int heads[][3] = {{4, 4, 32}, {6, 2, 40}, {5, 1, 64}, {16, 2, 80}, {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
+  const int heads[][3] = {{4, 4, 32},  {6, 2, 40}, {5, 1, 64},  {16, 2, 80},
+                          {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
     for (auto [h, g, d] : heads) {
       check_attention_case({h, g, d, layout, 1, 0, 0.f, false, {31, 1, 33}, 40}, random);

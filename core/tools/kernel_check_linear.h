@@ -9,13 +9,21 @@ namespace check {
 inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
   int64_t tiles = (rows + 15) / 16;
   switch (layout) {
-    case PS_ROWS_F32: return rows * cols * 4;
-    case PS_ROWS_F16: case PS_ROWS_BF16: return rows * cols * 2;
-    case PS_T16_F32: return tiles * cols * 64;
-    case PS_T16_F16: return tiles * cols * 32;
-    case PS_T16_BF16: return tiles * ((cols + 1) / 2) * 64;
-    case PS_T16_I8: return tiles * (128 + (cols + 3) / 4 * 64);
-    default: return tiles * ((cols + 31) / 32) * 288;
+    case PS_ROWS_F32:
+      return rows * cols * 4;
+    case PS_ROWS_F16:
+    case PS_ROWS_BF16:
+      return rows * cols * 2;
+    case PS_T16_F32:
+      return tiles * cols * 64;
+    case PS_T16_F16:
+      return tiles * cols * 32;
+    case PS_T16_BF16:
+      return tiles * ((cols + 1) / 2) * 64;
+    case PS_T16_I8:
+      return tiles * (128 + (cols + 3) / 4 * 64);
+    default:
+      return tiles * ((cols + 31) / 32) * 288;
   }
 }
 
@@ -45,7 +53,8 @@ inline Source make_source(int32_t dtype, const Floats& values) {
   return s;
 }
 
-inline Bytes pack_rows(const ps::Kernels* k, int32_t layout, int64_t rows, int64_t cols, const Source& s, int64_t split) {
+inline Bytes pack_rows(const ps::Kernels* k, int32_t layout, int64_t rows, int64_t cols, const Source& s,
+                       int64_t split) {
   Bytes packed(size_t(bytes_of(layout, rows, cols)));
   for (int64_t at = 0; at < rows;) {
     int64_t n = split > 0 && at + split < rows ? split : rows - at;
@@ -60,11 +69,19 @@ inline Bytes pack_rows(const ps::Kernels* k, int32_t layout, int64_t rows, int64
 
 inline double pack_tolerance(int32_t layout, float value, float largest) {
   switch (layout) {
-    case PS_ROWS_F32: case PS_T16_F32: return 0;
-    case PS_ROWS_F16: case PS_T16_F16: return std::fabs(value) * 0.0005 + 3e-8;
-    case PS_ROWS_BF16: case PS_T16_BF16: return std::fabs(value) * 0.004;
-    case PS_T16_I8: return largest / 127. * 0.5001;
-    default: return largest / 7. * 1.2;  // a clipped extreme loses more than half a step
+    case PS_ROWS_F32:
+    case PS_T16_F32:
+      return 0;
+    case PS_ROWS_F16:
+    case PS_T16_F16:
+      return std::fabs(value) * 0.0005 + 3e-8;
+    case PS_ROWS_BF16:
+    case PS_T16_BF16:
+      return std::fabs(value) * 0.004;
+    case PS_T16_I8:
+      return largest / 127. * 0.5001;
+    default:
+      return largest / 7. * 1.2;  // a clipped extreme loses more than half a step
   }
 }
 
@@ -72,7 +89,8 @@ inline void check_layout(int32_t layout, int64_t rows, int64_t cols, const Sourc
   Bytes expected = pack_rows(ps::kernels_generic, layout, rows, cols, s, 0);
   for (const ps::Kernels* k : levels()) {
     for (int64_t split : {int64_t(0), int64_t(1), int64_t(5), int64_t(19)})
-      expect_same(pack_rows(k, layout, rows, cols, s, split), expected, "pack " + what + " by " + std::to_string(split), k->level);
+      expect_same(pack_rows(k, layout, rows, cols, s, split), expected, "pack " + what + " by " + std::to_string(split),
+                  k->level);
     Floats values(size_t(rows * cols)), one(size_t(cols + 3), 5.f);
     ps::WeightView w = {expected.data(), layout, rows, cols};
     k->unpack(w, 0, rows, values.data());
@@ -86,7 +104,8 @@ inline void check_layout(int32_t layout, int64_t rows, int64_t cols, const Sourc
       int32_t id = int32_t(r);
       Floats row(size_t(cols), 0.f);
       k->embedding(w, &id, row.data(), cols, 0, 1);
-      expect_same(row, Floats(values.begin() + r * cols, values.begin() + (r + 1) * cols), "embedding " + what, k->level);
+      expect_same(row, Floats(values.begin() + r * cols, values.begin() + (r + 1) * cols), "embedding " + what,
+                  k->level);
     }
   }
 }
@@ -98,7 +117,9 @@ inline void check_extreme_groups() {
   Random random = {11};
   for (int64_t r = 0; r < 16; ++r)
     for (int64_t c = 0; c < 32; ++c)
-      values[size_t(r * 32 + c)] = r < 8 ? extremes[r] * random.normal() : c % 8 == 0 ? extremes[r % 11] : random.normal();
+      values[size_t(r * 32 + c)] = r < 8        ? extremes[r] * random.normal()
+                                   : c % 8 == 0 ? extremes[r % 11]
+                                                : random.normal();
   Source s = make_source(PS_F32, values);
   for (int32_t layout : {PS_T16_I4G32, PS_T16_I8, PS_T16_F16, PS_T16_BF16}) {
     Bytes expected = pack_rows(ps::kernels_generic, layout, 16, 32, s, 0);
@@ -116,12 +137,14 @@ inline void check_extreme_groups() {
 inline void check_weights() {
   Random random = {1};
   const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {40, 100}, {35, 7}, {50, 257}};
-  const int32_t layouts[] = {PS_ROWS_F32, PS_ROWS_F16, PS_ROWS_BF16, PS_T16_F32, PS_T16_F16, PS_T16_BF16, PS_T16_I8, PS_T16_I4G32};
+  const int32_t layouts[] = {PS_ROWS_F32, PS_ROWS_F16, PS_ROWS_BF16, PS_T16_F32,
+                             PS_T16_F16,  PS_T16_BF16, PS_T16_I8,    PS_T16_I4G32};
   for (auto [rows, cols] : shapes)
     for (int32_t dtype : {PS_F32, PS_F16, PS_BF16}) {
       Source s = make_source(dtype, random.normals(rows * cols, 0.05f));
       for (int32_t layout : layouts)
-        check_layout(layout, rows, cols, s, "layout " + std::to_string(layout) + " " + std::to_string(rows) + "x" + std::to_string(cols));
+        check_layout(layout, rows, cols, s,
+                     "layout " + std::to_string(layout) + " " + std::to_string(rows) + "x" + std::to_string(cols));
     }
   check_extreme_groups();
 }
@@ -135,9 +158,9 @@ struct Scheme {
   bool int8_activations;
 };
 constexpr Scheme kSchemes[] = {
-    {"f32", ps::LINEAR_F32, PS_T16_F32, false},     {"f16", ps::LINEAR_F16, PS_T16_F16, false},
-    {"bf16", ps::LINEAR_BF16, PS_T16_BF16, false},  {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, false},
-    {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, true},     {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, false},
+    {"f32", ps::LINEAR_F32, PS_T16_F32, false},    {"f16", ps::LINEAR_F16, PS_T16_F16, false},
+    {"bf16", ps::LINEAR_BF16, PS_T16_BF16, false}, {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, false},
+    {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, true},    {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, false},
     {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, true},
 };
 
@@ -149,7 +172,8 @@ struct LinearCase {
 };
 
 // rows first..first+m of x, and tiles in steps of `split`; columns past the weight's must stay as they are.
-inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, int64_t first, int32_t m, int64_t split) {
+inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, int64_t first,
+                         int32_t m, int64_t split) {
   const int64_t stride = (c.cols + 31) / 32 * 32, y_stride = c.rows + 3;
   std::vector<int8_t> q(size_t(m * stride));
   Floats scales(size_t(m), 0.f), y(size_t((m - 1) * y_stride + c.rows), 777.f);
@@ -164,7 +188,8 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
   return y;
 }
 
-inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, const Floats& y, int32_t m, const std::string& what) {
+inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride,
+                                   const Floats& y, int32_t m, const std::string& what) {
   Floats w(size_t(c.rows * c.cols));
   k->unpack({c.packed.data(), c.scheme.layout, c.rows, c.cols}, 0, c.rows, w.data());
   for (int64_t i = 0; i < m; ++i) {
@@ -191,7 +216,8 @@ inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, co
 inline void check_linear_case(const LinearCase& c, Random& random) {
   const int64_t x_stride = c.cols + 5;
   Floats x = random.normals(33 * x_stride);
-  std::string shape = std::string("linear ") + c.scheme.name + " " + std::to_string(c.rows) + "x" + std::to_string(c.cols);
+  std::string shape =
+      std::string("linear ") + c.scheme.name + " " + std::to_string(c.rows) + "x" + std::to_string(c.cols);
   Floats all = run_linear(ps::kernels_generic, c, x, x_stride, 0, 33, 1000);
   for (const ps::Kernels* k : levels()) {
     for (int32_t m : {1, 2, 3, 4, 5, 6, 7, 8, 33}) {
@@ -203,7 +229,8 @@ inline void check_linear_case(const LinearCase& c, Random& random) {
     }
     for (int64_t i : {0, 6, 32}) {
       Floats one = run_linear(k, c, x, x_stride, i, 1, 2);
-      expect_same(one, Floats(all.begin() + i * (c.rows + 3), all.begin() + i * (c.rows + 3) + c.rows), shape + " alone", k->level);
+      expect_same(one, Floats(all.begin() + i * (c.rows + 3), all.begin() + i * (c.rows + 3) + c.rows),
+                  shape + " alone", k->level);
     }
   }
 }
