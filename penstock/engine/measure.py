@@ -32,6 +32,7 @@ __all__ = ["Bench", "Report", "bench"]
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
 BANDWIDTH_SLACK = 1.03
+ATTEMPTS = 3
 _PEAKS = {"f32": DType.F32, "bf16": DType.BF16, "int8": DType.I8}
 
 
@@ -109,11 +110,11 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
     largest = max(what.batches)
     # While the last prompts of a batch are computed, the first requests make tokens already.
     lead = -(-largest * what.prompt_tokens // STEP_TOKENS) + 2 if largest > 1 else 0
-    context_len = what.prompt_tokens + what.new_tokens + lead + 1
+    context_len = what.prompt_tokens + what.new_tokens + lead + 2
     limits = ProgramLimits(
         max_tokens=max(STEP_TOKENS, largest),
         max_requests=largest,
-        num_pages=pages_for(context_len) * largest,
+        num_pages=(pages_for(context_len) + 1) * largest,  # one to spare for each, or admission waits
         context_len=context_len,
     )
     opened = open_program(
@@ -141,6 +142,7 @@ class _Measurement:
         self.random = np.random.default_rng()
         self.probes: list[float] = []
         self.peak_rss = 0
+        self.peaks = dict.fromkeys(_PEAKS, 0.0)
 
     def report(self, load_s: float) -> Report:
         info, what = self.program.info, self.what
@@ -148,16 +150,12 @@ class _Measurement:
             info.network, info.scheme, info.cpu_level, info.num_threads, what.prompt_tokens, what.new_tokens, load_s
         )
         report.weight_bytes_per_token = info.weight_bytes_per_token
-        peaks = {name: core.probe_compute(self.program.context, int(dtype)) for name, dtype in _PEAKS.items()}
-        peak = peaks[self.work.peak]
         self._prefill()  # the first run faults pages in and wakes clocks
-        report.first_token_s = statistics.median(self._prefill() for _ in range(PREFILL_RUNS))
+        report.first_token_s, prefill_share = self._prefill_within_limit()
         report.prefill_tokens_per_s = what.prompt_tokens / report.first_token_s
-        ops = what.prompt_tokens * self.work.body_ops + self.work.head_ops
-        prefill_share = self._checked_share("prefill", ops / peak / report.first_token_s)
         decode_shares: dict[int, float] = {}
         for batch in what.batches:
-            seconds, share = self._decode_within_limit(batch, peak)
+            seconds, share = self._decode_within_limit(batch)
             report.decode_tokens_per_s[batch] = batch / seconds
             decode_shares[batch] = share
             if share > BANDWIDTH_SLACK:
@@ -165,18 +163,33 @@ class _Measurement:
         report.share_of_limit = {"prefill": prefill_share, "decode": decode_shares}
         report.limits = {
             "read_bytes_per_s": {"lowest": min(self.probes), "highest": max(self.probes)},
-            "ops_per_s": peaks,
+            "ops_per_s": self.peaks,
             "prefill_peak": self.work.peak,
         }
         report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes())
         return report
 
-    def _checked_share(self, name: str, share: float) -> float:
-        if share > 1.0:
-            raise InternalError(
-                f"{name} came out at {share:.2f} of the {self.work.peak} peak, which cannot be: the figure is wrong"
-            )
-        return share
+    def _probe_compute(self) -> float:
+        """The peak that counts for this scheme: the highest seen, for another process may have had the cores."""
+        for name, dtype in _PEAKS.items():
+            self.peaks[name] = max(self.peaks[name], core.probe_compute(self.program.context, int(dtype)))
+        return self.peaks[self.work.peak]
+
+    def _prefill_within_limit(self) -> tuple[float, float]:
+        """Seconds to the first token and their share of the peak."""
+        ops = self.what.prompt_tokens * self.work.body_ops + self.work.head_ops
+        for _ in range(ATTEMPTS):
+            self._probe_compute()
+            seconds = statistics.median(self._prefill() for _ in range(PREFILL_RUNS))
+            share = ops / self._probe_compute() / seconds
+            if share <= 1.0:
+                return seconds, share
+        raise self._impossible("prefill", share)
+
+    def _impossible(self, name: str, share: float) -> InternalError:
+        return InternalError(
+            f"{name} came out at {share:.2f} of the {self.work.peak} peak, which cannot be: the figure is wrong"
+        )
 
     def _submit(self, batch: int) -> list[Request]:
         sizes = (batch, self.what.prompt_tokens)
@@ -199,17 +212,18 @@ class _Measurement:
             if request.error is not None:
                 raise request.error
 
-    def _decode_within_limit(self, batch: int, peak: float) -> tuple[float, float]:
-        """Seconds of a decode step and its share of the limit; measured twice when the first is above it."""
-        for _ in range(2):
+    def _decode_within_limit(self, batch: int) -> tuple[float, float]:
+        """Seconds of a decode step and its share of the limit; measured again when the first is above it."""
+        ops = batch * (self.work.body_ops + self.work.head_ops)
+        for attempt in range(ATTEMPTS):
             seconds, bandwidth, context_len = self._decode(batch)
-            ops = batch * (self.work.body_ops + self.work.head_ops)
-            compute = self._checked_share(f"decode at batch {batch}", ops / peak / seconds)
+            compute = ops / self.peaks[self.work.peak] / seconds
             read = self.program.info.weight_bytes_per_token + batch * context_len * self.work.kv_bytes_per_token
             share = max(compute, read / bandwidth / seconds)
-            if share <= BANDWIDTH_SLACK:
-                break
-        return seconds, share
+            if compute <= 1.0 and (share <= BANDWIDTH_SLACK or attempt > 0):
+                return seconds, share
+            self._probe_compute()
+        raise self._impossible(f"decode at batch {batch}", compute)
 
     def _decode(self, batch: int) -> tuple[float, float, float]:
         """Median seconds of a step of ``batch`` answers, the highest bandwidth around it, the mean context."""

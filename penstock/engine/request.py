@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import secrets
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,7 +125,7 @@ class ResolvedSampling:
             temperature=float(temperature),
             top_k=defaults.top_k if params.top_k is None else params.top_k,
             top_p=float(defaults.top_p if params.top_p is None else params.top_p),
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            seed=int.from_bytes(os.urandom(8), "little") >> 1 if params.seed is None else params.seed,
         )
 
 

@@ -188,3 +188,19 @@ def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path):
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "cache").exists()
     assert list((tmp_path / "tmp").glob("penstock*")) == []
+
+
+def test_ctrl_c_while_a_folder_is_packed_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    process = start("run", FOLDER, PROMPT)
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("cache/.*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    before = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert time.monotonic() - before < 1.5
+    assert b"Traceback" not in stderr
+    assert list(tmp_path.glob("cache/*")) == []

@@ -1,0 +1,51 @@
+"""What bench reports is checked against what the machine can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.measure import Bench, bench
+from penstock.errors import InternalError, InvalidArgumentError
+from penstock.lite import core
+from tests.cli.conftest import DEMO
+
+SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}
+
+
+def test_a_figure_above_the_compute_peak_is_an_error(monkeypatch):
+    monkeypatch.setattr(core, "probe_compute", lambda *_args: 1.0)
+    with pytest.raises(InternalError, match=r"prefill came out at .* of the int8 peak"):
+        bench(Bench(DEMO, batches=(1,), **SMALL))
+
+
+def test_a_decode_faster_than_memory_is_repeated_and_marked(monkeypatch):
+    probes = []
+
+    def slow_memory(*_args: object) -> float:
+        probes.append(1)
+        return 1e6
+
+    monkeypatch.setattr(core, "probe_bandwidth", slow_memory)
+    report = bench(Bench(DEMO, batches=(1, 2), **SMALL))
+    assert report.inconsistent == [1, 2]
+    assert len(probes) == 2 * 2 * 2  # before and after, measured twice, two batches
+    assert report.limits["read_bytes_per_s"] == {"lowest": 1e6, "highest": 1e6}
+
+
+def test_shares_are_counted_from_the_graph(monkeypatch):
+    monkeypatch.setattr(core, "probe_compute", lambda *_args: 1e15)
+    monkeypatch.setattr(core, "probe_bandwidth", lambda *_args: 1e15)
+    report = bench(Bench(DEMO, batches=(1,), **SMALL))
+    seconds = 1 / report.decode_tokens_per_s[1]
+    body_and_head = 2 * (6 * (256 * 512 + 256 * 256 + 3 * 256 * 704) + 256 * 4096)
+    at_least = body_and_head / 1e15 / seconds
+    read = report.weight_bytes_per_token / 1e15 / seconds
+    assert at_least <= report.share_of_limit["decode"][1] <= at_least + 2 * read
+    assert report.inconsistent == []
+    assert report.prefill_tokens_per_s == pytest.approx(20 / report.first_token_s)
+
+
+@pytest.mark.parametrize("fields", [{"batches": ()}, {"batches": (0,)}, {"new_tokens": 0}, {"prompt_tokens": True}])
+def test_sizes_are_checked(fields):
+    with pytest.raises(InvalidArgumentError, match="must"):
+        Bench(DEMO, **fields)
