@@ -1,5 +1,7 @@
 """What networks are written with.  Every layer computes by ops of the table alone, so that it can be captured."""
 
+from torch.nn import ModuleList
+
 from penstock.nn.activation import gelu, silu_mul
 from penstock.nn.attention import Attention, PageGroup, allocate_states, assign_page_groups, attention_layers
 from penstock.nn.batch import Batch, gather_rows
@@ -19,6 +21,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Module",
+    "ModuleList",
     "PageGroup",
     "RMSNorm",
     "RotaryEmbedding",

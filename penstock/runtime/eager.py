@@ -207,10 +207,11 @@ class _WeightReader:
         extra = held - wanted - scales
         if extra:
             extra -= self._checkpoint.redundant_names()
-        if missing or extra:
+        if missing:
+            raise InvalidFileError(f"{self._checkpoint.folder}: lacks tensors {show(missing)}, which the network reads")
+        if extra:
             raise InvalidFileError(
-                f"{self._checkpoint.folder}: lacks tensors {show(missing)} and has tensors {show(sorted(extra))} "
-                "that the network does not read"
+                f"{self._checkpoint.folder}: has tensors {show(sorted(extra))}, which the network does not read"
             )
         load_weights(network, self._scheme, self._checkpoint.dtype, self._read)
 

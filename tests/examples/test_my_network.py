@@ -1,0 +1,125 @@
+"""The example of a user's own network: eager, captured, as a bundle, and registered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from penstock.config import ConfigReader
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.graph.export import export_bundle
+from penstock.models import registry
+from penstock.models.registry import find_network, load_network_script, register_network, supported_types
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.native import NativeProgram
+from penstock.runtime.program import ProgramLimits
+from tests.models.steps import relative_error, run_whole
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "my_network.py"
+SPEC = f"{SCRIPT}:Net"
+CONFIG = {"model_type": "mine", "vocab_size": 103, "max_position_embeddings": 96, "width": 48}
+CONFIG |= {"num_layers": 2, "num_heads": 3}
+LIMITS = ProgramLimits(96, 2, max_rows=96, num_pages=6, context_len=96)
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, np.ndarray]:
+    network = load_network_script(SPEC).Network(load_network_script(SPEC).Config.read(ConfigReader(CONFIG)))
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, parameter in network.named_parameters():
+        scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
+        shift = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        found[name] = (torch.randn(parameter.shape, generator=generator) * scale + shift).numpy()
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tensors: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def plain_logits(tensors: dict[str, np.ndarray], token_ids: list[int]) -> np.ndarray:
+    """The same network in plain PyTorch, over one prompt."""
+    w = {name: torch.from_numpy(values) for name, values in tensors.items()}
+    f = torch.nn.functional
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return f.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return f.layer_norm(x, (48,), w[f"{name}.weight"], w[f"{name}.bias"])
+
+    x = w["tokens.weight"][token_ids] + w["positions.weight"][: len(token_ids)]
+    for block in ("blocks.0", "blocks.1"):
+        heads = [
+            t.view(-1, 3, 16).transpose(0, 1) for t in linear(norm(x, f"{block}.norm1"), f"{block}.qkv").chunk(3, -1)
+        ]
+        mixed = f.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1).reshape(-1, 48)
+        x = x + linear(mixed, f"{block}.out")
+        x = x + linear(f.gelu(linear(norm(x, f"{block}.norm2"), f"{block}.up"), approximate="tanh"), f"{block}.down")
+    return linear(norm(x, "norm"), "head").numpy()
+
+
+def test_runs_eagerly_and_as_a_graph(folder: Path, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
+    token_ids = np.random.default_rng(0).integers(0, 103, 70).tolist()
+    export_bundle(folder, tmp_path / "mine.psm", network=SPEC)
+    eager = EagerProgram(folder, limits=LIMITS, network=SPEC)
+    native, _ = NativeProgram.open(tmp_path / "mine.psm", limits=LIMITS)
+    found = run_whole(eager, token_ids)
+    assert relative_error(found, plain_logits(tensors, token_ids)) < 1e-4
+    assert found.tobytes() == run_whole(native, token_ids, 7).tobytes()
+    eager.close()
+    native.close()
+
+
+def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    with pytest.raises(
+        UnsupportedError, match=r"model_type: expected one of llama, mistral, qwen2, qwen3, found 'mine'"
+    ):
+        EagerProgram(folder, limits=LIMITS)
+    register_network("mine", load_network_script(SPEC).Network)
+    assert supported_types() == ["llama", "mine", "mistral", "qwen2", "qwen3"]
+    assert find_network("mine").Network.__name__ == "Net"
+    program = EagerProgram(folder, limits=LIMITS)
+    assert program.info.network == "mine"
+    program.close()
+
+
+def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"--network: expected path/to/file\.py:ClassName"):
+        load_network_script("my_network")
+    with pytest.raises(FileAccessError, match="no such file"):
+        load_network_script(f"{tmp_path}/none.py:Net")
+    with pytest.raises(InvalidArgumentError, match="has no torch"):
+        load_network_script(f"{SCRIPT}:Other")
+    with pytest.raises(InvalidArgumentError, match="expected a subclass of"):
+        register_network("mine", dict)
+    with pytest.raises(InvalidArgumentError, match=r"class with read\(reader\)"):
+        register_network("mine", torch.nn.Linear)
+    (tmp_path / "bare.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
+    with pytest.raises(InvalidArgumentError, match="expected a class Config"):
+        load_network_script(f"{tmp_path}/bare.py:Net")
+
+
+@pytest.mark.parametrize("scheme", ["f32", "w4a8"])
+def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(tensors | {"other.weight": tensors["head.weight"]}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidFileError, match=r"has tensors \['other\.weight'\]"):
+        EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
+    save_file({n: v for n, v in tensors.items() if n != "head.weight"}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidFileError, match=r"lacks tensors \['head\.weight'\]"):
+        EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
+    save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: expected \[103, 48\], found \[103, 47\]"):
+        EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)

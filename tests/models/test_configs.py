@@ -1,0 +1,76 @@
+"""Configs of the networks: defaults as transformers has them, and refusals that name the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.config import ConfigReader
+from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from penstock.models.registry import find_network, supported_types
+
+LEAST: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+
+
+def read(model_type: str, **changes: Any) -> Any:
+    values = {"model_type": model_type} | LEAST | changes
+    return find_network(model_type).Config.read(ConfigReader({k: v for k, v in values.items() if v != "missing"}))
+
+
+def test_the_folder_lists_the_types() -> None:
+    assert supported_types() == ["llama", "mistral", "qwen2", "qwen3"]
+    with pytest.raises(UnsupportedError, match="expected one of llama, mistral, qwen2, qwen3, found 'gpt2'"):
+        find_network("gpt2")
+    with pytest.raises(UnsupportedError, match=r"found '\.\./registry'"):
+        find_network("../registry")
+
+
+def test_defaults() -> None:
+    llama = read("llama")
+    assert (llama.num_kv_heads, llama.head_dim, llama.tied, llama.attention_bias, llama.window) == (
+        4,
+        16,
+        False,
+        False,
+        0,
+    )
+    assert read("qwen3").head_dim == 128
+    assert read("qwen2").head_dim == 16
+    assert read("mistral").window == 4096
+    assert read("mistral", sliding_window=None).window == 0
+    assert read("mistral", sliding_window=64).window == 64
+
+
+def test_windows_by_layer() -> None:
+    assert read("qwen2", sliding_window=8).windows == (0, 0, 0, 0)
+    assert read("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=3).windows == (0, 0, 0, 8)
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert read("qwen3", sliding_window=8, use_sliding_window=True, layer_types=kinds).windows == (0, 8, 0, 8)
+
+
+BAD = {
+    "activation": ("llama", {"hidden_act": "relu"}, "hidden_act: expected one of silu, found 'relu'"),
+    "missing": ("llama", {"hidden_size": "missing"}, "hidden_size: expected an integer"),
+    "heads": ("qwen2", {"num_key_value_heads": 3}, r"num_key_value_heads: expected a divisor of .*\(4\), found 3"),
+    "rope": ("qwen3", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type: expected one of"),
+    "llama_window": ("llama", {"sliding_window": 5}, "sliding_window: expected null"),
+    "layer_types_len": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types: expected one entry for each of 4"),
+    "layer_types_kind": ("qwen2", {"layer_types": ["linear_attention"] * 4}, "layer_types: expected full_attention or"),
+    "layer_types_window": ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types: .*no sliding_window"),
+    "window_type": ("mistral", {"sliding_window": "4k"}, "sliding_window: expected an integer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_configs_are_refused_by_key(name: str) -> None:
+    model_type, changes, message = BAD[name]
+    with pytest.raises(PenstockError, match=message) as caught:
+        read(model_type, **changes)
+    assert isinstance(caught.value, InvalidFileError | UnsupportedError)
