@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.models.checkpoint import Checkpoint
+from penstock.models.checkpoint import Checkpoint, read_small_file
 from tests.checkpoint.folders import CONFIG, safetensors, sound_tensors, write_folder
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
@@ -177,3 +177,23 @@ def test_every_truncation_is_an_error(tmp_path: Path) -> None:
     for length in range(len(data)):
         with pytest.raises(InvalidFileError):
             Checkpoint.open(write_folder(tmp_path, data[:length]))
+
+
+def test_a_sentencepiece_tokenizer_without_the_extra_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.model but no tokenizer\.json.*penstock\[sentencepiece\]"):
+        Checkpoint.open(tmp_path).side_files()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert Checkpoint.open(tmp_path).side_files()["tokenizer.json"] == b"{}"
+
+
+def test_side_files_are_read_with_a_limit(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(b" " * 200)
+    assert list(Checkpoint.open(tmp_path).side_files()) == ["config.json", "tokenizer_config.json"]
+    with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: expected at most 100 bytes"):
+        read_small_file(tmp_path / "tokenizer_config.json", 100)
