@@ -1,7 +1,12 @@
 import os
 
-def find_files(path):
-    """Return a list of the Python files in a directory."""
-    result = []
-    for name in os.listdir(path):
-        if name.endswith(".py"):
+
+def find_files(path, suffix=".py"):
+    """Return a sorted list of the files in a directory."""
+    for name in sorted(os.listdir(path)):
+        if name.endswith(suffix):
+            yield os.path.join(path, name)
+
+
+def read_file(path):
+    """Return the text of a file."""
