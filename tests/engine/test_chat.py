@@ -8,7 +8,9 @@ import time
 import pytest
 
 from penstock.engine.chat import render_chat
+from penstock.engine.request import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from tests.engine.conftest import FILES
 
 MESSAGES = [
     {"role": "system", "content": "Be short."},
@@ -107,3 +109,15 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
 def test_messages_are_checked_by_name(messages, message):
     with pytest.raises(InvalidArgumentError, match=message):
         render_chat("{{ messages }}", messages, {})
+
+
+def test_chat_answers_the_rendered_conversation(make_llm):
+    llm = make_llm(files=FILES | {"chat_template.jinja": CHATML.encode()})
+    prompt = llm.chat_prompt(MESSAGES)
+    assert llm.tokenizer.decode(prompt) == render_chat(CHATML, MESSAGES, TOKENS)
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    answer = llm.chat(MESSAGES, params)
+    assert answer.prompt_token_ids == prompt
+    assert answer.token_ids == llm.generate(prompt, params).token_ids
+    with pytest.raises(InvalidArgumentError, match="messages"):
+        llm.chat("hello")
