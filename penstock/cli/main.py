@@ -18,7 +18,7 @@ from typing import NoReturn
 from penstock import __version__
 from penstock.errors import PenstockError
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 COMMANDS = ("run", "export", "quantize", "inspect", "bench", "cache", "doctor")
 _GRACE_SECONDS = 0.8
@@ -32,7 +32,8 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def _parser(commands: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the whole command line, or of the subcommands named."""
     parser = _Parser(prog="penstock", description="Run, export, quantize and measure language models.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.remove("--debug")
     # Only the subcommand that is wanted is loaded; help wants all.
     named = next((a for a in arguments if not a.startswith("-")), "")
-    args = _parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
+    args = make_parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
     _watch_interrupts()
     try:
         status: int = args.run(args)
