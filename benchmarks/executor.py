@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.lite.core import PROGRAM_EMPTY_KERNELS, Context, CoreProgram, Model, ProgramOptions, StepBatch
+from penstock.lite.core import EMPTY_KERNELS, Context, CoreProgram, Model, ProgramOptions, StepBatch
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     args = parser.parse_args()
     model, context = Model.open(args.bundle), Context(num_threads=args.threads)
-    options = ProgramOptions(max_tokens=1, max_requests=1, max_rows=1, num_pages=1, flags=PROGRAM_EMPTY_KERNELS)
+    options = ProgramOptions(max_tokens=1, max_requests=1, max_rows=1, num_pages=1, flags=EMPTY_KERNELS)
     program = CoreProgram(model, context, options)
     zero, one = np.zeros(1, np.int32), np.array([0, 1], np.int32)
     tables = np.zeros((model.info.num_page_groups, 1, 1), np.int32)
@@ -35,8 +35,9 @@ def main() -> None:
         times.append(time.perf_counter() - start)
     deciles = statistics.quantiles(times, n=10)
     print(
-        f"{model.info.num_nodes} nodes, {args.threads} threads, {args.steps} steps: median {statistics.median(times) * 1e6:.1f} us, "
-        f"p10 {deciles[0] * 1e6:.1f}, p90 {deciles[-1] * 1e6:.1f} (the call from Python included)"
+        f"{model.info.num_nodes} nodes, {args.threads} threads, {args.steps} steps: "
+        f"median {statistics.median(times) * 1e6:.1f} us, p10 {deciles[0] * 1e6:.1f}, "
+        f"p90 {deciles[-1] * 1e6:.1f} (the call from Python included)"
     )
 
 

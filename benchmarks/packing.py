@@ -2,8 +2,8 @@
 
     python benchmarks/packing.py CHECKPOINT [--schemes w8a8,w4a8]
 
-Packing is timed on one matrix of 4096 x 4096 in bfloat16, in bytes of the source; an export is a whole process, with the
-operating system's account of its peak resident memory.
+Packing is timed on one matrix of 4096 x 4096 in bfloat16, in bytes of the source; an export is a whole process, with
+the operating system's account of its peak resident memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def export_figures(checkpoint: Path, scheme: str) -> tuple[float, float, int]:
     """Seconds, peak resident gigabytes, bytes of the bundle."""
     with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
         out = Path(folder) / "out.psm"
-        command = [sys.executable, "-m", "penstock.cli.main", "export", str(checkpoint), str(out), "--scheme", scheme]
+        command = [sys.executable, "-m", "penstock", "export", str(checkpoint), str(out), "--scheme", scheme]
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
@@ -61,7 +61,8 @@ def main() -> None:
     for scheme in args.schemes.split(","):
         seconds, resident, size = export_figures(args.checkpoint, scheme)
         print(
-            f"export {scheme}: {seconds:.1f} s, peak resident {resident:.2f} GB (children included), bundle {size / 1e9:.2f} GB"
+            f"export {scheme}: {seconds:.1f} s, peak resident {resident:.2f} GB (children included), "
+            f"bundle {size / 1e9:.2f} GB"
         )
 
 

@@ -33,7 +33,7 @@ def first_token_s(bundle: Path, prompt: str) -> float:
     command = [
         sys.executable,
         "-m",
-        "penstock.cli.main",
+        "penstock",
         "run",
         str(bundle),
         prompt,
@@ -60,9 +60,8 @@ def open_s(bundle: Path) -> float:
 
 
 def row(name: str, values: list[float]) -> None:
-    print(
-        f"{name:<34} median {statistics.median(values) * 1e3:8.1f} ms   min {min(values) * 1e3:8.1f}   max {max(values) * 1e3:8.1f}"
-    )
+    median, least, most = (1e3 * figure for figure in (statistics.median(values), min(values), max(values)))
+    print(f"{name:<34} median {median:8.1f} ms   min {least:8.1f}   max {most:8.1f}")
 
 
 def main() -> None:

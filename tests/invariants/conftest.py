@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from penstock.graph.export import export_bundle
 from penstock.lite.core import Context, Model
-
 from tests.invariants.checkpoints import write_checkpoint
 
 
@@ -18,15 +19,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny bundles lie; a run within a run shares its parent's."""
+    shared = os.environ.get("PENSTOCK_TEST_BUNDLES")
+    return Path(shared) if shared else tmp_path_factory.mktemp("bundles")
+
+
+@pytest.fixture(scope="session")
+def model_of(checkpoint: Path, bundles: Path) -> Iterator[Callable[[str], Model]]:
     """scheme -> opened bundle of the tiny checkpoint."""
-    folder = tmp_path_factory.mktemp("bundles")
     models: dict[str, Model] = {}
 
     def get(scheme: str) -> Model:
         if scheme not in models:
-            export_bundle(checkpoint, folder / f"{scheme}.psm", scheme=scheme)
-            models[scheme] = Model.open(folder / f"{scheme}.psm")
+            path = bundles / f"{scheme}.psm"
+            if not path.exists():
+                export_bundle(checkpoint, path, scheme=scheme)
+            models[scheme] = Model.open(path)
         return models[scheme]
 
     yield get

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
 
 from penstock.graph.ir import KvLayout
+from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from penstock.lite.core import Model
 
 ROOT = Path(__file__).parents[2]
 FAULTS = {
@@ -26,18 +29,40 @@ def planted_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "libpenstock.so"
 
 
+@pytest.fixture(scope="session")
+def run_planted(
+    planted_library: Path, bundles: Path, model_of: Callable[[str], Model]
+) -> Callable[[str | None, str], subprocess.CompletedProcess[str]]:
+    """(fault or None, test) -> the finished run, with scheme f32, where splitting a sum changes bits; integer sums are
+    exact in any order."""
+    model_of("f32")
+    base = os.environ | {
+        "PENSTOCK_LIBRARY": str(planted_library),
+        "PENSTOCK_TEST_BUNDLES": str(bundles),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+    def run(fault: str | None, test: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--import-mode=importlib"]
+        command += ["tests/invariants/test_same_in_any_company.py", "-k"]
+        command += [f"{test} and kv_f32 and not f16 and not w8a and not w4a"]
+        environment = base | ({"PENSTOCK_PLANT": fault} if fault else {})
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_without_a_fault_the_planted_library_passes(
+    run_planted: Callable[[str | None, str], subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_planted(None, "test_")
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize(("fault", "test"), [(fault, test) for fault, tests in FAULTS.items() for test in tests])
-def test_planted_fault_is_noticed(fault: str, test: str, planted_library: Path) -> None:
-    """In float schemes, where splitting a sum changes bits; integer sums are exact in any order."""
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--no-header", "--import-mode=importlib"]
-    command += [f"tests/invariants/test_same_in_any_company.py::{test}", "-k", "f32 and KvLayout.F32"]
-    environment = os.environ | {"PENSTOCK_LIBRARY": str(planted_library), "PYTHONDONTWRITEBYTECODE": "1"}
-
-    def run(plant: str | None) -> subprocess.CompletedProcess[str]:
-        planted = environment | ({"PENSTOCK_PLANT": plant} if plant else {})
-        return subprocess.run(command, cwd=ROOT, env=planted, capture_output=True, text=True, check=False)
-
-    assert run(None).returncode == 0, "the same library without a fault passes"
-    planted = run(fault)
-    assert planted.returncode == 1, planted.stdout + planted.stderr
-    assert "AssertionError" in planted.stdout
+def test_planted_fault_is_noticed(
+    fault: str, test: str, run_planted: Callable[[str | None, str], subprocess.CompletedProcess[str]]
+) -> None:
+    done = run_planted(fault, test)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "AssertionError" in done.stdout
