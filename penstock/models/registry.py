@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -14,7 +15,14 @@ from torch import nn
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 
-__all__ = ["Definition", "find_network", "load_network_script", "register_network", "supported_types"]
+__all__ = [
+    "Definition",
+    "find_network",
+    "load_network_script",
+    "register_network",
+    "registered_script",
+    "supported_types",
+]
 
 # A file of this folder is a network's when it defines or re-exports a class Network.
 _DEFINES_NETWORK: Final = re.compile(r"^(class Network\(|from penstock\.models\.\w+ import Network$)", re.MULTILINE)
@@ -73,6 +81,29 @@ def register_network(model_type: str, network_class: type[nn.Module], config_cla
     _registered[model_type] = Definition(config_class, network_class)
 
 
+def registered_script(model_type: str) -> str | None:
+    """Where another process finds a registered network: "file.py:Class"; None when the type is not registered.
+
+    Capture runs in a child process, which knows nothing of what this one registered.  Raises UnsupportedError for a
+    class that no file holds at its top level together with its config.
+    """
+    definition = _registered.get(model_type)
+    if definition is None:
+        return None
+    network_class = definition.Network
+    module = sys.modules.get(network_class.__module__)
+    path = getattr(module, "__file__", None)
+    config_class = getattr(network_class, "Config", None) or getattr(module, "Config", None)
+    found = getattr(module, network_class.__qualname__, None) is network_class and config_class is definition.Config
+    if path is None or not found:
+        raise UnsupportedError(
+            f"model_type {model_type}: graph mode captures a registered network from its file; expected a class at the "
+            f"top level of a .py file, its config inside it or beside it as Config, found "
+            f"{network_class.__module__}.{network_class.__qualname__}; use eager mode or a file"
+        )
+    return f"{Path(path).resolve()}:{network_class.__qualname__}"
+
+
 def load_network_script(spec: str) -> Definition:
     """The network of ``"path/my_net.py:Net"``: runs that file, which the user named, and takes the class.
 
@@ -88,6 +119,7 @@ def load_network_script(spec: str) -> Definition:
     if module_spec is None or module_spec.loader is None:
         raise InvalidArgumentError(f"--network: {path} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where dataclasses and debuggers look it up
     module_spec.loader.exec_module(module)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):

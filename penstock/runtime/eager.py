@@ -32,7 +32,7 @@ from penstock.nn.packing import pack_matrix, pack_quantized
 from penstock.ops import layouts
 from penstock.ops.eager import use_context
 from penstock.quant.scheme import default_scheme, find_scheme
-from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits
+from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
 
 __all__ = ["EagerProgram"]
 
@@ -64,6 +64,7 @@ class EagerProgram:
         built = construct_on_meta(checkpoint.config, network)
         self.network = built.network
         groups = assign_page_groups(self.network)
+        limits = _complete(limits, built.context_len)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
@@ -74,7 +75,7 @@ class EagerProgram:
             scheme=scheme,
             mode="eager",
             vocab_size=built.vocab_size,
-            context_len=min(built.context_len, limits.context_len or built.context_len),
+            context_len=limits.context_len,
             page_windows=tuple(group.window for group in groups) or (0,),
             weight_bytes=weight_bytes,
             weight_bytes_per_token=weight_bytes - self._table_bytes(),
@@ -155,7 +156,7 @@ class EagerProgram:
         counts = {
             "token_ids": (len(token_ids), limits.max_tokens),
             "request_starts": (len(batch.request_starts) - 1, limits.max_requests),
-            "output_rows": (len(batch.output_rows), limits.max_rows or limits.max_requests),
+            "output_rows": (len(batch.output_rows), limits.max_rows),
         }
         for name, (count, most) in counts.items():
             if count > most:
@@ -178,6 +179,17 @@ class EagerProgram:
             raise InvalidArgumentError(
                 f"page_tables: expected pages for position {batch.positions.max()}, found {batch.page_tables.shape[2]}"
             )
+
+
+def _complete(limits: ProgramLimits, longest: int) -> ProgramLimits:
+    """Fills in what the caller left open: one row and one whole context for each request."""
+    context_len = min(limits.context_len or longest, longest)
+    return replace(
+        limits,
+        max_rows=limits.max_rows or limits.max_requests,
+        num_pages=limits.num_pages or pages_for(context_len) * limits.max_requests,
+        context_len=context_len,
+    )
 
 
 def _choose_scheme(checkpoint: Checkpoint, scheme: str | None) -> str:

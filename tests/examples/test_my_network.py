@@ -14,7 +14,13 @@ from penstock.config import ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.models import registry
-from penstock.models.registry import find_network, load_network_script, register_network, supported_types
+from penstock.models.registry import (
+    find_network,
+    load_network_script,
+    register_network,
+    registered_script,
+    supported_types,
+)
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
@@ -90,9 +96,22 @@ def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest
     register_network("mine", load_network_script(SPEC).Network)
     assert supported_types() == ["llama", "mine", "mistral", "qwen2", "qwen3"]
     assert find_network("mine").Network.__name__ == "Net"
+    assert registered_script("mine") == SPEC
+    assert registered_script("llama") is None
     program = EagerProgram(folder, limits=LIMITS)
     assert program.info.network == "mine"
     program.close()
+
+
+def test_a_registered_class_without_a_file_is_refused_in_graph_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+
+    class Local(torch.nn.Module):
+        Config = load_network_script(SPEC).Config
+
+    register_network("mine", Local)
+    with pytest.raises(UnsupportedError, match="expected a class at the top level of a"):
+        registered_script("mine")
 
 
 def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:

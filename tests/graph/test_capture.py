@@ -14,7 +14,7 @@ from penstock.graph.ir import Dim
 from penstock.graph.passes import run_passes
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from tests.graph.interpreter import Interpreter
-from tests.graph.networks import batch_of, capture_of, eager_network, tensors_of
+from tests.graph.networks import batch_of, capture_of, eager_network, network_of, tensors_of
 from tests.models.families import FAMILIES
 
 
@@ -59,6 +59,12 @@ def test_capture_is_deterministic() -> None:
     assert dataclasses.asdict(first.graph) == dataclasses.asdict(second.graph)
     assert list(first.graph.values) == list(second.graph.values)
     assert list(first.graph.weights) == list(second.graph.weights)
+
+
+def test_real_parameters_give_the_same_graph() -> None:
+    network = network_of("llama", "cpu")
+    graph = capture(network, network_name="llama", context_len=256, vocab_size=1003).graph
+    assert dataclasses.asdict(graph) == dataclasses.asdict(capture_of("llama").graph)
 
 
 class Tiny(Module):

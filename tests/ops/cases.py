@@ -167,6 +167,9 @@ def _attention() -> Iterator[Case]:
         "whole": {"causal": False},
     }.items():
         yield Case(name, (*tensors, None), {**plain, **changes})
+    freed = [None if t is None else t.clone() for t in (*tensors, None)]
+    freed[4][1, 2, 0] = -1  # the third request, at positions 67 to 69, has let go of its first page
+    yield Case("window-freed", tuple(freed), {**plain, "window": 9})
     yield Case("alibi", (*tensors, torch.tensor([0.5, 0.25, 0.125, 0.0625])), plain)
 
 
