@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test check lint clean perplexity
+.PHONY: help demo test lint fuzz perplexity clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
 	@echo "make lint        ruff and mypy"
 	@echo "make perplexity  the table of docs/quantization.md"
+	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -35,6 +36,15 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+perplexity: $(VENV)/.test
+	$(BIN)/python benchmarks/perplexity.py
+
+FUZZ ?= 1000000
+fuzz: $(VENV)/.test
+	cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
+	cmake --build build/fuzz -j2 --target fuzz_bundle
+	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm
 
 clean:
 	rm -rf $(VENV) build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -71,11 +72,23 @@ def open_program(
     if path.is_dir():
         if mode == "eager":
             return _open_eager(path, scheme, threads, limits, network)
+        network = network or _registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, use_cache, progress)
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits)
+
+
+def _registered_script(folder: Path) -> str | None:
+    """Where the capturing child finds a network that this process registered for the folder's model_type."""
+    registry = sys.modules.get("penstock.models.registry")  # without it, nothing was registered
+    if registry is None:
+        return None
+    from penstock.models.checkpoint import Checkpoint
+
+    script: str | None = registry.registered_script(Checkpoint.open(folder).config.str("model_type"))
+    return script
 
 
 def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:

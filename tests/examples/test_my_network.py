@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from penstock import LLM
 from penstock.config import ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
@@ -142,3 +143,18 @@ def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str,
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: expected \[103, 48\], found \[103, 47\]"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
+
+
+def test_registered_network_runs_in_graph_mode_like_eager(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The capturing child knows nothing of this process: it is told the file."""
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    register_network("mine", load_network_script(SPEC).Network)
+    results = []
+    for mode in ("graph", "eager"):
+        with LLM(folder, mode=mode) as llm:
+            assert isinstance(llm.logits([1, 2, 3, 4]), np.ndarray)
+            results.append(llm.logits([1, 2, 3, 4]).tobytes())
+    assert results[0] == results[1]
