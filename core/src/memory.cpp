@@ -4,6 +4,24 @@
 
 namespace ps {
 
+#if defined(__SANITIZE_ADDRESS__)
+// The heap has red zones, which mapped pages lack.
+bool Region::allocate(int64_t bytes, bool) {
+  release();
+  if (bytes <= 0) return bytes == 0;
+  void* data = nullptr;
+  if (posix_memalign(&data, 4096, static_cast<size_t>(bytes)) != 0) return false;
+  data_ = static_cast<uint8_t*>(memset(data, 0, static_cast<size_t>(bytes)));
+  bytes_ = bytes;
+  return true;
+}
+
+void Region::release() {
+  free(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+#else
 bool Region::allocate(int64_t bytes, bool huge) {
   release();
   if (bytes <= 0) return bytes == 0;
@@ -21,5 +39,6 @@ void Region::release() {
   data_ = nullptr;
   bytes_ = 0;
 }
+#endif
 
 }  // namespace ps
