@@ -6,6 +6,13 @@
 
 namespace check {
 
+#if defined(__aarch64__)
+using Half = __fp16;
+#else
+using Half = _Float16;
+#endif
+
+
 inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
   int64_t tiles = (rows + 15) / 16;
   switch (layout) {
@@ -45,7 +52,7 @@ inline Source make_source(int32_t dtype, const Floats& values) {
       s.values[i] = from_bf16(h);
     }
     if (dtype == PS_F16) {
-      _Float16 h = _Float16(values[i]);
+      Half h = Half(values[i]);
       std::memcpy(&s.bytes[i * 2], &h, 2);
       s.values[i] = float(h);
     }
