@@ -14,6 +14,7 @@ import struct
 import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,6 +114,19 @@ def write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) ->
     return offset
 
 
+def fill_vocabulary(model: dict[str, Any], vocab: int) -> None:
+    """What the corpus did not yield becomes merges of pairs of learned words: as long to load as a vocabulary that
+    was learned whole."""
+    words, merges = model["vocab"], model["merges"]
+    learned = [word for word in words if not word.startswith("<|")]
+    rng = np.random.default_rng(0)
+    while len(words) < vocab:
+        left, right = (learned[i] for i in rng.integers(0, len(learned), 2))
+        if left + right not in words:
+            merges.append([left, right])
+            words[left + right] = len(words)
+
+
 def write_tokenizer(folder: Path, vocab: int, corpus_bytes: int) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -134,9 +148,7 @@ def write_tokenizer(folder: Path, vocab: int, corpus_bytes: int) -> None:
     )
     tokenizer.train_from_iterator(texts, trainer)
     content = json.loads(tokenizer.to_str())
-    words = content["model"]["vocab"]
-    for index in range(len(words), vocab):
-        words[f"<|unused{index}|>"] = index
+    fill_vocabulary(content["model"], vocab)
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -20,12 +20,9 @@ from penstock.lite.core import Model
 
 def prompt_of(bundle: Path, num_tokens: int) -> str:
     """A text of about that many tokens: code, cut by the bundle's own tokenizer."""
-    text = Path(__file__).read_text()
-    with_model = Model.open(bundle)
-    tokenizer = Tokenizer(bytes(with_model.segment("tokenizer.json") or b""), b"{}")
-    ids = tokenizer.encode(text)[:num_tokens]
-    with_model.close()
-    return tokenizer.decode(ids)
+    with Model.open(bundle) as model:
+        tokenizer = Tokenizer({"tokenizer.json": bytes(model.segment("tokenizer.json") or b"")})
+    return tokenizer.decode(tokenizer.encode(Path(__file__).read_text())[:num_tokens])
 
 
 def first_token_s(bundle: Path, prompt: str) -> float:
