@@ -50,6 +50,10 @@ bool allowed(const Row& row, int32_t id) { return !row.mask || (row.mask[id / 32
 // Largest allowed logit and the first token that has it; -1: every token is masked or minus infinity.
 int32_t best_allowed(const Row& row) {
   int32_t best = -1;
+  if (!row.mask) {
+    best = row.kernels->argmax(row.logits, row.vocab);
+    return row.logits[best] > -INFINITY ? best : -1;
+  }
   for (int32_t i = 0; i < row.vocab; ++i) {
     if (allowed(row, i) && row.logits[i] > -INFINITY && (best < 0 || row.logits[i] > row.logits[best])) best = i;
   }
@@ -106,54 +110,63 @@ int32_t walk_all(const Row& row, int32_t best, double* block_sums) {
   return last;  // rounding left a crumb past the end
 }
 
+// Candidates as a heap; each one taken moves behind the heap, so that the best ends up last.
+struct Heap {
+  const Row& row;
+  float factor, shift;
+  int64_t size, taken = 0;
+
+  Heap(const Row& r, int32_t best) : row(r), factor(inverse_temperature(r)), shift(r.logits[best]), size(0) {
+    for (int32_t i = 0; i < row.vocab; ++i) {
+      if (allowed(row, i) && row.logits[i] > -INFINITY) row.candidates[size++] = Candidate{row.logits[i], i};
+    }
+    std::make_heap(row.candidates, row.candidates + size, worse);
+  }
+  // Takes the next best and notes its probability, not yet divided by the sum.
+  double take() {
+    std::pop_heap(row.candidates, row.candidates + size - taken, worse);
+    ++taken;
+    row.kernels->exp_sum(&at(taken - 1).logit, 1, shift, factor, &row.probabilities[taken - 1]);
+    return row.probabilities[taken - 1];
+  }
+  const Candidate& at(int64_t rank) const { return row.candidates[size - 1 - rank]; }
+};
+
+// The sum over all allowed tokens in ascending order of id; uses the first block of probabilities.
+double sum_of_all(const Row& row, float shift, float factor) {
+  double total = 0;
+  for (int64_t begin = 0; begin < row.vocab; begin += kBlock) {
+    const int64_t n = row.vocab - begin < kBlock ? row.vocab - begin : kBlock;
+    double sum = row.kernels->exp_sum(row.logits + begin, n, shift, factor, row.probabilities);
+    if (row.mask) {
+      sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum += allowed(row, static_cast<int32_t>(begin + i)) ? row.probabilities[i] : 0;
+    }
+    total += sum;
+  }
+  return total;
+}
+
 // The best tokens in descending order, until top_k are taken or top_p is reached.
 int32_t walk_best(const Row& row, int32_t best) {
-  int64_t heap = 0;
-  for (int32_t i = 0; i < row.vocab; ++i) {
-    if (allowed(row, i) && row.logits[i] > -INFINITY) row.candidates[heap++] = Candidate{row.logits[i], i};
-  }
-  Candidate* const first = row.candidates;
-  const float factor = inverse_temperature(row), shift = row.logits[best];
-  const int64_t limit = row.top_k > 0 && row.top_k < heap ? row.top_k : heap;
-  // Candidates sorted so far lie at the end of the array, the best last.
-  std::make_heap(first, first + heap, worse);
-  int64_t taken = 0;
-  const auto take = [&] {
-    std::pop_heap(first, first + heap - taken, worse);
-    ++taken;
-    const Candidate& c = first[heap - taken];
-    float p;
-    row.kernels->exp_sum(&c.logit, 1, shift, factor, &p);
-    row.probabilities[taken - 1] = p;
-    return static_cast<double>(p);
-  };
+  Heap heap(row, best);
+  const int64_t limit = row.top_k > 0 && row.top_k < heap.size ? row.top_k : heap.size;
   double total = 0;
-  if (limit < heap) {
-    while (taken < limit) total += take();
-  } else {  // all of them, in ascending order of id; the heap has not moved ids out of reach of the logits
-    for (int32_t i = 0; i < row.vocab; i += kBlock) {
-      const int64_t n = row.vocab - i < kBlock ? row.vocab - i : kBlock;
-      double sum = row.kernels->exp_sum(row.logits + i, n, shift, factor, row.probabilities);
-      if (row.mask) {
-        sum = 0;
-        for (int64_t j = 0; j < n; ++j) sum += allowed(row, static_cast<int32_t>(i + j)) ? row.probabilities[j] : 0;
-      }
-      total += sum;
-    }
-  }
+  if (limit == heap.size) total = sum_of_all(row, heap.shift, heap.factor);
+  while (limit < heap.size && heap.taken < limit) total += heap.take();
   double kept = 0;
   int64_t num_kept = 0;
   while (num_kept < limit && (num_kept == 0 || kept < static_cast<double>(row.top_p) * total)) {
-    if (num_kept == taken) take();
+    if (num_kept == heap.taken) heap.take();
     kept += row.probabilities[num_kept++];
   }
   const double target = row.uniform * kept;
   double reached = 0;
   for (int64_t i = 0; i < num_kept; ++i) {
     reached += row.probabilities[i];
-    if (reached > target) return first[heap - 1 - i].id;
+    if (reached > target) return heap.at(i).id;
   }
-  return first[heap - num_kept].id;
+  return heap.at(num_kept - 1).id;
 }
 
 float log_probability(const Row& row, int32_t id) {

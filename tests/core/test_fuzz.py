@@ -1,0 +1,45 @@
+"""Ten thousand mutants of bundles against the core under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NUM_MUTANTS = 10000
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    assert found, f"{name} is needed to build the fuzzer"
+    return found
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build = tmp_path_factory.mktemp("fuzzer")
+    options = ("-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
+    subprocess.run([tool("cmake"), "-S", str(ROOT), "-B", str(build), *options], check=True, capture_output=True)
+    command = [tool("cmake"), "--build", str(build), "--target", "fuzz_bundle", "-j", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(path for path in build.rglob("fuzz_bundle") if path.is_file())
+
+
+def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]) -> None:
+    seeds = [str(bundle_of(scheme, windows)) for scheme, windows in (("f32", (0, 32)), ("w8a8", (0,)), ("w4a8", (32,)))]
+    command = [str(fuzzer), str(NUM_MUTANTS), "1", *seeds]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", done.stdout)}
+    assert counts["mutants"] == NUM_MUTANTS
+    assert counts["opened"] > NUM_MUTANTS // 50  # mutants reach the planner and the executor too
+    assert counts["ran"] > NUM_MUTANTS // 50
+    assert counts["invalid_file"] > NUM_MUTANTS // 2
