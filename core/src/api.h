@@ -19,7 +19,8 @@ ps_status read_struct(const T* from, T* to, const char* name) {
   memset(to, 0, sizeof(T));
   if (!from) return fail(PS_INVALID_ARGUMENT, "%s: expected a pointer, found null", name);
   if (from->struct_size < sizeof(uint32_t) || from->struct_size > 65536) {
-    return fail(PS_INVALID_ARGUMENT, "%s.struct_size: expected the size of the struct, found %u", name, from->struct_size);
+    return fail(PS_INVALID_ARGUMENT, "%s.struct_size: expected the size of the struct, found %u", name,
+                from->struct_size);
   }
   memcpy(to, from, from->struct_size < sizeof(T) ? from->struct_size : sizeof(T));
   return PS_OK;

@@ -60,7 +60,9 @@ using namespace ps;
 const char* ps_error_message(void) { return error_message(); }
 const char* ps_version(void) { return PENSTOCK_VERSION; }
 int32_t ps_abi_version(void) { return PS_ABI_VERSION; }
-uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes) { return bytes > 0 ? ps::crc32(crc, data, bytes) : crc; }
+uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes) {
+  return bytes > 0 ? ps::crc32(crc, data, bytes) : crc;
+}
 
 ps_status ps_context_create(const ps_context_options* options, ps_context** out) {
   ps_context_options o;
@@ -129,7 +131,8 @@ ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, d
   if (dtype != PS_F32 && dtype != PS_BF16 && dtype != PS_I8) {
     return fail(PS_INVALID_ARGUMENT, "dtype: expected f32, bf16 or i8, found %d", dtype);
   }
-  if (!(seconds > 0 && seconds <= 60)) return fail(PS_INVALID_ARGUMENT, "seconds: expected up to 60, found %g", seconds);
+  if (!(seconds > 0 && seconds <= 60))
+    return fail(PS_INVALID_ARGUMENT, "seconds: expected up to 60, found %g", seconds);
   PeakJob job;
   job.kernels = context->kernels;
   job.dtype = dtype;

@@ -20,11 +20,13 @@ struct OpRun {
 };
 
 ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
-  if (t.ndim < 1 || t.ndim > kMaxRank) return fail(PS_INVALID_ARGUMENT, "%s: expected 1 to 4 dims, found %d", name, t.ndim);
+  if (t.ndim < 1 || t.ndim > kMaxRank)
+    return fail(PS_INVALID_ARGUMENT, "%s: expected 1 to 4 dims, found %d", name, t.ndim);
   int64_t elements = 1;
   for (int32_t i = 0; i < t.ndim; ++i) {
     if (t.dims[i] < 0 || t.dims[i] > kMaxDim || !checked_mul(elements, t.dims[i], &elements)) {
-      return fail(PS_INVALID_ARGUMENT, "%s: expected dims of 0 to 2^31, found %lld", name, static_cast<long long>(t.dims[i]));
+      return fail(PS_INVALID_ARGUMENT, "%s: expected dims of 0 to 2^31, found %lld", name,
+                  static_cast<long long>(t.dims[i]));
     }
     spec->dims[i] = constant(t.dims[i]);
   }
@@ -34,9 +36,10 @@ ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
 }
 
 ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* tensor) {
-  if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads || t.dims[2] < 1 ||
-      t.dims[2] > kMaxHeadDim) {
-    return fail(PS_INVALID_ARGUMENT, "%s: expected a state [pages, heads up to %d, head_dim up to %d]", name, kMaxHeads, kMaxHeadDim);
+  if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads ||
+      t.dims[2] < 1 || t.dims[2] > kMaxHeadDim) {
+    return fail(PS_INVALID_ARGUMENT, "%s: expected a state [pages, heads up to %d, head_dim up to %d]", name, kMaxHeads,
+                kMaxHeadDim);
   }
   spec->group = -1;
   return kv_page_bytes(t.layout, static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), &tensor->row_stride);
@@ -59,7 +62,8 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
   memset(spec, 0, sizeof(*spec));
   memset(tensor, 0, sizeof(*tensor));
   if (!t.data && argument.optional) return PS_OK;
-  if (!t.data && (t.ndim < 1 || t.dims[0] != 0)) return fail(PS_INVALID_ARGUMENT, "%s: expected data, found null", name);
+  if (!t.data && (t.ndim < 1 || t.dims[0] != 0))
+    return fail(PS_INVALID_ARGUMENT, "%s: expected data, found null", name);
   PS_TRY(read_dims(t, name, spec));
   spec->kind = argument.kind;
   spec->layout = t.layout;
@@ -67,7 +71,8 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
   if (argument.kind == OPERAND_STATE) PS_TRY(read_state(t, name, spec, tensor));
   if (argument.kind == OPERAND_WEIGHT) {
     int64_t bytes;
-    if (t.ndim != 2) return fail(PS_INVALID_ARGUMENT, "%s: expected a weight [rows, cols], found %d dims", name, t.ndim);
+    if (t.ndim != 2)
+      return fail(PS_INVALID_ARGUMENT, "%s: expected a weight [rows, cols], found %d dims", name, t.ndim);
     const ps_status status = checked_bytes(t.layout, t.dims[0], t.dims[1], &bytes);
     if (status != PS_OK) return prefix(status, "%s: ", name);
   }
@@ -75,14 +80,15 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
     int64_t row = 1;
     for (int32_t i = 1; i < t.ndim; ++i) row *= t.dims[i];
     if (t.dims[0] > 1 && t.row_stride < row) {
-      return fail(PS_INVALID_ARGUMENT, "%s: expected a row stride of at least %lld, found %lld", name, static_cast<long long>(row),
-                  static_cast<long long>(t.row_stride));
+      return fail(PS_INVALID_ARGUMENT, "%s: expected a row stride of at least %lld, found %lld", name,
+                  static_cast<long long>(row), static_cast<long long>(t.row_stride));
     }
     if (t.dtype == PS_I32 && t.ndim == 1) {
       if (t.dims[0] > 1 && t.row_stride != 1) return fail(PS_INVALID_ARGUMENT, "%s: expected contiguous indices", name);
       spec->bound = constant(bound_of(t));
     }
-    if (t.dtype == PS_I32 && t.ndim > 1 && t.dims[0] > 1 && t.row_stride != row) return fail(PS_INVALID_ARGUMENT, "%s: expected contiguous indices", name);
+    if (t.dtype == PS_I32 && t.ndim > 1 && t.dims[0] > 1 && t.row_stride != row)
+      return fail(PS_INVALID_ARGUMENT, "%s: expected contiguous indices", name);
   }
   tensor->data = static_cast<uint8_t*>(t.data);
   tensor->dtype = t.dtype;
@@ -93,13 +99,14 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
 }
 
 ps_status read_attrs(int32_t op, const ps_attr* attrs, int32_t count, AttrValue* out) {
-  if (count < 0 || count > kMaxAttrs || (count && !attrs)) return fail(PS_INVALID_ARGUMENT, "num_attrs: expected 0 to %d, found %d", kMaxAttrs, count);
+  if (count < 0 || count > kMaxAttrs || (count && !attrs))
+    return fail(PS_INVALID_ARGUMENT, "num_attrs: expected 0 to %d, found %d", kMaxAttrs, count);
   Attr bound[kMaxAttrs] = {};
   for (int32_t i = 0; i < count; ++i) {
     if (!attrs[i].name) return fail(PS_INVALID_ARGUMENT, "attrs[%d].name: expected a string, found null", i);
     const char* s = attrs[i].s ? attrs[i].s : "";
-    bound[i] = Attr{Str{attrs[i].name, static_cast<uint32_t>(strlen(attrs[i].name))}, attrs[i].type, attrs[i].i, attrs[i].f,
-                    Str{s, static_cast<uint32_t>(strlen(s))}};
+    bound[i] = Attr{Str{attrs[i].name, static_cast<uint32_t>(strlen(attrs[i].name))}, attrs[i].type, attrs[i].i,
+                    attrs[i].f, Str{s, static_cast<uint32_t>(strlen(s))}};
   }
   return bind_attrs(op, bound, count, out);
 }
@@ -109,20 +116,25 @@ ps_status check_ragged(OpRun* run, int32_t at, int32_t state, int32_t group_attr
   const Call& c = run->call;
   const Tensor& tables = c.in[at + 2];
   if (c.in[at + 1].dims[0] != tables.dims[1] + 1) {
-    return fail(PS_INVALID_ARGUMENT, "request_starts: expected %lld entries, one more than page_tables has requests, found %lld",
+    return fail(PS_INVALID_ARGUMENT,
+                "request_starts: expected %lld entries, one more than page_tables has requests, found %lld",
                 static_cast<long long>(tables.dims[1] + 1), static_cast<long long>(c.in[at + 1].dims[0]));
   }
   if (c.in[at].dims[0] > INT32_MAX || tables.dims[1] > INT32_MAX || tables.dims[2] > kMaxContextLen / PS_PAGE_TOKENS) {
-    return fail(PS_INVALID_ARGUMENT, "page_tables: expected at most %d entries a request, found %lld", kMaxContextLen / PS_PAGE_TOKENS,
-                static_cast<long long>(tables.dims[2]));
+    return fail(PS_INVALID_ARGUMENT, "page_tables: expected at most %d entries a request, found %lld",
+                kMaxContextLen / PS_PAGE_TOKENS, static_cast<long long>(tables.dims[2]));
   }
   const int32_t group = static_cast<int32_t>(c.attrs[group_attr].i);
-  Ragged batch{reinterpret_cast<const int32_t*>(c.in[at].data), reinterpret_cast<const int32_t*>(c.in[at + 1].data),
+  Ragged batch{reinterpret_cast<const int32_t*>(c.in[at].data),
+               reinterpret_cast<const int32_t*>(c.in[at + 1].data),
                reinterpret_cast<const int32_t*>(tables.data) + group * tables.dims[1] * tables.dims[2],
-               static_cast<int32_t>(c.in[at].dims[0]), static_cast<int32_t>(tables.dims[1]), static_cast<int32_t>(tables.dims[2])};
+               static_cast<int32_t>(c.in[at].dims[0]),
+               static_cast<int32_t>(tables.dims[1]),
+               static_cast<int32_t>(tables.dims[2])};
   PS_TRY(check_requests(batch, kMaxContextLen));
   const int32_t num_pages = static_cast<int32_t>(c.in[state].dims[0]);
-  if (!run->owners.resize(num_pages) || !run->token_request.resize(batch.num_tokens)) return fail(PS_OUT_OF_MEMORY, "out of memory");
+  if (!run->owners.resize(num_pages) || !run->token_request.resize(batch.num_tokens))
+    return fail(PS_OUT_OF_MEMORY, "out of memory");
   PS_TRY(check_page_table(batch, group, window, num_pages, run->owners.data(), 1));
   fill_token_request(batch, run->token_request.data());
   run->call.token_request = run->token_request.data();
@@ -150,7 +162,8 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
     const ps_tensor& t = tensors[sig.num_arguments + i];
     PS_TRY(read_dims(t, "output", &given));
     if (!same_type(given, out[i])) {
-      return fail(PS_INVALID_ARGUMENT, "output %d: expected %s, found %s", i, describe(out[i]).text, describe(given).text);
+      return fail(PS_INVALID_ARGUMENT, "output %d: expected %s, found %s", i, describe(out[i]).text,
+                  describe(given).text);
     }
     ps_tensor unread = t;
     unread.dtype = PS_F32;  // its contents are not looked at
@@ -181,8 +194,8 @@ ps_status run_op(OpRun* run, ps_context* context) {
   Scratch scratch{0, 0};
   if (kOps[run->op].scratch) PS_TRY(kOps[run->op].scratch(c, &scratch));
   int64_t bytes;
-  if (!checked_mul(scratch.per_thread, num_threads, &bytes) || !checked_add(bytes, round_up(scratch.shared, 64), &bytes) ||
-      !run->scratch.allocate(bytes)) {
+  if (!checked_mul(scratch.per_thread, num_threads, &bytes) ||
+      !checked_add(bytes, round_up(scratch.shared, 64), &bytes) || !run->scratch.allocate(bytes)) {
     return fail(PS_OUT_OF_MEMORY, "out of memory");
   }
   c.scratch = run->scratch.data();
@@ -216,7 +229,8 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   ps_status status = read_attrs(run.op, attrs, num_attrs, run.call.attrs);
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
   const Str name{op, static_cast<uint32_t>(strlen(op))};
-  if (status == PS_OK && equal(name, "kv_append")) status = check_ragged(&run, 3, 2, 0, 1);  // of older pages it reads nothing
+  if (status == PS_OK && equal(name, "kv_append"))
+    status = check_ragged(&run, 3, 2, 0, 1);  // of older pages it reads nothing
   if (status == PS_OK && equal(name, "attention")) {
     status = check_ragged(&run, 2, 1, 1, static_cast<int32_t>(run.call.attrs[3].i));
   }
@@ -244,6 +258,7 @@ ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, con
   if (vocab < 1) return fail(PS_INVALID_ARGUMENT, "vocab: expected 1 or more, found %d", vocab);
   PS_TRY(check_sampling(s, s.num_rows, 0));
   Region scratch;
-  if (!scratch.allocate(sample_scratch_bytes(vocab) * context->pool.num_threads())) return fail(PS_OUT_OF_MEMORY, "out of memory");
+  if (!scratch.allocate(sample_scratch_bytes(vocab) * context->pool.num_threads()))
+    return fail(PS_OUT_OF_MEMORY, "out of memory");
   return sample_rows(context, logits, vocab, s, scratch.data(), ids, logprobs);
 }

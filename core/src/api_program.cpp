@@ -42,8 +42,8 @@ ps_status check_sample(const ps_program* program, const ps_sampling& sampling, i
 }
 
 ps_status sample(ps_program* program, const ps_sampling& s, int32_t* ids, float* logprobs) {
-  PS_TRY(sample_rows(program->context, reinterpret_cast<const float*>(program->logits.data()), program->model->graph.vocab_size, s,
-                     program->sample_scratch, ids, logprobs));
+  PS_TRY(sample_rows(program->context, reinterpret_cast<const float*>(program->logits.data()),
+                     program->model->graph.vocab_size, s, program->sample_scratch, ids, logprobs));
   for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
     if (s.slot[r] >= 0) program->slots[s.slot[r]] = ids[r];
   }
@@ -51,13 +51,15 @@ ps_status sample(ps_program* program, const ps_sampling& s, int32_t* ids, float*
 }
 
 ps_status has_run(const ps_program* program) {
-  return program->num_rows >= 0 ? PS_OK : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
+  return program->num_rows >= 0 ? PS_OK
+                                : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
 }
 
 }  // namespace
 }  // namespace ps
 
-ps_status ps_program_plan(const ps_model* model, const ps_context* context, const ps_program_options* options, ps_plan* out) {
+ps_status ps_program_plan(const ps_model* model, const ps_context* context, const ps_program_options* options,
+                          ps_plan* out) {
   PS_TRY(require(model && context && out, "model, context, out"));
   ps_program_options o;
   PS_TRY(read_options(options, &o));
@@ -72,7 +74,8 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
   result.kv_page_bytes = plan.kv_page_bytes;
   result.total_bytes = result.weight_bytes;
   for (int64_t part : {plan.temporary_bytes, plan.scratch_bytes, plan.kv_bytes, plan.logits_bytes}) {
-    if (!checked_add(result.total_bytes, part, &result.total_bytes)) return fail(PS_INVALID_ARGUMENT, "options: the plan does not fit in memory");
+    if (!checked_add(result.total_bytes, part, &result.total_bytes))
+      return fail(PS_INVALID_ARGUMENT, "options: the plan does not fit in memory");
   }
   return write_struct(result, out, "out");
 }
@@ -114,7 +117,8 @@ ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, in
   return sample(program, s, ids, logprobs);
 }
 
-ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, int32_t* ids, float* logprobs) {
+ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, int32_t* ids,
+                          float* logprobs) {
   PS_TRY(require(program, "program"));
   ps_batch b;
   ps_sampling s;
@@ -138,7 +142,8 @@ ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t
   PS_TRY(require(program && data && page_bytes, "program, data, page_bytes"));
   const Graph& graph = program->model->graph;
   if (state < 0 || state >= graph.states.size()) {
-    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d", static_cast<long long>(graph.states.size()), state);
+    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d",
+                static_cast<long long>(graph.states.size()), state);
   }
   const State& s = graph.states[state];
   *data = program->kv.data() + state_offset(*program, state);

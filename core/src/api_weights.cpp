@@ -52,7 +52,8 @@ ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, i
   PS_TRY(require(context && q && scales && dst, "context, q, scales, dst"));
   PS_TRY(check_quantized(layout));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
-  return pack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, q, scales, static_cast<uint8_t*>(dst));
+  return pack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, q, scales,
+                        static_cast<uint8_t*>(dst));
 }
 
 ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
@@ -64,8 +65,8 @@ ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows,
                           q, scales);
 }
 
-ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
-                    const void* src, float* dst) {
+ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                    int64_t num_rows, const void* src, float* dst) {
   PS_TRY(require(context && src && dst, "context, src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   if (!is_packable(layout)) return fail(PS_UNSUPPORTED, "layout: rows_i32 holds no numbers to unpack");

@@ -95,7 +95,8 @@ ps_status bind_node(ps_program* p, const Node& node, Call* call) {
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
     const int32_t counter = phase->split == SPLIT_DYNAMIC ? p->num_counters++ : -1;
-    if (!p->steps.push(Step{call, phase->run, 0, phase->split, true, counter}) || !p->phases.push(phase)) return no_memory();
+    if (!p->steps.push(Step{call, phase->run, 0, phase->split, true, counter}) || !p->phases.push(phase))
+      return no_memory();
   }
   return PS_OK;
 }
@@ -135,12 +136,14 @@ Accesses accesses_of(const ps_program& p, const Node& node, int32_t node_index, 
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     const Operand& operand = node.inputs[i];
     const bool rows = phase.reads_rows >> i & 1, all = phase.reads_all >> i & 1;
-    if (operand.kind == OPERAND_VALUE && (rows || all)) add_value(p, operand.index, false, rows && !all && by_rows, &out);
+    if (operand.kind == OPERAND_VALUE && (rows || all))
+      add_value(p, operand.index, false, rows && !all && by_rows, &out);
     if (operand.kind == OPERAND_STATE && (phase.reads_state || phase.writes_state)) {
       out.add(3 + operand.index, 0, 1, operand.index, phase.writes_state, by_rows && !phase.reads_state);
     }
   }
-  for (int32_t i = 0; phase.writes_outputs && i < node.num_outputs; ++i) add_value(p, node.outputs[i], true, by_rows, &out);
+  for (int32_t i = 0; phase.writes_outputs && i < node.num_outputs; ++i)
+    add_value(p, node.outputs[i], true, by_rows, &out);
   if (phase.reads_scratch) out.add(1, 0, 1, node_index, false, by_rows);
   if (phase.writes_scratch) out.add(1, 0, 1, node_index, true, by_rows);
   return out;

@@ -22,9 +22,9 @@ ps_status prefix(ps_status status, const char* format, ...) __attribute__((forma
 const char* error_message();
 
 // The rest of a function runs only when `expression` succeeds.
-#define PS_TRY(expression)                         \
-  do {                                             \
-    ps_status ps_try_status = (expression);        \
+#define PS_TRY(expression)                            \
+  do {                                                \
+    ps_status ps_try_status = (expression);           \
     if (ps_try_status != PS_OK) return ps_try_status; \
   } while (0)
 

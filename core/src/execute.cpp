@@ -18,12 +18,12 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
   const bool has_pages = p.model->graph.page_groups.size() > 0;
   PS_TRY(check_count("page_table_width", b.page_table_width, has_pages ? 1 : 0, INT32_MAX));
-  const char* missing = !b.token_ids                                    ? "token_ids"
-                        : !b.positions                                  ? "positions"
-                        : !b.request_starts                             ? "request_starts"
-                        : !b.page_tables && has_pages                   ? "page_tables"
-                        : !b.output_rows && b.num_rows > 0              ? "output_rows"
-                                                                        : nullptr;
+  const char* missing = !b.token_ids                       ? "token_ids"
+                        : !b.positions                     ? "positions"
+                        : !b.request_starts                ? "request_starts"
+                        : !b.page_tables && has_pages      ? "page_tables"
+                        : !b.output_rows && b.num_rows > 0 ? "output_rows"
+                                                           : nullptr;
   return missing ? fail(PS_INVALID_ARGUMENT, "%s: expected an array, found null", missing) : PS_OK;
 }
 
@@ -39,9 +39,13 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
                     p->options.num_slots, static_cast<long long>(slot));
       }
       id = p->slots[slot];
-      if (id < 0) return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: nothing was sampled in slot %lld yet", t, static_cast<long long>(slot));
+      if (id < 0)
+        return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: nothing was sampled in slot %lld yet", t,
+                    static_cast<long long>(slot));
     }
-    if (id >= vocab) return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, found %d", t, vocab, id);
+    if (id >= vocab)
+      return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, found %d", t, vocab,
+                  id);
     p->token_ids[t] = id;
   }
   return PS_OK;
@@ -56,7 +60,8 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
     int32_t* table = p->page_tables + g * b.num_requests * width;
     for (int64_t r = 0; r < b.num_requests; ++r) {
-      memcpy(table + r * width, b.page_tables + (g * b.num_requests + r) * b.page_table_width, static_cast<size_t>(width) * 4);
+      memcpy(table + r * width, b.page_tables + (g * b.num_requests + r) * b.page_table_width,
+             static_cast<size_t>(width) * 4);
     }
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
     PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], p->options.num_pages,
@@ -78,7 +83,8 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   for (int32_t r = 0; r < b.num_rows; ++r) {
     const int32_t row = b.output_rows[r];
     if (row < 0 || row >= b.num_tokens) {
-      return fail(PS_INVALID_ARGUMENT, "output_rows[%d]: expected a token of the step, 0 to %d, found %d", r, b.num_tokens - 1, row);
+      return fail(PS_INVALID_ARGUMENT, "output_rows[%d]: expected a token of the step, 0 to %d, found %d", r,
+                  b.num_tokens - 1, row);
     }
     p->output_rows[r] = row;
   }

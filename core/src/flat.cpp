@@ -57,7 +57,8 @@ ps_status FlatTable::at(FlatBuffer buffer, uint64_t position, FlatPlace place, F
   FlatTable table;
   table.buffer_ = buffer;
   table.place_ = place;
-  if (position % 4 || position < 4 || position + 4 > buffer.size) return table.bad("table", "lies outside of the metadata");
+  if (position % 4 || position < 4 || position + 4 > buffer.size)
+    return table.bad("table", "lies outside of the metadata");
   const int64_t vtable = static_cast<int64_t>(position) - load<int32_t>(buffer.data + position);
   if (vtable % 2 || vtable < 4 || vtable + 4 > buffer.size) return table.bad("vtable", "lies outside of the metadata");
   table.position_ = static_cast<uint32_t>(position);
@@ -102,7 +103,8 @@ ps_status FlatTable::read_string(int field, const char* name, uint32_t max_bytes
   if (!at) return PS_OK;
   const uint32_t size = load<uint32_t>(buffer_.data + at);
   if (size > max_bytes) return bad(name, "is too long a string");
-  if (static_cast<uint64_t>(at) + 4 + size + 1 > buffer_.size) return bad(name, "is a string that runs past the end of the metadata");
+  if (static_cast<uint64_t>(at) + 4 + size + 1 > buffer_.size)
+    return bad(name, "is a string that runs past the end of the metadata");
   const uint8_t* data = buffer_.data + at + 4;
   if (data[size] != 0) return bad(name, "is a string without its terminator");
   if (!is_utf8(data, size, is_text)) return bad(name, "expected printable UTF-8");

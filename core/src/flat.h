@@ -37,8 +37,12 @@ class FlatTable {
   ps_status read_i32(int field, const char* name, int32_t otherwise, int32_t* out) const {
     return read_scalar(field, name, otherwise, out);
   }
-  ps_status read_u32(int field, const char* name, uint32_t* out) const { return read_scalar(field, name, uint32_t{0}, out); }
-  ps_status read_i64(int field, const char* name, int64_t* out) const { return read_scalar(field, name, int64_t{0}, out); }
+  ps_status read_u32(int field, const char* name, uint32_t* out) const {
+    return read_scalar(field, name, uint32_t{0}, out);
+  }
+  ps_status read_i64(int field, const char* name, int64_t* out) const {
+    return read_scalar(field, name, int64_t{0}, out);
+  }
   ps_status read_f64(int field, const char* name, double* out) const { return read_scalar(field, name, 0.0, out); }
   // UTF-8 without control characters, at most `max_bytes`; terminated by a zero byte; absent: empty.
   ps_status read_string(int field, const char* name, uint32_t max_bytes, bool is_text, Str* out) const;
@@ -68,7 +72,7 @@ class FlatTable {
 
   FlatBuffer buffer_{nullptr, 0};
   FlatPlace place_{"metadata", -1};
-  uint32_t position_ = 0, size_ = 0;          // of the table
+  uint32_t position_ = 0, size_ = 0;  // of the table
   uint32_t vtable_ = 0, vtable_size_ = 0;
 };
 

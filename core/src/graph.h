@@ -46,8 +46,8 @@ struct Value {
   int32_t root;         // itself, or the value whose memory a view lies in
   int64_t root_offset;  // elements into each row of the root
   int64_t row_elements, row_stride;
-  int32_t producer;     // node, -1: an input
-  Dim bound;            // int32 values are below it; the constant 0 when nothing is known
+  int32_t producer;  // node, -1: an input
+  Dim bound;         // int32 values are below it; the constant 0 when nothing is known
 };
 
 struct Part {

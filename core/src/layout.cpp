@@ -8,16 +8,16 @@ namespace {
 struct LayoutRow {
   int32_t layout;
   const char* name;
-  int64_t row_step, col_step;    // padding
-  int64_t tile_bytes;            // per 16 rows, before the columns
-  int64_t step_bytes;            // per row_step rows x col_step columns
+  int64_t row_step, col_step;  // padding
+  int64_t tile_bytes;          // per 16 rows, before the columns
+  int64_t step_bytes;          // per row_step rows x col_step columns
 };
 
 constexpr LayoutRow kLayouts[] = {
-    {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4},     {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2},
-    {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2},   {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4},
-    {PS_T16_F32, "t16_f32", 16, 1, 0, 64},     {PS_T16_F16, "t16_f16", 16, 1, 0, 32},
-    {PS_T16_BF16, "t16_bf16", 16, 2, 0, 64},   {PS_T16_I8, "t16_i8", 16, 4, 128, 64},
+    {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4},       {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2},
+    {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2},     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4},
+    {PS_T16_F32, "t16_f32", 16, 1, 0, 64},       {PS_T16_F16, "t16_f16", 16, 1, 0, 32},
+    {PS_T16_BF16, "t16_bf16", 16, 2, 0, 64},     {PS_T16_I8, "t16_i8", 16, 4, 128, 64},
     {PS_T16_I4G32, "t16_i4g32", 16, 32, 0, 288},
 };
 
@@ -53,8 +53,10 @@ const char* kv_layout_name(int32_t layout) {
 ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes) {
   const LayoutRow* row = find_layout(layout);
   if (!row) return fail(PS_UNSUPPORTED, "layout: %d is not a weight layout that this version knows", layout);
-  if (rows < 1 || rows > kMaxDim) return fail(PS_INVALID_ARGUMENT, "rows: expected 1 to 2^31, found %lld", static_cast<long long>(rows));
-  if (cols < 1 || cols > kMaxDim) return fail(PS_INVALID_ARGUMENT, "cols: expected 1 to 2^31, found %lld", static_cast<long long>(cols));
+  if (rows < 1 || rows > kMaxDim)
+    return fail(PS_INVALID_ARGUMENT, "rows: expected 1 to 2^31, found %lld", static_cast<long long>(rows));
+  if (cols < 1 || cols > kMaxDim)
+    return fail(PS_INVALID_ARGUMENT, "cols: expected 1 to 2^31, found %lld", static_cast<long long>(cols));
   const int64_t tiles = round_up(rows, row->row_step) / row->row_step;
   const int64_t steps = round_up(cols, row->col_step) / row->col_step;
   int64_t tile;

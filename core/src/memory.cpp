@@ -25,8 +25,7 @@ void Region::release() {
 bool Region::allocate(int64_t bytes, bool huge) {
   release();
   if (bytes <= 0) return bytes == 0;
-  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return false;
   if (huge) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // advice: ordinary pages do as well
   data_ = static_cast<uint8_t*>(data);

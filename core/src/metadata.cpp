@@ -8,7 +8,8 @@ namespace {
 
 constexpr uint32_t kMaxName = 512, kMaxText = 1 << 20;
 constexpr uint32_t kMaxOps = 256, kMaxValues = 65536, kMaxWeights = 65536, kMaxStates = 4096, kMaxGroups = 64,
-                   kMaxNodes = 16384, kMaxSegments = 256, kMaxParts = 4096, kMaxAllParts = 1 << 18, kMaxProperties = 1024;
+                   kMaxNodes = 16384, kMaxSegments = 256, kMaxParts = 4096, kMaxAllParts = 1 << 18,
+                   kMaxProperties = 1024;
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "metadata: out of memory"); }
 
@@ -43,10 +44,12 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
   }
   const int64_t index = table.place().index;
   if (symbol.role < 0) {
-    return fail(PS_INVALID_FILE, "symbols[%lld].name: expected T, B, P or R, found %.*s", static_cast<long long>(index), PS_STR(symbol.name));
+    return fail(PS_INVALID_FILE, "symbols[%lld].name: expected T, B, P or R, found %.*s", static_cast<long long>(index),
+                PS_STR(symbol.name));
   }
   if (graph->symbol_of[symbol.role] >= 0) {
-    return fail(PS_INVALID_FILE, "symbols[%lld].name: %.*s is declared twice", static_cast<long long>(index), PS_STR(symbol.name));
+    return fail(PS_INVALID_FILE, "symbols[%lld].name: %.*s is declared twice", static_cast<long long>(index),
+                PS_STR(symbol.name));
   }
   if (symbol.min < 0 || symbol.min > 1 || symbol.max < 1 || symbol.max > INT32_MAX) {
     return fail(PS_INVALID_FILE, "symbols[%lld]: expected min 0 or 1 and max from 1 to 2^31-1, found %lld and %lld",
@@ -62,10 +65,12 @@ ps_status read_op(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_i32(1, "version", 0, &use.version));
   const int32_t op = find_op(use.name);
   if (op < 0) {
-    return fail(PS_UNSUPPORTED, "ops[%lld]: this version has no op %.*s", static_cast<long long>(table.place().index), PS_STR(use.name));
+    return fail(PS_UNSUPPORTED, "ops[%lld]: this version has no op %.*s", static_cast<long long>(table.place().index),
+                PS_STR(use.name));
   }
   if (use.version < 1) {
-    return fail(PS_INVALID_FILE, "ops[%lld].version: expected 1 or more, found %d", static_cast<long long>(table.place().index), use.version);
+    return fail(PS_INVALID_FILE, "ops[%lld].version: expected 1 or more, found %d",
+                static_cast<long long>(table.place().index), use.version);
   }
   if (use.version > kOps[op].version) {
     return fail(PS_UNSUPPORTED, "ops[%lld]: this version has %s up to version %d, the file needs version %d",
@@ -80,7 +85,8 @@ ps_status read_dim(const uint8_t* p, const Graph& graph, Dim* out) {
   memcpy(&symbol, p, 4);
   memcpy(&out->factor, p + 8, 8);
   memcpy(&out->offset, p + 16, 8);
-  if (symbol < -1 || symbol >= graph.symbols.size()) return fail(PS_INVALID_FILE, "expected a symbol, found index %d", symbol);
+  if (symbol < -1 || symbol >= graph.symbols.size())
+    return fail(PS_INVALID_FILE, "expected a symbol, found index %d", symbol);
   out->symbol = symbol < 0 ? -1 : graph.symbols[symbol].role;
   if (symbol < 0) {
     if (out->offset < 0 || out->offset > kMaxDim) {
@@ -104,7 +110,8 @@ ps_status read_value(const FlatTable& table, Graph* graph) {
   value.rank = static_cast<int32_t>(shape.count);
   for (uint32_t i = 0; i < shape.count; ++i) {
     const ps_status status = read_dim(shape.data + 24 * i, *graph, &value.dims[i]);
-    if (status != PS_OK) return prefix(status, "values[%lld].shape[%u]: ", static_cast<long long>(table.place().index), i);
+    if (status != PS_OK)
+      return prefix(status, "values[%lld].shape[%u]: ", static_cast<long long>(table.place().index), i);
   }
   return graph->values.push(value) ? PS_OK : no_memory();
 }
@@ -124,7 +131,8 @@ ps_status read_weight(const FlatTable& table, Graph* graph) {
     PS_TRY(read_name(item, 0, "name", &part.name));
     PS_TRY(item.read_i64(1, "row_start", &part.row_start));
     PS_TRY(item.read_i64(2, "num_rows", &part.num_rows));
-    if (graph->parts.size() >= kMaxAllParts) return fail(PS_INVALID_FILE, "weights: expected at most %u parts in all", kMaxAllParts);
+    if (graph->parts.size() >= kMaxAllParts)
+      return fail(PS_INVALID_FILE, "weights: expected at most %u parts in all", kMaxAllParts);
     return graph->parts.push(part) ? PS_OK : no_memory();
   }));
   weight.part_end = graph->parts.size();
@@ -162,8 +170,8 @@ ps_status read_node(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_vector(2, "inputs", 8, 4, kMaxOperands, &inputs));
   PS_TRY(table.read_vector(3, "outputs", 4, 4, kMaxOutputs, &outputs));
   if (op < 0 || op >= graph->ops.size()) {
-    return fail(PS_INVALID_FILE, "nodes[%lld].op: expected less than %lld, found %d", static_cast<long long>(table.place().index),
-                static_cast<long long>(graph->ops.size()), op);
+    return fail(PS_INVALID_FILE, "nodes[%lld].op: expected less than %lld, found %d",
+                static_cast<long long>(table.place().index), static_cast<long long>(graph->ops.size()), op);
   }
   node.op = find_op(graph->ops[op].name);
   node.num_inputs = static_cast<int32_t>(inputs.count);

@@ -15,7 +15,9 @@ ps_status verify_contents(const ps_model& model, const Header& header) {
   for (int64_t i = 0; i < graph.segments.size(); ++i) {  // in the order of their offsets, as validated
     const Segment& segment = graph.segments[i];
     for (; end < segment.offset; ++end) {
-      if (data[end]) return fail(PS_INVALID_FILE, "file: expected zero between segments, found %u at byte %lld", data[end], static_cast<long long>(end));
+      if (data[end])
+        return fail(PS_INVALID_FILE, "file: expected zero between segments, found %u at byte %lld", data[end],
+                    static_cast<long long>(end));
     }
     const uint32_t crc = crc32(0, data + segment.offset, segment.bytes);
     if (crc != segment.crc32) {
@@ -32,11 +34,13 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   Header header;
   PS_TRY(read_header(model->file, &header));
   const int64_t bytes = static_cast<int64_t>(header.metadata_bytes);
-  if (!model->metadata.allocate(bytes + 16)) return fail(PS_OUT_OF_MEMORY, "metadata: no memory for %lld bytes", static_cast<long long>(bytes));
+  if (!model->metadata.allocate(bytes + 16))
+    return fail(PS_OUT_OF_MEMORY, "metadata: no memory for %lld bytes", static_cast<long long>(bytes));
   memcpy(model->metadata.data(), model->file.data() + header.metadata_offset, static_cast<size_t>(bytes));
   const uint32_t crc = crc32(0, model->metadata.data(), bytes);
   if (crc != header.metadata_crc32) {
-    return fail(PS_INVALID_FILE, "header.metadata_crc32: expected 0x%08x, found 0x%08x: the file is damaged", header.metadata_crc32, crc);
+    return fail(PS_INVALID_FILE, "header.metadata_crc32: expected 0x%08x, found 0x%08x: the file is damaged",
+                header.metadata_crc32, crc);
   }
   PS_TRY(read_metadata(FlatBuffer{model->metadata.data(), static_cast<uint32_t>(bytes)}, &model->graph));
   const int64_t end = round_up(kHeaderBytes + bytes, kPageBytes);

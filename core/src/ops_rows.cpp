@@ -66,7 +66,9 @@ BinaryArgs binary_args(const Call& c) {
   return BinaryArgs{f32(c.in[0]),  f32(c.in[1]),        c.in[0].row_stride,    c.in[1].row_stride,
                     f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
 }
-void run_silu_mul(const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->silu_mul(binary_args(c), begin, end); }
+void run_silu_mul(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->silu_mul(binary_args(c), begin, end);
+}
 void run_add(const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->add(binary_args(c), begin, end); }
 void run_mul(const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->mul(binary_args(c), begin, end); }
 

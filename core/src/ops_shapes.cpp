@@ -51,8 +51,8 @@ struct SchemeRow {
   bool integer;
 };
 constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
-    {"f32", PS_T16_F32, false},   {"f16", PS_T16_F16, false},    {"bf16", PS_T16_BF16, false},
-    {"w8a16", PS_T16_I8, false},  {"w8a8", PS_T16_I8, true},     {"w4a16", PS_T16_I4G32, false},
+    {"f32", PS_T16_F32, false},   {"f16", PS_T16_F16, false}, {"bf16", PS_T16_BF16, false},
+    {"w8a16", PS_T16_I8, false},  {"w8a8", PS_T16_I8, true},  {"w4a16", PS_T16_I4G32, false},
     {"w4a8", PS_T16_I4G32, true},
 };
 
@@ -185,7 +185,8 @@ ps_status infer_rope(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[1], "cos_sin", 2, 2));
   const int64_t turned = in[1].dims[1].offset;
   if (!equal(in[0].dims[0], in[1].dims[0]) || turned % 2 || turned > last_dim(in[0])) {
-    return fail(PS_INVALID_ARGUMENT, "cos_sin: expected the rows of x, %s, and an even number of columns up to its last dim, found %s",
+    return fail(PS_INVALID_ARGUMENT,
+                "cos_sin: expected the rows of x, %s, and an even number of columns up to its last dim, found %s",
                 describe(in[0]).text, describe(in[1]).text);
   }
   copy_type(in[0], out);
@@ -217,7 +218,8 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   if (in[5].kind != OPERAND_NONE) PS_TRY(expect_vector(in[5], "alibi", heads));
   PS_TRY(expect_group(attrs[1], state, in[4]));
   if (attrs[3].i < 0 || attrs[3].i > kMaxContextLen) {
-    return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen, static_cast<long long>(attrs[3].i));
+    return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
+                static_cast<long long>(attrs[3].i));
   }
   if (attrs[3].i && !attrs[2].i) return fail(PS_UNSUPPORTED, "window: a window needs causal attention");
   if (attrs[4].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[4].f);

@@ -109,7 +109,8 @@ ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
                 type_name(row.type), type_name(attr.type == ATTR_BOOL ? -1 : attr.type));
   }
   if (row.type == ATTR_BOOL && attr.i != 0 && attr.i != 1) {
-    return fail(PS_INVALID_ARGUMENT, "%.*s: expected 0 or 1, found %lld", PS_STR(row.name), static_cast<long long>(attr.i));
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected 0 or 1, found %lld", PS_STR(row.name),
+                static_cast<long long>(attr.i));
   }
   if (row.type == ATTR_FLOAT && !isfinite(static_cast<float>(attr.f))) {
     return fail(PS_INVALID_ARGUMENT, "%.*s: expected a finite number, found %g", PS_STR(row.name), attr.f);
@@ -190,7 +191,8 @@ TypeText describe(const Spec& spec) {
       const char* name = kRoleNames[d.symbol];
       int n = d.factor == 1 ? snprintf(text, sizeof(text), "%s", name)
                             : snprintf(text, sizeof(text), "%lld*%s", static_cast<long long>(d.factor), name);
-      if (d.offset) snprintf(text + n, sizeof(text) - static_cast<size_t>(n), "%+lld", static_cast<long long>(d.offset));
+      if (d.offset)
+        snprintf(text + n, sizeof(text) - static_cast<size_t>(n), "%+lld", static_cast<long long>(d.offset));
     }
     used += static_cast<size_t>(snprintf(out.text + used, sizeof(out.text) - used, "%s%s", i ? ", " : "", text));
   }

@@ -78,8 +78,8 @@ void pack_tile(Job* job, int64_t row_start, int64_t num_rows) {
       if (!is_finite_row(src + i * row_bytes, job->src_dtype, r.cols)) return note_bad_row(job, row_start + i);
     }
   }
-  job->context->kernels->pack(PackArgs{r.layout, r.rows, r.cols, row_start, num_rows, job->src_dtype, src,
-                                       static_cast<uint8_t*>(job->dst)});
+  job->context->kernels->pack(
+      PackArgs{r.layout, r.rows, r.cols, row_start, num_rows, job->src_dtype, src, static_cast<uint8_t*>(job->dst)});
 }
 
 void unpack_tile(Job* job, int64_t row_start, int64_t num_rows) {
@@ -213,7 +213,8 @@ ps_status pack(ps_context* context, const PackArgs& args) {
   PS_TRY(run(&job));
   const int64_t bad = job.bad_row.load();
   if (bad == INT64_MAX) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "src: row %lld holds NaN or infinity, which cannot be quantized", static_cast<long long>(bad));
+  return fail(PS_INVALID_ARGUMENT, "src: row %lld holds NaN or infinity, which cannot be quantized",
+              static_cast<long long>(bad));
 }
 
 ps_status unpack(ps_context* context, const PackRange& range, const uint8_t* src, float* dst) {
@@ -224,7 +225,8 @@ ps_status unpack(ps_context* context, const PackRange& range, const uint8_t* src
   return run(&job);
 }
 
-ps_status pack_quantized(ps_context* context, const PackRange& range, const int8_t* q, const float* scales, uint8_t* dst) {
+ps_status pack_quantized(ps_context* context, const PackRange& range, const int8_t* q, const float* scales,
+                         uint8_t* dst) {
   Job job{};
   start_job(&job, context, range, check_quantized_tile);
   job.q_in = q;

@@ -31,14 +31,15 @@ ps_status check_requests(const Ragged& batch, int32_t max_position) {
         return fail(PS_INVALID_ARGUMENT, "positions[%d]: expected 0 to %d, found %d", t, max_position - 1, position);
       }
       if (t > starts[r] && position != batch.positions[t - 1] + 1) {
-        return fail(PS_INVALID_ARGUMENT, "positions[%d]: expected %d, one more than the position before it in request %d, found %d",
-                    t, batch.positions[t - 1] + 1, r, position);
+        return fail(PS_INVALID_ARGUMENT,
+                    "positions[%d]: expected %d, one more than the position before it in request %d, found %d", t,
+                    batch.positions[t - 1] + 1, r, position);
       }
     }
   }
   if (starts[batch.num_requests] != batch.num_tokens) {
-    return fail(PS_INVALID_ARGUMENT, "request_starts[%d]: expected the number of tokens %d, found %d", batch.num_requests,
-                batch.num_tokens, starts[batch.num_requests]);
+    return fail(PS_INVALID_ARGUMENT, "request_starts[%d]: expected the number of tokens %d, found %d",
+                batch.num_requests, batch.num_tokens, starts[batch.num_requests]);
   }
   return PS_OK;
 }
@@ -72,8 +73,9 @@ ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, i
     for (int32_t e = entries.first; e < entries.written; ++e) {
       const PageOwner& owner = owners[row[e]];
       if (owner.step == step) {
-        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: page %d is read here and written by this step at [%d][%d]",
-                    group, r, e, row[e], owner.request, owner.entry);
+        return fail(PS_INVALID_ARGUMENT,
+                    "page_tables[%d][%d][%d]: page %d is read here and written by this step at [%d][%d]", group, r, e,
+                    row[e], owner.request, owner.entry);
       }
     }
   }

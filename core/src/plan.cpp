@@ -15,7 +15,9 @@ struct Block {
 };
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "plan: out of memory"); }
-ps_status too_large(const char* what) { return fail(PS_INVALID_ARGUMENT, "%s: the program of these limits does not fit in memory", what); }
+ps_status too_large(const char* what) {
+  return fail(PS_INVALID_ARGUMENT, "%s: the program of these limits does not fit in memory", what);
+}
 
 ps_status check_limit(const char* name, int32_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return PS_OK;
@@ -80,14 +82,14 @@ ps_status plan_temporaries(const Graph& graph, Plan* plan) {
   if (!plan->offsets.resize(graph.values.size()) || !plan->sizes.resize(graph.values.size())) return no_memory();
   for (int64_t& offset : plan->offsets) offset = -1;
   PS_TRY(collect_blocks(graph, *plan, &blocks));
-  std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) {
-    return a.bytes != b.bytes ? a.bytes > b.bytes : a.value < b.value;
-  });
+  std::sort(blocks.begin(), blocks.end(),
+            [](const Block& a, const Block& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.value < b.value; });
   plan->temporary_bytes = 0;
   for (Block& block : blocks) {
     PS_TRY(place(placed, &block));
     if (!placed.push(block)) return no_memory();
-    for (int64_t i = placed.size() - 1; i > 0 && placed[i - 1].offset > placed[i].offset; --i) std::swap(placed[i - 1], placed[i]);
+    for (int64_t i = placed.size() - 1; i > 0 && placed[i - 1].offset > placed[i].offset; --i)
+      std::swap(placed[i - 1], placed[i]);
     plan->offsets[block.value] = block.offset;
     plan->sizes[block.value] = block.bytes;
     plan->temporary_bytes = std::max(plan->temporary_bytes, block.offset + block.bytes);
@@ -132,7 +134,8 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
   int64_t per_thread;
   if (!checked_mul(plan->thread_scratch + plan->sample_scratch, threads, &per_thread) ||
       !checked_add(per_thread, plan->shared_scratch, &plan->scratch_bytes) ||
-      !checked_add(plan->scratch_bytes, plan->batch_bytes + plan->owner_bytes + plan->slot_bytes, &plan->scratch_bytes)) {
+      !checked_add(plan->scratch_bytes, plan->batch_bytes + plan->owner_bytes + plan->slot_bytes,
+                   &plan->scratch_bytes)) {
     return too_large("max_tokens");
   }
   return PS_OK;
@@ -166,7 +169,8 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));
   int64_t floats;
-  if (!checked_mul(o.max_rows, graph.vocab_size, &floats) || !checked_mul(floats, 4, &out->logits_bytes)) return too_large("max_rows");
+  if (!checked_mul(o.max_rows, graph.vocab_size, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
+    return too_large("max_rows");
   return PS_OK;
 }
 

@@ -31,7 +31,7 @@ struct Step {
   void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
   int64_t items;
   Split split;
-  bool barrier;  // all threads finish what came before
+  bool barrier;     // all threads finish what came before
   int32_t counter;  // of a dynamic phase, else -1
 };
 

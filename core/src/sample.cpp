@@ -267,15 +267,24 @@ ps_status check_sampling(const ps_sampling& s, int32_t num_rows, int32_t num_slo
   if (s.num_rows != num_rows) {
     return fail(PS_INVALID_ARGUMENT, "num_rows: expected the last step's %d, found %d", num_rows, s.num_rows);
   }
-  const char* missing = !s.temperature ? "temperature" : !s.top_k ? "top_k" : !s.top_p ? "top_p" : !s.seed ? "seed" : !s.counter ? "counter" : nullptr;
-  if (missing && num_rows) return fail(PS_INVALID_ARGUMENT, "%s: expected an array of %d rows, found null", missing, num_rows);
+  const char* missing = !s.temperature ? "temperature"
+                        : !s.top_k     ? "top_k"
+                        : !s.top_p     ? "top_p"
+                        : !s.seed      ? "seed"
+                        : !s.counter   ? "counter"
+                                       : nullptr;
+  if (missing && num_rows)
+    return fail(PS_INVALID_ARGUMENT, "%s: expected an array of %d rows, found null", missing, num_rows);
   for (int32_t r = 0; r < num_rows; ++r) {
     if (!(s.temperature[r] >= 0 && s.temperature[r] <= FLT_MAX)) {
-      return fail(PS_INVALID_ARGUMENT, "temperature[%d]: expected 0 or a positive number, found %g", r, static_cast<double>(s.temperature[r]));
+      return fail(PS_INVALID_ARGUMENT, "temperature[%d]: expected 0 or a positive number, found %g", r,
+                  static_cast<double>(s.temperature[r]));
     }
-    if (s.top_k[r] < 0) return fail(PS_INVALID_ARGUMENT, "top_k[%d]: expected 0 (off) or more, found %d", r, s.top_k[r]);
+    if (s.top_k[r] < 0)
+      return fail(PS_INVALID_ARGUMENT, "top_k[%d]: expected 0 (off) or more, found %d", r, s.top_k[r]);
     if (!(s.top_p[r] > 0 && s.top_p[r] <= 1)) {
-      return fail(PS_INVALID_ARGUMENT, "top_p[%d]: expected more than 0 and at most 1, found %g", r, static_cast<double>(s.top_p[r]));
+      return fail(PS_INVALID_ARGUMENT, "top_p[%d]: expected more than 0 and at most 1, found %g", r,
+                  static_cast<double>(s.top_p[r]));
     }
     if (s.slot && (s.slot[r] < -1 || s.slot[r] >= num_slots)) {
       return fail(PS_INVALID_ARGUMENT, "slot[%d]: expected -1 or a slot below %d, found %d", r, num_slots, s.slot[r]);
@@ -298,7 +307,8 @@ ps_status sample_rows(ps_context* context, const float* logits, int32_t vocab, c
   const int64_t error = job.first_error.load();
   if (error == INT64_MAX) return PS_OK;
   const int32_t row = static_cast<int32_t>(error / 4);
-  if (error % 4 == ROW_MASKED) return fail(PS_INVALID_ARGUMENT, "mask[%d]: expected a token that is allowed, found none", row);
+  if (error % 4 == ROW_MASKED)
+    return fail(PS_INVALID_ARGUMENT, "mask[%d]: expected a token that is allowed, found none", row);
   return fail(PS_INVALID_ARGUMENT, "logits[%d]: expected numbers, found NaN or infinity", row);
 }
 

@@ -22,11 +22,13 @@ ps_status validate_header(const Graph& graph) {
     return fail(PS_INVALID_FILE, "metadata.context_len: expected 1 to %d, found %d", kMaxContextLen, graph.context_len);
   }
   for (int32_t role = 0; role < NUM_ROLES; ++role) {
-    if (graph.symbol_of[role] < 0) return fail(PS_INVALID_FILE, "metadata.symbols: expected T, B, P and R; %s is missing", kRoleNames[role]);
+    if (graph.symbol_of[role] < 0)
+      return fail(PS_INVALID_FILE, "metadata.symbols: expected T, B, P and R; %s is missing", kRoleNames[role]);
   }
   for (int64_t i = 0; i < graph.page_groups.size(); ++i) {
     if (graph.page_groups[i] < 0 || graph.page_groups[i] > kMaxContextLen) {
-      return fail(PS_INVALID_FILE, "page_groups[%lld].window: expected 0 to %d, found %d", ll(i), kMaxContextLen, graph.page_groups[i]);
+      return fail(PS_INVALID_FILE, "page_groups[%lld].window: expected 0 to %d, found %d", ll(i), kMaxContextLen,
+                  graph.page_groups[i]);
     }
   }
   return PS_OK;
@@ -36,19 +38,22 @@ ps_status validate_states(const Graph& graph) {
   for (int64_t i = 0; i < graph.states.size(); ++i) {
     const State& s = graph.states[i];
     if (s.num_kv_heads < 1 || s.num_kv_heads > kMaxHeads) {
-      return fail(PS_INVALID_FILE, "states[%lld].num_kv_heads: expected 1 to %d, found %d", ll(i), kMaxHeads, s.num_kv_heads);
+      return fail(PS_INVALID_FILE, "states[%lld].num_kv_heads: expected 1 to %d, found %d", ll(i), kMaxHeads,
+                  s.num_kv_heads);
     }
     if (s.head_dim < 1 || s.head_dim > kMaxHeadDim) {
       return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %d, found %d", ll(i), kMaxHeadDim, s.head_dim);
     }
     if (s.group < 0 || s.group >= graph.page_groups.size()) {
-      return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, found %d", ll(i), ll(graph.page_groups.size()), s.group);
+      return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, found %d", ll(i),
+                  ll(graph.page_groups.size()), s.group);
     }
     for (int64_t j = 0; j < i; ++j) {  // page tables are shared by layers of equal heads
       const State& other = graph.states[j];
       if (other.group != s.group) continue;
       if (other.num_kv_heads != s.num_kv_heads || other.head_dim != s.head_dim) {
-        return fail(PS_INVALID_FILE, "states[%lld]: expected %d heads of %d as states[%lld] of its group has, found %d of %d", ll(i),
+        return fail(PS_INVALID_FILE,
+                    "states[%lld]: expected %d heads of %d as states[%lld] of its group has, found %d of %d", ll(i),
                     other.num_kv_heads, other.head_dim, ll(j), s.num_kv_heads, s.head_dim);
       }
       break;
@@ -59,16 +64,20 @@ ps_status validate_states(const Graph& graph) {
 
 ps_status validate_view(Graph* graph, int64_t i) {
   Value& v = graph->values[i];
-  if (v.base >= i) return fail(PS_INVALID_FILE, "values[%lld].base: expected a value before it, found %d", ll(i), v.base);
+  if (v.base >= i)
+    return fail(PS_INVALID_FILE, "values[%lld].base: expected a value before it, found %d", ll(i), v.base);
   const Value& base = graph->values[v.base];
-  if (v.dtype != base.dtype) return fail(PS_INVALID_FILE, "values[%lld].dtype: expected %s, that of its base, found %d", ll(i), dtype_name(base.dtype), v.dtype);
+  if (v.dtype != base.dtype)
+    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected %s, that of its base, found %d", ll(i),
+                dtype_name(base.dtype), v.dtype);
   if (!equal(v.dims[0], base.dims[0])) {
     return fail(PS_INVALID_FILE, "values[%lld].shape: expected as many rows as its base, %s, found %s", ll(i),
                 describe(spec_of_value(base)).text, describe(spec_of_value(v)).text);
   }
   if (v.offset < 0 || v.offset > base.row_elements || v.row_elements > base.row_elements - v.offset) {
-    return fail(PS_INVALID_FILE, "values[%lld].offset: expected %lld elements within the %lld of its base's rows, found them at %lld", ll(i),
-                ll(v.row_elements), ll(base.row_elements), ll(v.offset));
+    return fail(PS_INVALID_FILE,
+                "values[%lld].offset: expected %lld elements within the %lld of its base's rows, found them at %lld",
+                ll(i), ll(v.row_elements), ll(base.row_elements), ll(v.offset));
   }
   v.root = base.root;
   v.root_offset = base.root_offset + v.offset;
@@ -79,17 +88,20 @@ ps_status validate_view(Graph* graph, int64_t i) {
 ps_status validate_value(Graph* graph, int64_t i, bool is_page_tables) {
   Value& v = graph->values[i];
   if (v.dtype != PS_F32 && v.dtype != PS_I32) {
-    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected f32 or i32, found %s", ll(i), dtype_name(v.dtype) ? dtype_name(v.dtype) : "an unknown type");
+    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected f32 or i32, found %s", ll(i),
+                dtype_name(v.dtype) ? dtype_name(v.dtype) : "an unknown type");
   }
   if (v.rank < 1) return fail(PS_INVALID_FILE, "values[%lld].shape: expected 1 to 4 dims, found none", ll(i));
   if (v.base < -1) return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 or a value, found %d", ll(i), v.base);
   v.row_elements = 1;
   for (int32_t d = 1; d < v.rank && !is_page_tables; ++d) {
     if (!is_constant(v.dims[d]) || v.dims[d].offset < 1) {
-      return fail(PS_INVALID_FILE, "values[%lld].shape[%d]: expected a constant of at least 1, found %s", ll(i), d, describe(spec_of_value(v)).text);
+      return fail(PS_INVALID_FILE, "values[%lld].shape[%d]: expected a constant of at least 1, found %s", ll(i), d,
+                  describe(spec_of_value(v)).text);
     }
     if (!checked_mul(v.row_elements, v.dims[d].offset, &v.row_elements) || v.row_elements > kMaxDim) {
-      return fail(PS_INVALID_FILE, "values[%lld].shape: expected rows of at most 2^31 elements, found %s", ll(i), describe(spec_of_value(v)).text);
+      return fail(PS_INVALID_FILE, "values[%lld].shape: expected rows of at most 2^31 elements, found %s", ll(i),
+                  describe(spec_of_value(v)).text);
     }
   }
   v.bound = constant(0);
@@ -97,30 +109,37 @@ ps_status validate_value(Graph* graph, int64_t i, bool is_page_tables) {
   v.root = static_cast<int32_t>(i);
   v.root_offset = 0;
   v.row_stride = v.row_elements;
-  if (v.base >= 0 && is_page_tables) return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 for the page tables, found %d", ll(i), v.base);
-  if (v.base < 0 && v.offset != 0) return fail(PS_INVALID_FILE, "values[%lld].offset: expected 0 without a base, found %lld", ll(i), ll(v.offset));
+  if (v.base >= 0 && is_page_tables)
+    return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 for the page tables, found %d", ll(i), v.base);
+  if (v.base < 0 && v.offset != 0)
+    return fail(PS_INVALID_FILE, "values[%lld].offset: expected 0 without a base, found %lld", ll(i), ll(v.offset));
   return v.base < 0 ? PS_OK : validate_view(graph, i);
 }
 
 // The inputs' exact types, which the runtime fills in; token ids and positions are bounded.
 ps_status validate_inputs(Graph* graph) {
-  static const char* const names[NUM_INPUTS] = {"token_ids", "positions", "request_starts", "page_tables", "output_rows"};
-  const Dim t{ROLE_TOKENS, 1, 0}, b{ROLE_REQUESTS, 1, 0}, b1{ROLE_REQUESTS, 1, 1}, p{ROLE_PAGES, 1, 0}, r{ROLE_ROWS, 1, 0};
+  static const char* const names[NUM_INPUTS] = {"token_ids", "positions", "request_starts", "page_tables",
+                                                "output_rows"};
+  const Dim t{ROLE_TOKENS, 1, 0}, b{ROLE_REQUESTS, 1, 0}, b1{ROLE_REQUESTS, 1, 1}, p{ROLE_PAGES, 1, 0},
+      r{ROLE_ROWS, 1, 0};
   const Dim groups = constant(graph->page_groups.size());
   const Spec expected[NUM_INPUTS] = {{OPERAND_VALUE, PS_I32, 1, {t}, 0, -1, constant(0)},
                                      {OPERAND_VALUE, PS_I32, 1, {t}, 0, -1, constant(0)},
                                      {OPERAND_VALUE, PS_I32, 1, {b1}, 0, -1, constant(0)},
                                      {OPERAND_VALUE, PS_I32, 3, {groups, b, p}, 0, -1, constant(0)},
                                      {OPERAND_VALUE, PS_I32, 1, {r}, 0, -1, constant(0)}};
-  const Dim bounds[NUM_INPUTS] = {constant(graph->vocab_size), constant(graph->context_len), constant(0), constant(0), t};
+  const Dim bounds[NUM_INPUTS] = {constant(graph->vocab_size), constant(graph->context_len), constant(0), constant(0),
+                                  t};
   for (int32_t i = 0; i < NUM_INPUTS; ++i) {
     Value& v = graph->values[graph->inputs[i]];
     if (v.base >= 0) return fail(PS_INVALID_FILE, "inputs[%d]: expected a value of its own, found a view", i);
     for (int32_t j = 0; j < i; ++j) {
-      if (graph->inputs[j] == graph->inputs[i]) return fail(PS_INVALID_FILE, "inputs[%d]: value %d is an input already", i, graph->inputs[i]);
+      if (graph->inputs[j] == graph->inputs[i])
+        return fail(PS_INVALID_FILE, "inputs[%d]: value %d is an input already", i, graph->inputs[i]);
     }
     if (!same_type(spec_of_value(v), expected[i])) {
-      return fail(PS_INVALID_FILE, "inputs[%d] (%s): expected %s, found %s", i, names[i], describe(expected[i]).text, describe(spec_of_value(v)).text);
+      return fail(PS_INVALID_FILE, "inputs[%d] (%s): expected %s, found %s", i, names[i], describe(expected[i]).text,
+                  describe(spec_of_value(v)).text);
     }
     v.bound = bounds[i];
   }
@@ -129,14 +148,17 @@ ps_status validate_inputs(Graph* graph) {
 
 ps_status validate_output(const Graph& graph) {
   if (graph.output < 0 || graph.output >= graph.values.size()) {
-    return fail(PS_INVALID_FILE, "metadata.output: expected a value below %lld, found %d", ll(graph.values.size()), graph.output);
+    return fail(PS_INVALID_FILE, "metadata.output: expected a value below %lld, found %d", ll(graph.values.size()),
+                graph.output);
   }
   const Value& v = graph.values[graph.output];
   const Spec expected{OPERAND_VALUE, PS_F32, 2, {Dim{ROLE_ROWS, 1, 0}, constant(graph.vocab_size)}, 0, -1, constant(0)};
   if (!same_type(spec_of_value(v), expected)) {
-    return fail(PS_INVALID_FILE, "metadata.output: expected %s, found %s", describe(expected).text, describe(spec_of_value(v)).text);
+    return fail(PS_INVALID_FILE, "metadata.output: expected %s, found %s", describe(expected).text,
+                describe(spec_of_value(v)).text);
   }
-  if (v.base >= 0 || v.producer < 0) return fail(PS_INVALID_FILE, "metadata.output: expected the result of a node, found a view or an input");
+  if (v.base >= 0 || v.producer < 0)
+    return fail(PS_INVALID_FILE, "metadata.output: expected the result of a node, found a view or an input");
   return PS_OK;
 }
 
@@ -168,10 +190,12 @@ ps_status validate_graph(Graph* graph) {
   PS_TRY(validate_states(*graph));
   for (int32_t i = 0; i < NUM_INPUTS; ++i) {
     if (graph->inputs[i] < 0 || graph->inputs[i] >= graph->values.size()) {
-      return fail(PS_INVALID_FILE, "inputs[%d]: expected a value below %lld, found %d", i, ll(graph->values.size()), graph->inputs[i]);
+      return fail(PS_INVALID_FILE, "inputs[%d]: expected a value below %lld, found %d", i, ll(graph->values.size()),
+                  graph->inputs[i]);
     }
   }
-  for (int64_t i = 0; i < graph->values.size(); ++i) PS_TRY(validate_value(graph, i, i == graph->inputs[INPUT_PAGE_TABLES]));
+  for (int64_t i = 0; i < graph->values.size(); ++i)
+    PS_TRY(validate_value(graph, i, i == graph->inputs[INPUT_PAGE_TABLES]));
   for (int64_t i = 0; i < graph->values.size(); ++i) {
     if (graph->values[i].base == graph->inputs[INPUT_PAGE_TABLES]) {
       return fail(PS_INVALID_FILE, "values[%lld].base: the page tables have no views", ll(i));

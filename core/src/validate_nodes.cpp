@@ -15,7 +15,8 @@ ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const O
     return fail(PS_INVALID_ARGUMENT, "inputs[%d].kind: expected 0 to 3, found %d", at, operand.kind);
   }
   if (operand.kind == OPERAND_NONE) return PS_OK;
-  if (operand.index < 0 || operand.index >= limits[operand.kind]) return out_of_range("inputs", at, limits[operand.kind], operand.index);
+  if (operand.index < 0 || operand.index >= limits[operand.kind])
+    return out_of_range("inputs", at, limits[operand.kind], operand.index);
   if (operand.kind == OPERAND_VALUE && !defined[graph.values[operand.index].root]) {
     return fail(PS_INVALID_ARGUMENT, "inputs[%d]: value %d (%.*s) is used before it is defined", at, operand.index,
                 PS_STR(graph.values[operand.index].name));
@@ -29,7 +30,8 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
   for (int32_t i = 0; i < 3; ++i) {
     const int32_t expected = graph.inputs[INPUT_POSITIONS + i];
     if (node.inputs[at + i].index != expected) {
-      return fail(PS_INVALID_ARGUMENT, "%s: expected the graph's input, value %d, found value %d", names[i], expected, node.inputs[at + i].index);
+      return fail(PS_INVALID_ARGUMENT, "%s: expected the graph's input, value %d, found value %d", names[i], expected,
+                  node.inputs[at + i].index);
     }
   }
   return PS_OK;
@@ -40,7 +42,8 @@ ps_status check_window(const Graph& graph, const AttrValue* attrs) {
   const int32_t kept = graph.page_groups[attrs[1].i];
   const int64_t window = attrs[3].i;
   if (kept == 0 || (window > 0 && window <= kept)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", kept, ll(attrs[1].i), ll(window));
+  return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", kept,
+              ll(attrs[1].i), ll(window));
 }
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
@@ -56,11 +59,14 @@ ps_status define_outputs(Graph* graph, Vec<uint8_t>* defined, const Node& node, 
     const int32_t v = node.outputs[i];
     if (v < 0 || v >= graph->values.size()) return out_of_range("outputs", i, graph->values.size(), v);
     Value& value = graph->values[v];
-    if (value.base >= 0) return fail(PS_INVALID_ARGUMENT, "outputs[%d]: expected a value of its own, found the view %d", i, v);
-    if ((*defined)[v]) return fail(PS_INVALID_ARGUMENT, "outputs[%d]: value %d (%.*s) is defined twice", i, v, PS_STR(value.name));
+    if (value.base >= 0)
+      return fail(PS_INVALID_ARGUMENT, "outputs[%d]: expected a value of its own, found the view %d", i, v);
+    if ((*defined)[v])
+      return fail(PS_INVALID_ARGUMENT, "outputs[%d]: value %d (%.*s) is defined twice", i, v, PS_STR(value.name));
     const Spec stored = spec_of(*graph, Operand{OPERAND_VALUE, v});
     if (!same_type(stored, inferred[i])) {
-      return fail(PS_INVALID_ARGUMENT, "outputs[%d]: inferred %s, the file says %s", i, describe(inferred[i]).text, describe(stored).text);
+      return fail(PS_INVALID_ARGUMENT, "outputs[%d]: inferred %s, the file says %s", i, describe(inferred[i]).text,
+                  describe(stored).text);
     }
     (*defined)[v] = 1;
     value.producer = static_cast<int32_t>(index);
@@ -90,7 +96,9 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int64_t index) {
 
 }  // namespace
 
-ps_status bind_node_attrs(const Node& node, AttrValue* out) { return bind_attrs(node.op, node.attrs, node.num_attrs, out); }
+ps_status bind_node_attrs(const Node& node, AttrValue* out) {
+  return bind_attrs(node.op, node.attrs, node.num_attrs, out);
+}
 
 ps_status validate_nodes(Graph* graph) {
   Vec<uint8_t> defined;
@@ -100,7 +108,8 @@ ps_status validate_nodes(Graph* graph) {
     const Node& node = graph->nodes[i];
     const ps_status status = validate_node(graph, &defined, i);
     if (status == PS_OK) continue;
-    return prefix(status == PS_INVALID_ARGUMENT ? PS_INVALID_FILE : status, "nodes[%lld] (%s %.*s): ", ll(i), kOps[node.op].name, PS_STR(node.name));
+    return prefix(status == PS_INVALID_ARGUMENT ? PS_INVALID_FILE : status, "nodes[%lld] (%s %.*s): ", ll(i),
+                  kOps[node.op].name, PS_STR(node.name));
   }
   return PS_OK;
 }

@@ -33,21 +33,26 @@ ps_status validate_segments(const Graph& graph, int64_t begin, int64_t file_byte
   for (int64_t i = 0; i < graph.segments.size(); ++i) {
     const Segment& s = graph.segments[i];
     if (s.offset < 0 || s.offset % kPageBytes) {
-      return fail(PS_INVALID_FILE, "segments[%lld].offset: expected a multiple of %lld, found %lld", ll(i), ll(kPageBytes), ll(s.offset));
+      return fail(PS_INVALID_FILE, "segments[%lld].offset: expected a multiple of %lld, found %lld", ll(i),
+                  ll(kPageBytes), ll(s.offset));
     }
     if (s.offset < end) {
-      return fail(PS_INVALID_FILE, "segments[%lld].offset: expected at least %lld, where what precedes it ends, found %lld", ll(i), ll(end), ll(s.offset));
+      return fail(PS_INVALID_FILE,
+                  "segments[%lld].offset: expected at least %lld, where what precedes it ends, found %lld", ll(i),
+                  ll(end), ll(s.offset));
     }
     int64_t stop;
     if (s.bytes < 0 || !checked_add(s.offset, s.bytes, &stop) || stop > file_bytes) {
-      return fail(PS_INVALID_FILE, "segments[%lld].bytes: expected a range within the file's %lld bytes, found %lld from %lld", ll(i),
+      return fail(PS_INVALID_FILE,
+                  "segments[%lld].bytes: expected a range within the file's %lld bytes, found %lld from %lld", ll(i),
                   ll(file_bytes), ll(s.bytes), ll(s.offset));
     }
     last = stop;
     end = round_up(stop, kPageBytes);
   }
   if (last >= 0 && last != file_bytes) {
-    return fail(PS_INVALID_FILE, "segments: expected the last to end with the file at %lld, found %lld", ll(file_bytes), ll(last));
+    return fail(PS_INVALID_FILE, "segments: expected the last to end with the file at %lld, found %lld", ll(file_bytes),
+                ll(last));
   }
   return PS_OK;
 }
@@ -57,10 +62,12 @@ ps_status validate_weight(const Graph& graph, int64_t i) {
   int64_t bytes, end;
   const ps_status status = checked_bytes(w.layout, w.rows, w.cols, &bytes);
   if (status != PS_OK) {
-    return prefix(status == PS_UNSUPPORTED ? PS_UNSUPPORTED : PS_INVALID_FILE, "weights[%lld] (%.*s): ", ll(i), PS_STR(w.name));
+    return prefix(status == PS_UNSUPPORTED ? PS_UNSUPPORTED : PS_INVALID_FILE, "weights[%lld] (%.*s): ", ll(i),
+                  PS_STR(w.name));
   }
   if (w.segment < 0 || w.segment >= graph.segments.size()) {
-    return fail(PS_INVALID_FILE, "weights[%lld].segment: expected less than %lld, found %d", ll(i), ll(graph.segments.size()), w.segment);
+    return fail(PS_INVALID_FILE, "weights[%lld].segment: expected less than %lld, found %d", ll(i),
+                ll(graph.segments.size()), w.segment);
   }
   if (w.bytes != bytes) {
     return fail(PS_INVALID_FILE, "weights[%lld].bytes: expected %lld for %s [%lld, %lld], found %lld", ll(i), ll(bytes),
@@ -70,20 +77,23 @@ ps_status validate_weight(const Graph& graph, int64_t i) {
     return fail(PS_INVALID_FILE, "weights[%lld].offset: expected a multiple of 64, found %lld", ll(i), ll(w.offset));
   }
   if (!checked_add(w.offset, w.bytes, &end) || end > graph.segments[w.segment].bytes) {
-    return fail(PS_INVALID_FILE, "weights[%lld].offset: expected a range within the segment's %lld bytes, found %lld bytes from %lld", ll(i),
-                ll(graph.segments[w.segment].bytes), ll(w.bytes), ll(w.offset));
+    return fail(PS_INVALID_FILE,
+                "weights[%lld].offset: expected a range within the segment's %lld bytes, found %lld bytes from %lld",
+                ll(i), ll(graph.segments[w.segment].bytes), ll(w.bytes), ll(w.offset));
   }
   int64_t next = 0;
   for (int64_t p = w.part_begin; p < w.part_end; ++p) {
     const Part& part = graph.parts[p];
     if (part.row_start != next || part.num_rows < 1 || part.num_rows > w.rows - next) {
-      return fail(PS_INVALID_FILE, "weights[%lld].parts[%lld]: expected rows from %lld within %lld, found %lld from %lld", ll(i),
+      return fail(PS_INVALID_FILE,
+                  "weights[%lld].parts[%lld]: expected rows from %lld within %lld, found %lld from %lld", ll(i),
                   ll(p - w.part_begin), ll(next), ll(w.rows), ll(part.num_rows), ll(part.row_start));
     }
     next += part.num_rows;
   }
   if (w.part_end > w.part_begin && next != w.rows) {
-    return fail(PS_INVALID_FILE, "weights[%lld].parts: expected %lld rows in all, found %lld", ll(i), ll(w.rows), ll(next));
+    return fail(PS_INVALID_FILE, "weights[%lld].parts: expected %lld rows in all, found %lld", ll(i), ll(w.rows),
+                ll(next));
   }
   return PS_OK;
 }
@@ -111,9 +121,8 @@ ps_status disjoint_weights(const Graph& graph) {
 int64_t find_duplicate(const Vec<Str>& names, Vec<int32_t>* order) {
   if (!order->resize(names.size())) return -2;
   for (int64_t i = 0; i < names.size(); ++i) (*order)[i] = static_cast<int32_t>(i);
-  std::sort(order->begin(), order->end(), [&](int32_t a, int32_t b) {
-    return equal(names[a], names[b]) ? a < b : before(names[a], names[b]);
-  });
+  std::sort(order->begin(), order->end(),
+            [&](int32_t a, int32_t b) { return equal(names[a], names[b]) ? a < b : before(names[a], names[b]); });
   for (int64_t i = 1; i < order->size(); ++i) {
     if (equal(names[(*order)[i]], names[(*order)[i - 1]])) return (*order)[i];
   }

@@ -58,12 +58,43 @@ void fix_checksum(Bytes* b) {
 }
 
 int64_t interesting(Random* r, int64_t old) {
-  static const int64_t values[] = {0, 1, -1, 2, 3, 4, 7, 8, 16, 31, 32, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 1 << 24, INT32_MAX,
-                                   INT32_MIN, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 40, INT64_MAX, INT64_MIN, 1000003};
+  static const int64_t values[] = {0,
+                                   1,
+                                   -1,
+                                   2,
+                                   3,
+                                   4,
+                                   7,
+                                   8,
+                                   16,
+                                   31,
+                                   32,
+                                   63,
+                                   64,
+                                   127,
+                                   128,
+                                   255,
+                                   256,
+                                   4095,
+                                   4096,
+                                   65535,
+                                   65536,
+                                   1 << 24,
+                                   INT32_MAX,
+                                   INT32_MIN,
+                                   int64_t{1} << 31,
+                                   int64_t{1} << 32,
+                                   int64_t{1} << 40,
+                                   INT64_MAX,
+                                   INT64_MIN,
+                                   1000003};
   switch (r->below(4)) {
-    case 0: return old + static_cast<int64_t>(r->below(9)) - 4;
-    case 1: return static_cast<int64_t>(r->below(64));
-    default: return values[r->below(sizeof(values) / sizeof(values[0]))];
+    case 0:
+      return old + static_cast<int64_t>(r->below(9)) - 4;
+    case 1:
+      return static_cast<int64_t>(r->below(64));
+    default:
+      return values[r->below(sizeof(values) / sizeof(values[0]))];
   }
 }
 
@@ -79,7 +110,8 @@ void edit_number(Bytes* b, Random* r, size_t size) {
 }
 
 void flip_bits(Bytes* b, Random* r, size_t begin, size_t size) {
-  for (uint64_t i = 0, n = 1 + r->below(8); i < n && size; ++i) (*b)[begin + r->below(size)] ^= static_cast<uint8_t>(1u << r->below(8));
+  for (uint64_t i = 0, n = 1 + r->below(8); i < n && size; ++i)
+    (*b)[begin + r->below(size)] ^= static_cast<uint8_t>(1u << r->below(8));
 }
 
 void splice(Bytes* b, Random* r, const Bytes& other) {
@@ -99,13 +131,32 @@ void resize(Bytes* b, Random* r) {
 void mutate(Bytes* b, Random* r, const std::vector<Bytes>& seeds) {
   for (uint64_t i = 0, n = 1 + r->below(3); i < n; ++i) {
     switch (r->below(12)) {
-      case 0: case 1: flip_bits(b, r, kHeader, metadata_size(*b)); break;
-      case 2: case 3: case 4: case 5: edit_number(b, r, 4); break;
-      case 6: case 7: edit_number(b, r, 8); break;
-      case 8: edit_number(b, r, 2); break;
-      case 9: splice(b, r, seeds[r->below(seeds.size())]); break;
-      case 10: resize(b, r); break;
-      default: flip_bits(b, r, 0, b->size()); break;  // header and weights too
+      case 0:
+      case 1:
+        flip_bits(b, r, kHeader, metadata_size(*b));
+        break;
+      case 2:
+      case 3:
+      case 4:
+      case 5:
+        edit_number(b, r, 4);
+        break;
+      case 6:
+      case 7:
+        edit_number(b, r, 8);
+        break;
+      case 8:
+        edit_number(b, r, 2);
+        break;
+      case 9:
+        splice(b, r, seeds[r->below(seeds.size())]);
+        break;
+      case 10:
+        resize(b, r);
+        break;
+      default:
+        flip_bits(b, r, 0, b->size());
+        break;  // header and weights too
     }
     if (b->size() < kHeader) return;
   }
@@ -226,21 +277,23 @@ int main(int argc, char** argv) {
     Random random{(seed + static_cast<uint64_t>(i)) * 0xD1342543DE82EF95u};
     Bytes bytes = seeds[random.below(seeds.size())];
     mutate(&bytes, &random, seeds);
-    if (file < 0 || ftruncate(file, 0) != 0 || pwrite(file, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    if (file < 0 || ftruncate(file, 0) != 0 ||
+        pwrite(file, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
       perror("memfd");
       return 2;
     }
     alarm(kHangSeconds);
     if (!try_mutant(path.c_str(), contexts[random.below(16) == 0], &random, &tally)) {
-      fprintf(stderr, "mutant %lld of seed %llu failed\n", static_cast<long long>(i), static_cast<unsigned long long>(seed));
+      fprintf(stderr, "mutant %lld of seed %llu failed\n", static_cast<long long>(i),
+              static_cast<unsigned long long>(seed));
       return 1;
     }
   }
   alarm(0);
   for (ps_context* context : contexts) ps_context_destroy(context);
-  printf("mutants %lld opened %lld ran %lld sampled %lld invalid_argument %lld invalid_file %lld unsupported %lld\n", static_cast<long long>(iterations),
-         static_cast<long long>(tally.opened), static_cast<long long>(tally.ran), static_cast<long long>(tally.sampled),
-         static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]), static_cast<long long>(tally.refused[PS_INVALID_FILE]),
-         static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
+  printf("mutants %lld opened %lld ran %lld sampled %lld invalid_argument %lld invalid_file %lld unsupported %lld\n",
+         static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.ran),
+         static_cast<long long>(tally.sampled), static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
+         static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
   return 0;
 }

@@ -11,18 +11,16 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock import env
 from penstock.errors import InvalidArgumentError
 from penstock.lite.arrays import Sampling, StepBatch, batch_struct, sampling_struct
+from penstock.lite.context import Context, Handle, address_of
 from penstock.lite.library import (
     AttrStruct,
-    ContextOptions,
     ModelInfoStruct,
     ModelOptions,
     PlanStruct,
@@ -33,7 +31,7 @@ from penstock.lite.library import (
     library_file,
     sized,
 )
-from penstock.lite.weights import crc32, layout_bytes, pack, pack_quantized, unpack, unpack_quantized
+from penstock.lite.weights import crc32, layout_bytes
 
 __all__ = [
     "EMPTY_KERNELS", "POISON", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo", "Plan", "ProgramOptions",
@@ -42,71 +40,12 @@ __all__ = [
     "unpack_quantized", "version",
 ]  # fmt: skip
 
+pack, unpack = Context.pack, Context.unpack
+pack_quantized, unpack_quantized = Context.pack_quantized, Context.unpack_quantized
 EMPTY_KERNELS = 1
 """A program flag: run everything but the kernels, which measures the executor alone."""
 POISON = 2
 """A program flag: fill temporaries with NaN before each step, which finds aliasing mistakes."""
-
-
-class _Handle:
-    """A native object: its address until it is closed."""
-
-    _destroy = ""
-
-    def __init__(self, address: int) -> None:
-        self._address: int | None = address
-
-    @property
-    def handle(self) -> int:
-        """The address for the C ABI; InvalidArgumentError after close()."""
-        address: int | None = getattr(self, "_address", None)
-        if address is None:
-            raise InvalidArgumentError(f"{type(self).__name__} is closed")
-        return address
-
-    def close(self) -> None:
-        """Gives the memory back.  Calling it again does nothing."""
-        address, self._address = getattr(self, "_address", None), None
-        if address is not None:
-            getattr(library(), self._destroy)(address)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class Context(_Handle):
-    """An instruction level and a pool of threads.
-
-    ``num_threads`` 0 takes what the affinity mask and the cgroup allow; ``cpu_level`` None takes ``PENSTOCK_CPU`` or
-    the best level that runs.
-    """
-
-    _destroy = "ps_context_destroy"
-
-    def __init__(self, num_threads: int = 0, cpu_level: str | None = None) -> None:
-        level = cpu_level if cpu_level is not None else env.cpu_level()
-        options = sized(ContextOptions, num_threads=num_threads, cpu_level=level.encode() if level else None)
-        out = ctypes.c_void_p()
-        check(library().ps_context_create(ctypes.byref(options), ctypes.byref(out)))
-        super().__init__(_address_of(out))
-
-    @property
-    def num_threads(self) -> int:
-        """Threads, the caller's included."""
-        return int(library().ps_context_num_threads(self.handle))
-
-    @property
-    def cpu_level(self) -> str:
-        """The name of the instruction level."""
-        return str(library().ps_context_cpu_level(self.handle).decode())
 
 
 @dataclass(frozen=True)
@@ -127,7 +66,7 @@ class ModelInfo:
     weight_bytes_per_token: int
 
 
-class Model(_Handle):
+class Model(Handle):
     """An opened, validated bundle; make one with ``Model.open``."""
 
     _destroy = "ps_model_close"
@@ -141,7 +80,7 @@ class Model(_Handle):
         if b"\0" in name:
             raise InvalidArgumentError(f"path: expected a file name, found {path!r}")
         check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
-        return cls(_address_of(out))
+        return cls(address_of(out))
 
     @property
     def info(self) -> ModelInfo:
@@ -209,7 +148,7 @@ def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
     return Plan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
 
 
-class CoreProgram(_Handle):
+class CoreProgram(Handle):
     """A model with its memory: temporaries, KV pages, logits."""
 
     _destroy = "ps_program_destroy"
@@ -219,7 +158,7 @@ class CoreProgram(_Handle):
         self._vocab_size, self._num_page_groups, self._num_pages = info.vocab_size, info.num_page_groups, 0
         struct, out = _options_struct(options), ctypes.c_void_p()
         check(library().ps_program_create(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
-        super().__init__(_address_of(out))
+        super().__init__(address_of(out))
         self._num_pages = options.num_pages
         self._model, self._context = model, context
 
@@ -363,9 +302,3 @@ def op_schemas() -> list[str]:
 def version() -> str:
     """The core's version."""
     return str(library().ps_version().decode())
-
-
-def _address_of(out: ctypes.c_void_p) -> int:
-    if out.value is None:
-        raise InvalidArgumentError("the core returned no object")
-    return out.value

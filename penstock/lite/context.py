@@ -1,0 +1,144 @@
+"""A context: an instruction level, a pool of threads, and the packing of weights that they do."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import env
+from penstock.errors import InvalidArgumentError
+from penstock.lite.library import ContextOptions, check, library, sized
+from penstock.lite.weights import DTYPE_BYTES, Data, data_address, layout_bytes, scales_shape
+
+__all__ = ["Context", "Handle", "address_of"]
+
+
+class Handle:
+    """A native object: its address until it is closed."""
+
+    _destroy = ""
+
+    def __init__(self, address: int) -> None:
+        self._address: int | None = address
+
+    @property
+    def handle(self) -> int:
+        """The address for the C ABI; InvalidArgumentError after close()."""
+        address: int | None = getattr(self, "_address", None)
+        if address is None:
+            raise InvalidArgumentError(f"{type(self).__name__} is closed")
+        return address
+
+    def close(self) -> None:
+        """Gives the memory back.  Calling it again does nothing."""
+        address, self._address = getattr(self, "_address", None), None
+        if address is not None:
+            getattr(library(), self._destroy)(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Context(Handle):
+    """An instruction level and a pool of threads.
+
+    ``num_threads`` 0 takes what the affinity mask and the cgroup allow; ``cpu_level`` None takes ``PENSTOCK_CPU`` or
+    the best level that runs.
+    """
+
+    _destroy = "ps_context_destroy"
+
+    def __init__(self, num_threads: int = 0, cpu_level: str | None = None) -> None:
+        level = cpu_level if cpu_level is not None else env.cpu_level()
+        options = sized(ContextOptions, num_threads=num_threads, cpu_level=level.encode() if level else None)
+        out = ctypes.c_void_p()
+        check(library().ps_context_create(ctypes.byref(options), ctypes.byref(out)))
+        super().__init__(address_of(out))
+
+    @property
+    def num_threads(self) -> int:
+        """Threads, the caller's included."""
+        return int(library().ps_context_num_threads(self.handle))
+
+    @property
+    def cpu_level(self) -> str:
+        """The name of the instruction level."""
+        return str(library().ps_context_cpu_level(self.handle).decode())
+
+    def pack(
+        self,
+        layout: int,
+        rows: int,
+        cols: int,
+        row_start: int,
+        num_rows: int,
+        src_dtype: int,
+        src: Data,
+        dst: Data,
+    ) -> None:
+        """Packs ``num_rows`` source rows as rows ``row_start``... of the weight whose zeroed memory is ``dst``."""
+        source = data_address(src, num_rows * cols * DTYPE_BYTES.get(src_dtype, 0), "src")
+        target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
+        check(library().ps_pack(self.handle, layout, rows, cols, row_start, num_rows, src_dtype, source, target))
+
+    def pack_quantized(
+        self,
+        layout: int,
+        rows: int,
+        cols: int,
+        row_start: int,
+        num_rows: int,
+        q: Data,
+        scales: Data,
+        dst: Data,
+    ) -> None:
+        """Packs values that are quantized already: q int8 [num_rows, cols]; scales float32 [num_rows] (8 bit) or
+        [num_rows, groups of 32] (4 bit, values that float16 holds)."""
+        values = data_address(q, num_rows * cols, "q")
+        factors = data_address(scales, 4 * int(np.prod(scales_shape(layout, num_rows, cols))), "scales")
+        target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
+        check(
+            library().ps_pack_quantized(self.handle, layout, rows, cols, row_start, num_rows, values, factors, target)
+        )
+
+    def unpack_quantized(
+        self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+        """The exact inverse of ``pack_quantized``: (q, scales)."""
+        source = data_address(src, layout_bytes(layout, rows, cols), "src")
+        q = np.zeros((max(num_rows, 0), cols), np.int8)
+        scales = np.zeros(scales_shape(layout, max(num_rows, 0), cols), np.float32)
+        status = library().ps_unpack_quantized(
+            self.handle, layout, rows, cols, row_start, num_rows, source, q.ctypes.data, scales.ctypes.data
+        )
+        check(status)
+        return q, scales
+
+    def unpack(
+        self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
+    ) -> npt.NDArray[np.float32]:
+        """The values that a kernel computes with, float32 [num_rows, cols]."""
+        source = data_address(src, layout_bytes(layout, rows, cols), "src")
+        values = np.zeros((max(num_rows, 0), cols), np.float32)
+        status = library().ps_unpack(self.handle, layout, rows, cols, row_start, num_rows, source, values.ctypes.data)
+        check(status)
+        return values
+
+
+def address_of(out: ctypes.c_void_p) -> int:
+    """The address that a call has written."""
+    if out.value is None:
+        raise InvalidArgumentError("the core returned no object")
+    return out.value
