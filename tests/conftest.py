@@ -1,6 +1,12 @@
 """Tests import their own modules as ``tests.*``; the installed package comes first."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
+# Processes that tests start take the installed package too, not the source tree that they may be started in.
+os.environ["PYTHONSAFEPATH"] = "1"
+# A run in the background may start with interrupts ignored, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
