@@ -114,13 +114,36 @@ int32_t walk_all(const Row& row, int32_t best, double* block_sums) {
 struct Heap {
   const Row& row;
   float factor, shift;
-  int64_t size, taken = 0;
+  int64_t size = 0, taken = 0;
 
-  Heap(const Row& r, int32_t best) : row(r), factor(inverse_temperature(r)), shift(r.logits[best]), size(0) {
+  Heap(const Row& r, int32_t best) : row(r), factor(inverse_temperature(r)), shift(r.logits[best]) {}
+
+  // Every allowed token whose logit is at least `least`.
+  void fill(float least) {
     for (int32_t i = 0; i < row.vocab; ++i) {
-      if (allowed(row, i) && row.logits[i] > -INFINITY) row.candidates[size++] = Candidate{row.logits[i], i};
+      if (row.logits[i] >= least && row.logits[i] > -INFINITY && allowed(row, i)) {
+        row.candidates[size++] = Candidate{row.logits[i], i};
+      }
     }
     std::make_heap(row.candidates, row.candidates + size, worse);
+  }
+  // The best `count` of the allowed tokens: the worst kept is on top while the others pass by.
+  void fill_best(int64_t count) {
+    const auto better = [](const Candidate& a, const Candidate& b) { return worse(b, a); };
+    Candidate* const first = row.candidates;
+    for (int32_t i = 0; i < row.vocab; ++i) {
+      const Candidate c{row.logits[i], i};
+      if (size == count && !worse(first[0], c)) continue;
+      if (!(c.logit > -INFINITY) || !allowed(row, i)) continue;
+      if (size == count) {
+        std::pop_heap(first, first + size, better);
+        first[size - 1] = c;
+      } else {
+        first[size++] = c;
+      }
+      std::push_heap(first, first + size, better);
+    }
+    std::make_heap(first, first + size, worse);
   }
   // Takes the next best and notes its probability, not yet divided by the sum.
   double take() {
@@ -132,31 +155,52 @@ struct Heap {
   const Candidate& at(int64_t rank) const { return row.candidates[size - 1 - rank]; }
 };
 
-// The sum over all allowed tokens in ascending order of id; uses the first block of probabilities.
+// The sum over all allowed tokens in ascending order of id; leaves each one's probability.
 double sum_of_all(const Row& row, float shift, float factor) {
   double total = 0;
   for (int64_t begin = 0; begin < row.vocab; begin += kBlock) {
     const int64_t n = row.vocab - begin < kBlock ? row.vocab - begin : kBlock;
-    double sum = row.kernels->exp_sum(row.logits + begin, n, shift, factor, row.probabilities);
+    float* y = row.probabilities + begin;
+    double sum = row.kernels->exp_sum(row.logits + begin, n, shift, factor, y);
     if (row.mask) {
       sum = 0;
-      for (int64_t i = 0; i < n; ++i) sum += allowed(row, static_cast<int32_t>(begin + i)) ? row.probabilities[i] : 0;
+      for (int64_t i = 0; i < n; ++i) {
+        if (!allowed(row, static_cast<int32_t>(begin + i))) y[i] = 0;
+        sum += y[i];
+      }
     }
     total += sum;
   }
   return total;
 }
 
+// Fills the heap with the tokens above a cut that together surely reach top_p: those below it cannot be kept.
+void fill_top_p(Heap* heap, double total) {
+  const Row& row = heap->row;
+  double span = 8.0 / heap->factor;
+  for (int attempt = 0; attempt < 4; ++attempt, span *= 2) {
+    const float cut = static_cast<float>(heap->shift - span);
+    double reached = 0;
+    for (int32_t i = 0; i < row.vocab; ++i) reached += row.logits[i] >= cut ? row.probabilities[i] : 0;
+    if (reached > row.top_p * total * 1.000001) return heap->fill(cut);  // the order of sums moves the last bits
+  }
+  heap->fill(-INFINITY);
+}
+
 // The best tokens in descending order, until top_k are taken or top_p is reached.
 int32_t walk_best(const Row& row, int32_t best) {
   Heap heap(row, best);
-  const int64_t limit = row.top_k > 0 && row.top_k < heap.size ? row.top_k : heap.size;
   double total = 0;
-  if (limit == heap.size) total = sum_of_all(row, heap.shift, heap.factor);
-  while (limit < heap.size && heap.taken < limit) total += heap.take();
+  if (row.top_k > 0) {
+    heap.fill_best(row.top_k);
+    while (heap.taken < heap.size) total += heap.take();
+  } else {
+    total = sum_of_all(row, heap.shift, heap.factor);
+    fill_top_p(&heap, total);
+  }
   double kept = 0;
   int64_t num_kept = 0;
-  while (num_kept < limit && (num_kept == 0 || kept < static_cast<double>(row.top_p) * total)) {
+  while (num_kept < heap.size && (num_kept == 0 || kept < static_cast<double>(row.top_p) * total)) {
     if (num_kept == heap.taken) heap.take();
     kept += row.probabilities[num_kept++];
   }
