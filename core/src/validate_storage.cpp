@@ -81,18 +81,20 @@ ps_status validate_weight(const Graph& graph, int64_t i) {
                 "weights[%lld].offset: expected a range within the segment's %lld bytes, found %lld bytes from %lld",
                 ll(i), ll(graph.segments[w.segment].bytes), ll(w.bytes), ll(w.offset));
   }
+  // Fused vectors lie end to end in one row, and their parts count elements.
+  const int64_t whole = w.rows == 1 && w.part_end - w.part_begin > 1 ? w.cols : w.rows;
   int64_t next = 0;
   for (int64_t p = w.part_begin; p < w.part_end; ++p) {
     const Part& part = graph.parts[p];
-    if (part.row_start != next || part.num_rows < 1 || part.num_rows > w.rows - next) {
+    if (part.row_start != next || part.num_rows < 1 || part.num_rows > whole - next) {
       return fail(PS_INVALID_FILE,
                   "weights[%lld].parts[%lld]: expected rows from %lld within %lld, found %lld from %lld", ll(i),
-                  ll(p - w.part_begin), ll(next), ll(w.rows), ll(part.num_rows), ll(part.row_start));
+                  ll(p - w.part_begin), ll(next), ll(whole), ll(part.num_rows), ll(part.row_start));
     }
     next += part.num_rows;
   }
-  if (w.part_end > w.part_begin && next != w.rows) {
-    return fail(PS_INVALID_FILE, "weights[%lld].parts: expected %lld rows in all, found %lld", ll(i), ll(w.rows),
+  if (w.part_end > w.part_begin && next != whole) {
+    return fail(PS_INVALID_FILE, "weights[%lld].parts: expected %lld rows in all, found %lld", ll(i), ll(whole),
                 ll(next));
   }
   return PS_OK;

@@ -118,15 +118,19 @@ def test_fusion_keeps_checkpoint_names_and_rows() -> None:
     assert views == {0, 160, 192}
 
 
-def test_linears_with_biases_stay_apart() -> None:
-    names = [node.name for node in run_passes(capture_of("qwen2").graph).nodes if node.op == "linear"]
-    assert names[:5] == [
-        "model.layers.0.self_attn.q_proj",
-        "model.layers.0.self_attn.k_proj",
-        "model.layers.0.self_attn.v_proj",
+def test_linears_with_biases_fuse_and_their_biases_lie_end_to_end() -> None:
+    graph = run_passes(capture_of("qwen2").graph)
+    names = [node.name for node in graph.nodes if node.op == "linear"]
+    assert names[:3] == [
+        "model.layers.0.self_attn.q_proj|k_proj|v_proj",
         "model.layers.0.self_attn.o_proj",
         "model.layers.0.mlp.gate_proj|up_proj",
     ]
+    weight = graph.weights[f"{names[0]}.weight"]
+    bias = graph.weights[f"{names[0]}.bias"]
+    assert (bias.rows, bias.cols) == (1, weight.rows)
+    assert [(p.row_start, p.num_rows) for p in bias.parts] == [(p.row_start, p.num_rows) for p in weight.parts]
+    assert [p.name.removesuffix(".bias") for p in bias.parts] == [p.name.removesuffix(".weight") for p in weight.parts]
 
 
 def test_no_checkpoint_name_is_lost_or_doubled() -> None:

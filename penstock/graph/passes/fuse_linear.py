@@ -13,18 +13,16 @@ __all__ = ["fuse_linear"]
 
 
 def fuse_linear(graph: Graph) -> None:
-    """Fuses each group of at least two linears without bias that share input, scheme and parent module.
-
-    Linears with a bias stay apart: a part of a weight is a run of rows, and a bias is one row.
-    """
+    """Fuses each group of at least two linears that share input, scheme and parent module, and have a bias all or
+    none of them."""
     uses = count_weight_uses(graph)
-    groups: dict[tuple[str, str, str], list[Node]] = {}
+    groups: dict[tuple[str, str, str, bool], list[Node]] = {}
     for node in graph.nodes:
-        if node.op != "linear" or node.inputs[2].kind == "weight" or uses[node.inputs[1].name] > 1:
+        if node.op != "linear" or any(uses[i.name] > 1 for i in node.inputs if i.kind == "weight"):
             continue
-        parent = node.name.rpartition(".")[0]
-        groups.setdefault((node.inputs[0].name, str(node.attrs["scheme"]), parent), []).append(node)
-    for (_, _, parent), nodes in groups.items():
+        parent, has_bias = node.name.rpartition(".")[0], node.inputs[2].kind == "weight"
+        groups.setdefault((node.inputs[0].name, str(node.attrs["scheme"]), parent, has_bias), []).append(node)
+    for (_, _, parent, _), nodes in groups.items():
         if len(nodes) > 1 and len({node.name for node in nodes}) == len(nodes):
             _fuse(graph, parent, nodes)
 
@@ -33,7 +31,10 @@ def _fuse(graph: Graph, parent: str, nodes: list[Node]) -> None:
     name = f"{parent}." if parent else ""
     name += "|".join(node.name.removeprefix(name) for node in nodes)
     weight = _stack(graph, f"{name}.weight", [node.inputs[1].name for node in nodes])
-    inputs = [nodes[0].inputs[0], Operand("weight", weight), Operand("none")]
+    bias = Operand("none")
+    if nodes[0].inputs[2].kind == "weight":
+        bias = Operand("weight", _join(graph, f"{name}.bias", [node.inputs[2].name for node in nodes]))
+    inputs = [nodes[0].inputs[0], Operand("weight", weight), bias]
     total = graph.weights[weight].rows
     result = f"{name}:linear"
     first = graph.values[nodes[0].outputs[0]]
@@ -58,6 +59,20 @@ def _stack(graph: Graph, name: str, names: list[str]) -> str:
     _replace(
         graph, names, Weight(name, rows, graph.weights[names[0]].cols, graph.weights[names[0]].layout, tuple(parts))
     )
+    return name
+
+
+def _join(graph: Graph, name: str, names: list[str]) -> str:
+    """Vectors end to end: one row, whose parts count elements."""
+    parts: list[Part] = []
+    cols = 0
+    for weight in map(graph.weights.__getitem__, names):
+        inner = (
+            [(part.row_start, part.num_rows) for part in weight.parts] if len(weight.parts) > 1 else [(0, weight.cols)]
+        )
+        parts += [Part(part.name, cols + at, length) for part, (at, length) in zip(weight.parts, inner, strict=True)]
+        cols += weight.cols
+    _replace(graph, names, Weight(name, 1, cols, graph.weights[names[0]].layout, tuple(parts)))
     return name
 
 
