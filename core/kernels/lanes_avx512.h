@@ -136,7 +136,10 @@ PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
     for (int j = 0; j < 4; ++j) s[j] = _mm512_add_epi64(s[j], _mm512_loadu_si512(p + i + 64 * j));
   for (; i + 64 <= n; i += 64) s[0] = _mm512_add_epi64(s[0], _mm512_loadu_si512(p + i));
   s[0] = _mm512_add_epi64(_mm512_add_epi64(s[0], s[1]), _mm512_add_epi64(s[2], s[3]));
-  return uint64_t(_mm512_reduce_add_epi64(s[0]));
+  uint64_t lanes[8], sum = 0;  // unsigned: the sum may wrap
+  _mm512_storeu_si512(lanes, s[0]);
+  for (int j = 0; j < 8; ++j) sum += lanes[j];
+  return sum;
 }
 
 }  // namespace
