@@ -7,7 +7,8 @@ over tokens: a piece is given out only when no later token can change it.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -27,6 +28,18 @@ def _byte_level_alphabet() -> dict[str, int]:
     return table | {chr(256 + i): byte for i, byte in enumerate(shifted)}
 
 
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """What the tokenizers library raises, as InvalidFileError: only a damaged file makes it fail on text and ids."""
+    try:
+        yield
+    except BaseException as error:
+        # The library is Rust: a panic arrives as a BaseException of its own.
+        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+            raise
+        raise InvalidFileError(f"tokenizer.json: {error}") from error
+
+
 class Tokenizer:
     """A ``tokenizer.json`` with what ``tokenizer_config.json`` says of special tokens and chat.
 
@@ -38,13 +51,8 @@ class Tokenizer:
             raise UnsupportedError("the model has no tokenizer.json: give token ids, or convert its tokenizer first")
         import tokenizers
 
-        try:
+        with _library_errors():
             self._tokenizer = tokenizers.Tokenizer.from_buffer(bytes(files["tokenizer.json"]))
-        except BaseException as error:
-            # The library is Rust: a panic arrives as a BaseException of its own.
-            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
-                raise
-            raise InvalidFileError(f"tokenizer.json: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.special_tokens = read_tokenizer_config(files).special_tokens
@@ -53,11 +61,6 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._plain_added = {i: token.content for i, token in added.items() if not token.special}
         self._byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's text; None when there is no such token."""
@@ -72,11 +75,13 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _library_errors():
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        with _library_errors():
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer."""

@@ -133,6 +133,15 @@ def test_damaged_tokenizer_files_are_refused_by_name(files, error, message):
         Tokenizer(files)
 
 
+def test_a_tokenizer_that_fails_on_text_is_refused_by_name():
+    """A model without its unknown token loads, and then fails on the first word that it does not know."""
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
+    text = json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    tokenizer = Tokenizer({"tokenizer.json": text.encode()})
+    with pytest.raises(InvalidFileError, match=r"tokenizer\.json: .*Missing"):
+        tokenizer.encode("b")
+
+
 def test_the_chat_template_is_found_in_either_file():
     named = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
     base = {"tokenizer.json": byte_level_json()}
