@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint fuzz perplexity clean
+.PHONY: help demo test lint fuzz check-neon perplexity clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
 	@echo "make lint        ruff and mypy"
 	@echo "make perplexity  the table of docs/quantization.md"
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
+	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -42,9 +43,16 @@ perplexity: $(VENV)/.test
 
 FUZZ ?= 1000000
 fuzz: $(VENV)/.test
-	cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
-	cmake --build build/fuzz -j2 --target fuzz_bundle
+	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
+	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle
 	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm
+
+# Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user
+check-neon: $(VENV)/.test
+	$(BIN)/cmake -S . -B build/neon -DPENSTOCK_TOOLS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
+	$(BIN)/cmake --build build/neon -j2 --target kernel_check
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/neon/core/tools/kernel_check
 
 clean:
 	rm -rf $(VENV) build

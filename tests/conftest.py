@@ -8,5 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 # Processes that tests start take the installed package too, not the source tree that they may be started in.
 os.environ["PYTHONSAFEPATH"] = "1"
+# Tools that came with the environment (cmake) are found as if it were activated.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 # A run in the background may start with interrupts ignored, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
