@@ -17,27 +17,42 @@ from penstock.lite.weights import DTYPE_BYTES, Data, data_address, layout_bytes,
 __all__ = ["Context", "Handle", "address_of"]
 
 
+class _Native:
+    """A native object, destroyed when nobody holds it any more."""
+
+    def __init__(self, address: int, destroy: str) -> None:
+        self.address = address
+        self._destroy = getattr(library(), destroy)
+
+    def __del__(self) -> None:
+        self._destroy(self.address)
+
+
 class Handle:
-    """A native object: its address until it is closed."""
+    """A native object until it is closed; views of its memory hold it, so that none is ever left dangling."""
 
     _destroy = ""
+    _native: _Native | None = None
 
     def __init__(self, address: int) -> None:
-        self._address: int | None = address
+        self._native = _Native(address, self._destroy)
 
     @property
     def handle(self) -> int:
         """The address for the C ABI; InvalidArgumentError after close()."""
-        address: int | None = getattr(self, "_address", None)
-        if address is None:
+        if self._native is None:
             raise InvalidArgumentError(f"{type(self).__name__} is closed")
-        return address
+        return self._native.address
 
     def close(self) -> None:
-        """Gives the memory back.  Calling it again does nothing."""
-        address, self._address = getattr(self, "_address", None), None
-        if address is not None:
-            getattr(library(), self._destroy)(address)
+        """Gives the memory back, or leaves it to the views that are still held.  Calling it again does nothing."""
+        self._native = None
+
+    def _view(self, address: int, num_bytes: int) -> memoryview:
+        """Bytes inside the native object."""
+        memory = (ctypes.c_uint8 * num_bytes).from_address(address)
+        memory._native = self._native  # type: ignore[attr-defined]
+        return memoryview(memory).cast("B")
 
     def __enter__(self) -> Self:
         return self
@@ -45,9 +60,6 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
 

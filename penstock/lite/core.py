@@ -1,8 +1,8 @@
 """The native core as Python objects: numpy in, numpy out, no PyTorch.
 
 Every failure raises a class of ``penstock.errors`` with the core's message.  An object keeps what it was made from
-alive; ``close()`` gives its memory back, may be called twice, and any use after it raises.  Calls release the
-interpreter lock; a program is used by one thread at a time.
+alive; ``close()`` gives its memory back (once no view of it is held), may be called twice, and any use after it
+raises.  Calls release the interpreter lock; a program is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -93,16 +93,14 @@ class Model(Handle):
         return ModelInfo(**fields)
 
     def segment(self, name: str) -> memoryview | None:
-        """A segment's bytes, a read-only view that is valid until the model closes; None when there is none."""
+        """A segment's bytes, a read-only view; None when there is none."""
         data, size = ctypes.c_void_p(), ctypes.c_int64()
         check(library().ps_model_segment(self.handle, name.encode(), ctypes.byref(data), ctypes.byref(size)))
         if size.value < 0:
             return None
         if data.value is None or size.value == 0:
             return memoryview(b"")
-        view = (ctypes.c_uint8 * size.value).from_address(data.value)
-        view._model = self  # type: ignore[attr-defined]  # the view keeps the model alive
-        return memoryview(view).cast("B").toreadonly()
+        return self._view(data.value, size.value).toreadonly()
 
 
 @dataclass(frozen=True)
@@ -188,25 +186,22 @@ class CoreProgram(Handle):
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
+        self._check_parents()
         data, rows, vocab = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
         status = library().ps_program_logits(self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(vocab))
         check(status)
         if rows.value == 0 or data.value is None:
             return np.zeros((0, vocab.value), np.float32)
-        return self._view(data.value, np.float32, (rows.value, vocab.value))
+        view = self._view(data.value, rows.value * vocab.value * 4)
+        return np.frombuffer(view, np.float32).reshape(rows.value, vocab.value)
 
     def kv(self, state: int) -> npt.NDArray[np.uint8]:
         """The KV pages of a state as raw bytes [num_pages, page_bytes], a writable view."""
+        self._check_parents()
         data, page_bytes = ctypes.c_void_p(), ctypes.c_int64()
         check(library().ps_program_kv(self.handle, state, ctypes.byref(data), ctypes.byref(page_bytes)))
-        return self._view(data.value or 0, np.uint8, (self._num_pages, page_bytes.value))
-
-    def _view(self, address: int, dtype: type[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        memory = (ctypes.c_uint8 * count).from_address(address)
-        memory._program = self  # type: ignore[attr-defined]  # the view keeps the program alive
-        array: npt.NDArray[Any] = np.frombuffer(memoryview(memory).cast("B"), dtype).reshape(shape)
-        return array
+        view = self._view(data.value or 0, self._num_pages * page_bytes.value)
+        return np.frombuffer(view, np.uint8).reshape(self._num_pages, page_bytes.value)
 
     def _check_parents(self) -> None:
         _ = self.handle, self._model.handle, self._context.handle

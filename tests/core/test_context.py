@@ -98,6 +98,25 @@ def test_use_after_close_raises(bundle_of: Callable[..., Path]) -> None:
         _ = context.num_threads
 
 
+def test_a_program_is_not_asked_once_its_model_is_closed(bundle_of: Callable[..., Path]) -> None:
+    with Model.open(bundle_of()) as model, Context(1) as context:
+        program = CoreProgram(model, context, OPTIONS)
+    for use in (program.logits, lambda: program.kv(0)):
+        with pytest.raises(InvalidArgumentError, match="Model is closed"):
+            use()
+    program.close()
+
+
+def test_views_outlive_what_they_look_into(bundle_of: Callable[..., Path]) -> None:
+    model = Model.open(bundle_of())
+    with Context(1) as context, CoreProgram(model, context, OPTIONS) as program:
+        program.run(batch([(0, [1, 2, 3], (2,))]))
+        logits, pages, segment = program.logits(), program.kv(0), model.segment("weights")
+        before = logits.tobytes(), pages.tobytes(), bytes(segment or b"")
+    model.close()
+    assert before == (logits.tobytes(), pages.tobytes(), bytes(segment or b""))
+
+
 def test_logits_before_a_step_are_refused(model: Model, context: Context) -> None:
     with CoreProgram(model, context, OPTIONS) as program, pytest.raises(InvalidArgumentError, match="expected a step"):
         program.logits()
