@@ -111,30 +111,35 @@ class Engine:
                 self._check_open()
                 self._accept_calls()
                 self._stepping = True
-                chunks = self.scheduler.schedule()
-                if not chunks:
-                    return []
-                sampled = [chunk.request for chunk in chunks if chunk.samples]
-                self.num_steps += 1
                 try:
-                    batch = lay_out(chunks)
-                    if sampled:
-                        tokens = self.program.step(batch, sampling_arrays(sampled))[0].tolist()
-                    else:
-                        self.program.run(batch)
-                        tokens = []
-                except PenstockError as error:
-                    return self._fail(chunks, error)
-                for chunk in chunks:
-                    self.scheduler.advance(chunk)
-                for request, token in zip(sampled, tokens, strict=True):
-                    request.accept(token)
-                    if request.status is Status.FINISHED:
-                        self.scheduler.remove(request)
-                return sampled
+                    return self._step()
+                finally:
+                    self._stepping = False  # while the lock is held: the next step may be another thread's
         finally:
-            self._stepping = False
             self._settle()
+
+    def _step(self) -> list[Request]:
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return []
+        sampled = [chunk.request for chunk in chunks if chunk.samples]
+        self.num_steps += 1
+        try:
+            batch = lay_out(chunks)
+            if sampled:
+                tokens = self.program.step(batch, sampling_arrays(sampled))[0].tolist()
+            else:
+                self.program.run(batch)
+                tokens = []
+        except PenstockError as error:
+            return self._fail(chunks, error)
+        for chunk in chunks:
+            self.scheduler.advance(chunk)
+        for request, token in zip(sampled, tokens, strict=True):
+            request.accept(token)
+            if request.status is Status.FINISHED:
+                self.scheduler.remove(request)
+        return sampled
 
     def wait(self, request: Request, num_tokens: int) -> bool:
         """Drive the loop until the request has more than ``num_tokens`` answer tokens or has ended.

@@ -204,16 +204,24 @@ class Request:
         if not self.output_ids:
             self.timings.first_token = time.perf_counter()
         self.output_ids.append(token)
-        if token in self.stop_ids or (self.text is not None and self.text.push(token)):
+        try:
+            stops = token in self.stop_ids or (self.text is not None and self.text.push(token))
+        except PenstockError as error:  # a damaged tokenizer is this request's misfortune alone
+            self.finish("error", error)
+            return
+        if stops:
             self.finish("stop")
         elif len(self.output_ids) >= self.max_tokens:
             self.finish("length")
 
     def finish(self, reason: str, error: PenstockError | None = None) -> None:
-        """End the request: "length", "stop" or "abort"; whoever holds its pages gives them back."""
-        self.status = Status.FINISHED
+        """End the request: "length", "stop", "abort" or "error"; whoever holds its pages gives them back."""
         self.finish_reason = reason
         self.error = error
         self.timings.finished = time.perf_counter()
-        if self.text is not None:
-            self.text.finish()
+        try:
+            if self.text is not None:
+                self.text.finish()
+        except PenstockError as damage:
+            self.error = error or damage
+        self.status = Status.FINISHED  # last: who waits in another thread then finds all of it

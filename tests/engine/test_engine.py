@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.llm import LLM, Delta
-from penstock.engine.request import SamplingParams, Status
-from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
+from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
 WINDOWS = [(0,), (40,), (0, 33)]
@@ -208,6 +208,24 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine(make_llm):
         llm.generate(PROMPTS[:3], PARAMS[:3])
     assert not llm.engine.scheduler.has_work
     assert len(llm.generate(PROMPTS[0], PARAMS[0]).token_ids) == 40
+
+
+def test_text_that_cannot_be_made_ends_its_request_alone(make_llm):
+    class Damaged:
+        text = ""
+
+        def push(self, token: int = 0) -> bool:
+            raise InvalidFileError("tokenizer.json: planted")
+
+        finish = push
+
+    engine = make_llm().engine
+    damaged, sound = (engine.submit([5, 6], ResolvedSampling(max_tokens=4), text=t) for t in (Damaged(), None))
+    while engine.wait(sound, len(sound.output_ids)):
+        pass
+    assert (len(sound.output_ids), sound.error) == (4, None)
+    assert damaged.status is Status.FINISHED
+    assert "planted" in str(damaged.error)
 
 
 @pytest.mark.parametrize(
