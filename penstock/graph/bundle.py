@@ -151,7 +151,7 @@ class BundleWriter:
         self._file = None
 
     def abort(self) -> None:
-        """Gives up and removes what was written."""
+        """Gives up and removes what was written.  Does nothing once the file has its name."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
@@ -164,9 +164,10 @@ class BundleWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
+        try:
+            if kind is None:
+                self.close()
+        finally:
             self.abort()
 
 
