@@ -124,6 +124,9 @@ class EagerProgram:
 
     def sample(self, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Sample every row of the last step: token ids [R] and their log-probabilities [R]."""
+        most = self._limits.max_requests
+        if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= most)).any():
+            raise InvalidArgumentError(f"slot: expected -1 or a slot below {most}, found {sampling.slot.tolist()}")
         plain = replace(sampling, slot=None)  # slots are this program's own affair
         ids, logprobs = core.sample_logits(self._context, np.ascontiguousarray(self._logits), plain)
         if sampling.slot is not None:

@@ -30,6 +30,7 @@ def _options(limits: ProgramLimits) -> core.ProgramOptions:
         max_requests=limits.max_requests,
         max_rows=limits.max_rows,
         num_pages=limits.num_pages,
+        num_slots=limits.max_requests,
         kv_layout=_LAYOUTS[limits.kv_layout],
     )
 

@@ -37,7 +37,8 @@ class ProgramLimits:
 
     ``max_tokens``, ``max_requests`` and ``max_rows`` bound one step; ``num_pages`` counts KV pages per page
     group; ``context_len`` bounds one request (prompt and answer).  Zero for ``max_rows``, ``num_pages`` or
-    ``context_len`` leaves the choice to ``open_program``; a program's own limits hold no zero.
+    ``context_len`` leaves the choice to ``open_program``; a program's own limits hold no zero.  A program has
+    ``max_requests`` slots, each of which remembers the token last sampled in it.
     """
 
     max_tokens: int = 512

@@ -87,6 +87,30 @@ def test_eager_and_graph_make_the_same_answers():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("mode", "path"), MODES, ids=["graph", "eager"])
+def test_a_batch_may_name_the_token_last_sampled_in_a_slot(mode, path):
+    def batch(token: int, position: int) -> core.StepBatch:
+        one = np.zeros(1, np.int32)
+        return core.StepBatch(one + token, one + position, np.array([0, 1], np.int32), one.reshape(1, 1, 1), one)
+
+    def sampling(slot: int) -> core.Sampling:
+        row = np.zeros(1, np.float32)
+        ints, seed = np.zeros(1, np.int32), np.zeros(1, np.uint64)
+        return core.Sampling(row, ints, row + 1, seed, np.zeros((1, 2), np.int64), np.array([slot], np.int32))
+
+    with open_llm(mode, path, max_requests=2, context_len=64) as llm:
+        program = llm.engine.program
+        token = int(program.step(batch(7, 0), sampling(1))[0][0])
+        program.run(batch(token, 1))
+        expected = program.logits().tobytes()
+        program.run(batch(-2, 1))
+        assert program.logits().tobytes() == expected
+        with pytest.raises(InvalidArgumentError, match="slot"):
+            program.run(batch(-1, 1))
+        with pytest.raises(InvalidArgumentError, match="slot"):
+            program.step(batch(7, 0), sampling(2))
+
+
 def test_a_plan_that_does_not_fit_is_refused_with_its_figures():
     with core.Context(1) as context, core.Model.open(DEMO) as model:
         with pytest.raises(OutOfMemoryError, match=r"weights .* MiB, keys and values .* MiB .*32 pages"):
