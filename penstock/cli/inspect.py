@@ -66,10 +66,10 @@ def _folder(path: Path) -> dict[str, Any]:
     return {
         "path": str(path),
         "kind": "checkpoint",
-        "network": checkpoint.config.str("model_type"),
+        "network": checkpoint.config.optional_str("model_type"),
         "dtype": checkpoint.dtype,
         "scheme": checkpoint.scheme,
-        "context_len": checkpoint.config.int("max_position_embeddings"),
+        "context_len": checkpoint.config.optional_int("max_position_embeddings"),
         "num_tensors": len(checkpoint.tensors),
         "num_values": sum(entry["values"] for entry in by_dtype.values()),
         "num_bytes": sum(entry["bytes"] for entry in by_dtype.values()),
@@ -80,9 +80,10 @@ def _folder(path: Path) -> dict[str, Any]:
 
 def _folder_text(found: dict[str, Any]) -> str:
     scheme = f", quantized: {found['scheme']}" if found["scheme"] else ""
+    context = "" if found["context_len"] is None else f", context of {found['context_len']:,} tokens"
     lines = [
         f"{found['path']}: a checkpoint folder",
-        f"network        {found['network']}, context of {found['context_len']:,} tokens",
+        f"network        {found['network'] or 'not named'}{context}",
         f"type           {found['dtype']}{scheme}",
         f"parameters     {found['num_values']:,} in {found['num_tensors']} tensors, {format_bytes(found['num_bytes'])}",
     ]

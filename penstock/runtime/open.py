@@ -178,8 +178,10 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
     from penstock.models.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(folder)
-    longest = checkpoint.config.int("max_position_embeddings")
-    context_len = min(limits.context_len or EAGER_CONTEXT, longest)
+    context_len = limits.context_len or EAGER_CONTEXT
+    longest = checkpoint.config.optional_int("max_position_embeddings")
+    if longest is not None:  # a network of the user's own may call it something else; the program asks its config
+        context_len = min(context_len, longest)
     wanted = ProgramLimits(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,

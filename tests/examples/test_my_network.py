@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 from penstock import LLM
+from penstock.cli.main import make_parser
 from penstock.config import ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
@@ -113,6 +114,22 @@ def test_a_registered_class_without_a_file_is_refused_in_graph_mode(monkeypatch:
     register_network("mine", Local)
     with pytest.raises(UnsupportedError, match="expected a class at the top level of a"):
         registered_script("mine")
+
+
+def test_a_config_may_call_its_context_length_something_else(
+    tensors: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SCRIPT.read_text().replace('"max_position_embeddings"', '"block_size"')
+    (tmp_path / "net.py").write_text(text)
+    config = {"block_size" if key == "max_position_embeddings" else key: value for key, value in CONFIG.items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    with LLM(tmp_path, mode="eager", network=f"{tmp_path}/net.py:Net") as llm:
+        assert llm.info.context_len == 96
+        assert llm.logits([1, 2]).shape == (2, 103)
+    args = make_parser(["inspect"]).parse_args(["inspect", str(tmp_path)])
+    assert args.run(args) == 0
+    assert "a checkpoint folder" in capsys.readouterr().out
 
 
 def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
