@@ -14,16 +14,14 @@ from penstock.engine.llm import LLM
 from penstock.engine.request import SamplingParams
 from penstock.engine.text import Tokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.models.checkpoint import SIDE_FILES, read_small_file
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
-
-_SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
 
 def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Files of a folder or segments of a bundle, those that exist."""
     if path.is_dir():
-        return {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+        return {name: read_small_file(path / name) for name in names if (path / name).exists()}
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
     from penstock.lite import core
@@ -71,7 +69,7 @@ class AutoTokenizer:
     @classmethod
     def from_pretrained(cls, model: Path | str) -> AutoTokenizer:
         """Read the tokenizer of a checkpoint folder or a bundle."""
-        return cls(Tokenizer(_read_files(Path(model), _SIDE_FILES)))
+        return cls(Tokenizer(_read_files(Path(model), SIDE_FILES)))
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
         """``input_ids`` and ``attention_mask``: lists for one text, lists of lists for several."""
