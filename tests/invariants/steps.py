@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +13,13 @@ from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions, Step
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first
+
+
+class Runs(Protocol):
+    """What a program must do to be driven here."""
+
+    def run(self, batch: StepBatch) -> None: ...
+    def logits(self) -> np.ndarray: ...
 
 
 @dataclass
@@ -52,7 +60,7 @@ def make_streams(prompts: Sequence[Sequence[int]], seed: int = 0) -> list[Stream
     return streams
 
 
-def run_step(program: CoreProgram, work: Sequence[tuple[Stream, int]]) -> None:
+def run_step(program: Runs, work: Sequence[tuple[Stream, int]]) -> None:
     """One step: ``count`` further tokens of each stream; keeps a row of logits for every token."""
     width = max(len(stream.pages) for stream, _ in work)
     tables = np.full((1, len(work), width), -1, np.int32)
@@ -73,7 +81,7 @@ def run_step(program: CoreProgram, work: Sequence[tuple[Stream, int]]) -> None:
         stream.rows.append(np.array(logits[starts[index] : starts[index + 1]]))
 
 
-def run_alone(program: CoreProgram, prompt: Sequence[int], chunk: int | None = None, seed: int = 0) -> np.ndarray:
+def run_alone(program: Runs, prompt: Sequence[int], chunk: int | None = None, seed: int = 0) -> np.ndarray:
     """Logits [len, vocab] of a prompt by itself, whole or in chunks."""
     stream = make_streams([prompt], seed)[0]
     while (left := len(prompt) - stream.num_computed) > 0:
@@ -81,7 +89,7 @@ def run_alone(program: CoreProgram, prompt: Sequence[int], chunk: int | None = N
     return stream.logits()
 
 
-def run_together(program: CoreProgram, prompts: Sequence[Sequence[int]], chunks: Iterable[int]) -> list[np.ndarray]:
+def run_together(program: Runs, prompts: Sequence[Sequence[int]], chunks: Iterable[int]) -> list[np.ndarray]:
     """Logits of prompts that advance in one batch; request i takes chunks of its own size, so that prefill and
     decode mix and requests leave at different steps."""
     streams = make_streams(prompts, seed=1)

@@ -7,6 +7,7 @@ takes part.  ``test_planted_faults.py`` proves that each of these tests can fail
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from penstock.graph.ir import KvLayout
 from penstock.lite.core import Context, Model
 from penstock.ops.table import LINEAR_SCHEMES
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.program import ProgramLimits
 from tests.invariants.steps import LEVELS, open_program, run_alone, run_together, same_bits
 
 LENGTHS = (31, 32, 33, 255, 257)
@@ -67,8 +70,8 @@ def test_threads_match(scheme: str, kv: KvLayout, level: str, model_of: ModelOf,
 def test_levels_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> None:
     results = []
     for level in LEVELS:
-        program = open_program(model_of(scheme), context_of(level, 2), 257, kv=kv)
-        results.append((level, run_alone(program, prompt(257)), run_alone(program, prompt(33), 1)))
+        program = open_program(model_of(scheme), context_of(level, 2), LONG, kv=kv)
+        results.append((level, run_alone(program, prompt(LONG)), run_alone(program, prompt(33), 1)))
     for level, whole, single in results[1:]:
         for expected, found in ((results[0][1], whole), (results[0][2], single)):
             if scheme in BIT_EQUAL_SCHEMES:
@@ -79,13 +82,31 @@ def test_levels_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: 
 
 
 def test_long_prompts_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> None:
-    """2,049 tokens, nine partitions: chunks, company and thread counts at the machine's own level."""
+    """2,049 tokens, nine partitions: chunks, company and numbers of threads at the machine's own level."""
     model, level = model_of(scheme), LEVELS[0]
     program = open_program(model, context_of(level, 2), LONG + 64, kv=kv)
     whole = run_alone(program, prompt(LONG))
-    for chunk in (64, 7) if scheme in ("f32", "w8a8", "w4a8") else (64,):
+    for chunk in (64, 7, 1):
         assert same_bits(whole, run_alone(program, prompt(LONG), chunk, seed=3)), f"chunks of {chunk}"
     together = run_together(program, [prompt(LONG), prompt(33)], (512, 1))
     assert same_bits(whole, together[0])
-    other = open_program(model, context_of(level, 1), LONG + 64, kv=kv)
-    assert same_bits(whole, run_alone(other, prompt(LONG)))
+    for num_threads in (1, 3):
+        other = open_program(model, context_of(level, num_threads), LONG + 64, kv=kv)
+        assert same_bits(whole, run_alone(other, prompt(LONG))), f"{num_threads} threads"
+
+
+def test_save_load_matches(
+    scheme: str, kv: KvLayout, checkpoint: Path, model_of: ModelOf, context_of: ContextOf, bundles: Path
+) -> None:
+    """The network that was never saved, run eagerly on one thread, and its bundle, mapped and read, on two."""
+    limits = ProgramLimits(257, 1, max_rows=257, num_pages=9, context_len=257, kv_layout=kv.name.lower())
+    network = EagerProgram(checkpoint, scheme=scheme, threads=1, limits=limits)
+    unsaved = [run_alone(network, prompt(257)), run_alone(network, prompt(33), 7)]
+    model_of(scheme)
+    for mmap in (True, False):
+        with (
+            Model.open(bundles / f"{scheme}.psm", verify=True, mmap=mmap) as model,
+            open_program(model, context_of(LEVELS[0], 2), 257, kv=kv) as program,
+        ):
+            assert same_bits(unsaved[0], run_alone(program, prompt(257)))
+            assert same_bits(unsaved[1], run_alone(program, prompt(33), 7))
