@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from importlib.metadata import distribution
 from pathlib import Path
 
 from penstock.lite import core
 
 MAX_LIBRARY_BYTES = 1_000_000
+MAX_WHEEL_BYTES = 10_000_000
 
 
 def library() -> Path:
@@ -33,3 +35,15 @@ def test_library_exports_the_c_abi_alone() -> None:
     names = [line.split()[-1] for line in symbols.stdout.splitlines()]
     assert names
     assert all(name.startswith("ps_") for name in names), [n for n in names if not n.startswith("ps_")]
+
+
+def test_installed_package_is_under_ten_megabytes() -> None:
+    """Uncompressed, so the wheel is smaller still."""
+    files = distribution("penstock").files or []
+    sizes = [path.stat().st_size for file in files if (path := Path(str(file.locate()))).is_file()]
+    assert 0 < sum(sizes) < MAX_WHEEL_BYTES
+
+
+def test_wheel_is_bound_to_no_python_version() -> None:
+    wheel = distribution("penstock").read_text("WHEEL") or ""
+    assert "Tag: py3-none-" in wheel
