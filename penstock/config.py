@@ -20,6 +20,7 @@ __all__ = ["ConfigReader", "RopeConfig", "parse_json", "parse_object", "show"]
 MAX_CONFIG_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
 MAX_INT: Final = 2**31 - 1
+MAX_ROTARY_DIM: Final = 1024
 _SHOWN_CHARS = 80
 
 # The reader's methods are named after the types they read, which hides the builtins inside the class.
@@ -302,8 +303,8 @@ class ConfigReader:
         rope_type = section.one_of(type_key, ("default", "linear", "llama3", "yarn"), "default")
         share = section.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0, max=1.0), max=1.0)
         rotary_dim = Integer(head_dim * share)
-        if rotary_dim < 2 or rotary_dim % 2:
-            raise self.error("head_dim", "an even number of rotary dimensions, at least 2", rotary_dim)
+        if not 2 <= rotary_dim <= MAX_ROTARY_DIM or rotary_dim % 2:
+            raise self.error("head_dim", f"an even number of rotary dimensions, 2 to {MAX_ROTARY_DIM}", rotary_dim)
         base = RopeConfig(theta=theta, rotary_dim=rotary_dim)
         if rope_type == "linear":
             return replace(base, type=rope_type, factor=section.float("factor", min=1.0))
@@ -389,7 +390,7 @@ def _read_yarn(reader: ConfigReader, section: ConfigReader, base: RopeConfig) ->
         factor=factor,
         original_max_position_embeddings=original,
         attention_factor=attention_factor,
-        beta_fast=section.optional_float("beta_fast") or 32.0,
-        beta_slow=section.optional_float("beta_slow") or 1.0,
+        beta_fast=section.float("beta_fast", 32.0, min=1e-6, max=1e6),
+        beta_slow=section.float("beta_slow", 1.0, min=1e-6, max=1e6),
         truncate=section.bool("truncate", True),
     )

@@ -22,7 +22,10 @@ from penstock.nn import (
     silu_mul,
 )
 
-__all__ = ["Config", "GatedMLP", "Network"]
+__all__ = ["MAX_LAYERS", "Config", "GatedMLP", "Network"]
+
+MAX_LAYERS = 1024
+"""More is a damaged config: the layers are made before the weights are looked at."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Config:
             vocab_size=reader.int("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=reader.int("intermediate_size"),
-            num_layers=reader.int("num_hidden_layers"),
+            num_layers=reader.int("num_hidden_layers", max=MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from penstock.config import ConfigReader
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.models.registry import find_network, load_network_script
 
 __all__ = ["MetaNetwork", "construct_on_meta"]
@@ -26,13 +26,17 @@ class MetaNetwork(NamedTuple):
 def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNetwork:
     """The network that config.json's model_type names, or the class of ``script`` ("file.py:Class").
 
-    Raises UnsupportedError for a model_type that there is no network for, InvalidArgumentError for a bad script.
+    Raises UnsupportedError for a model_type that there is no network for, InvalidFileError for sizes that no network
+    has, InvalidArgumentError for a bad script.
     """
     definition = load_network_script(script) if script is not None else find_network(reader.str("model_type"))
     name = reader.str("model_type", definition.Network.__name__)
     config = definition.Config.read(reader)
-    with torch.device("meta"):
-        network = definition.Network(config)
+    try:
+        with torch.device("meta"):
+            network = definition.Network(config)
+    except InvalidArgumentError as error:  # of a layer, whose sizes come from the config
+        raise InvalidFileError(f"{reader.file}: {error}") from None
     for figure in ("context_len", "vocab_size"):
         if not isinstance(getattr(config, figure, None), int):
             raise InvalidArgumentError(f"network {name}: expected a config with an integer {figure}, found none")

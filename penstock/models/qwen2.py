@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from penstock.config import ConfigReader, RopeConfig
-from penstock.models.llama import GatedMLP
+from penstock.models.llama import MAX_LAYERS, GatedMLP
 from penstock.nn import (
     Attention,
     Batch,
@@ -66,7 +66,7 @@ class Config:
 
 def read_windows(reader: ConfigReader) -> tuple[int, ...]:
     """The window of each layer: from layer_types, else from max_window_layers on."""
-    num_layers = reader.int("num_hidden_layers")
+    num_layers = reader.int("num_hidden_layers", max=MAX_LAYERS)
     window = reader.int("sliding_window", 4096) if reader.bool("use_sliding_window", False) else 0
     if "sliding_window" in reader.values and not reader.has("sliding_window"):
         window = 0

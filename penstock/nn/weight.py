@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.errors import InvalidArgumentError
 from penstock.nn.module import Module
 from penstock.ops.reference import unpack_weight
 
 __all__ = ["MatrixLayer"]
+
+MAX_ELEMENTS = 1 << 44
 
 
 class MatrixLayer(Module):
@@ -25,6 +28,8 @@ class MatrixLayer(Module):
 
     def __init__(self, rows: int, cols: int) -> None:
         super().__init__()
+        if rows * cols > MAX_ELEMENTS:
+            raise InvalidArgumentError(f"weight: expected at most 2^44 elements, found [{rows}, {cols}]")
         self.rows, self.cols = rows, cols
         self.scheme = "f32"
         self.weight = nn.Parameter(torch.empty(rows, cols), requires_grad=False)

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.config import ConfigReader
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from penstock.models.meta import construct_on_meta
 from penstock.models.registry import find_network, supported_types
 
 LEAST: dict[str, Any] = {
@@ -64,6 +65,9 @@ BAD = {
     "layer_types_len": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types: expected one entry for each of 4"),
     "layer_types_kind": ("qwen2", {"layer_types": ["linear_attention"] * 4}, "layer_types: expected full_attention or"),
     "layer_types_window": ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types: .*no sliding_window"),
+    "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected an integer from 1 to 1024"),
+    "qwen_layers": ("qwen2", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected an integer from 1 to 1024"),
+    "head_dim": ("qwen3", {"head_dim": 2**31 - 2}, "head_dim: expected an even number of rotary dimensions, 2 to 1024"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "sliding_window: expected an integer"),
 }
 
@@ -74,3 +78,9 @@ def test_bad_configs_are_refused_by_key(name: str) -> None:
     with pytest.raises(PenstockError, match=message) as caught:
         read(model_type, **changes)
     assert isinstance(caught.value, InvalidFileError | UnsupportedError)
+
+
+def test_sizes_that_no_network_has_are_refused() -> None:
+    sizes = {"model_type": "llama", "hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1, "head_dim": 16}
+    with pytest.raises(InvalidFileError, match=r"config\.json: weight: expected at most 2\^44 elements, found \["):
+        construct_on_meta(ConfigReader(LEAST | sizes))
