@@ -18,6 +18,7 @@ from penstock.models.checkpoint import SIDE_FILES, read_small_file
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 
+
 def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Files of a folder or segments of a bundle, those that exist."""
     if path.is_dir():
