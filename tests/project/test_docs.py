@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.cli.conftest import environment
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -44,14 +48,40 @@ def test_every_make_target_the_documents_name_exists() -> None:
             assert target in targets, f"{document.name} names make {target}"
 
 
-def test_subcommands_that_documents_name_exist() -> None:
+def commands(document: Path) -> list[list[str]]:
+    """The lines of a document's shell blocks that call penstock, as words."""
+    found = []
+    for block in re.findall(r"```(?:sh|console)\n(.*?)```", document.read_text(), re.DOTALL):
+        lines = (shlex.split(line.lstrip("$ "), comments=True) for line in block.splitlines())
+        found += [words for words in lines if words and Path(words[0]).name == "penstock" and len(words) > 1]
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_commands_that_documents_show_are_understood(document: Path) -> None:
     from penstock.cli.main import make_parser
 
     parser = make_parser()
-    subcommands = set(parser._subparsers._group_actions[0].choices)  # type: ignore[union-attr,arg-type]
-    for document in DOCUMENTS:
-        for block in re.findall(r"```(?:sh|console)\n(.*?)```", document.read_text(), re.DOTALL):
-            for line in block.splitlines():
-                words = shlex.split(line.lstrip("$ "), comments=True)
-                if words and Path(words[0]).name == "penstock" and len(words) > 1 and not words[1].startswith("-"):
-                    assert words[1] in subcommands, f"{document.name}: {line}"
+    for words in commands(document):
+        assert parser.parse_args(words[1:]), words  # a wrong option or subcommand exits
+
+
+def test_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """All that need no more than the demo, in their order."""
+    (tmp_path / "demo").symlink_to(ROOT / "demo")
+    ran = [words for words in commands(ROOT / "README.md") if "my-checkpoint" not in words]
+    assert [words[1] for words in ran] == ["run", "export", "inspect", "bench"]
+    for words in ran:
+        run([sys.executable, "-m", *words], tmp_path)
+
+
+def test_python_of_the_readme_runs(tmp_path: Path) -> None:
+    (tmp_path / "demo").symlink_to(ROOT / "demo")
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "length" in run([sys.executable, "-c", script], tmp_path)
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
