@@ -87,7 +87,8 @@ typedef struct ps_model_info {
   const int32_t* page_windows;    /* [num_page_groups]; 0: every position is kept */
 } ps_model_info;
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
-/* A segment by name ("tokenizer.json", "config.json" ...): a view into the model, valid until it closes. */
+/* A segment by name ("tokenizer.json", "config.json" ...): a view into the model, valid until it closes.
+ * Without one of that name data is null and bytes is -1. */
 PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const void** data, int64_t* bytes);
 
 /* ---- program ---------------------------------------------------------------------------------------- */
