@@ -7,10 +7,12 @@ over tokens: a piece is given out only when no later token can change it.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
+from penstock.config import parse_object
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.generation import find_chat_template, read_tokenizer_config
 
@@ -18,6 +20,8 @@ __all__ = ["Detokenizer", "StopMatcher", "TextStream", "Tokenizer"]
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
+_SUBWORD_PREFIX: Final = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+_ESCAPED_ASCII: Final = re.compile(rb"\\u00[2-7]")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -40,6 +44,18 @@ def _library_errors() -> Iterator[None]:
         raise InvalidFileError(f"tokenizer.json: {error}") from error
 
 
+def _refuse_subword_prefix(data: bytes) -> None:
+    """The library cuts such a prefix off merges by bytes, and ends the process when it cuts a character in two.
+
+    The whole file is parsed only when the key may be there, with a value or behind escapes.
+    """
+    if not _SUBWORD_PREFIX.search(data) and not (b"\\u00" in data and _ESCAPED_ASCII.search(data)):
+        return
+    model = parse_object(data, "tokenizer.json", max_bytes=len(data)).get("model")
+    if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("type") != "WordPiece":
+        raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported")
+
+
 class Tokenizer:
     """A ``tokenizer.json`` with what ``tokenizer_config.json`` says of special tokens and chat.
 
@@ -51,8 +67,10 @@ class Tokenizer:
             raise UnsupportedError("the model has no tokenizer.json: give token ids, or convert its tokenizer first")
         import tokenizers
 
+        data = bytes(files["tokenizer.json"])
+        _refuse_subword_prefix(data)
         with _library_errors():
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(bytes(files["tokenizer.json"]))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.special_tokens = read_tokenizer_config(files).special_tokens
