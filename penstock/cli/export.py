@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.errors import InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
 
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.quant.scheme import find_scheme
     from penstock.runtime.build import build_in_child
 
+    if not args.out.endswith(".psm"):
+        raise InvalidArgumentError(f"{args.out}: the name of a bundle ends in .psm")
     if args.scheme is not None:
         find_scheme(args.scheme)
     progress = ProgressLine()

@@ -81,11 +81,12 @@ def _folder(path: Path) -> dict[str, Any]:
 def _folder_text(found: dict[str, Any]) -> str:
     scheme = f", quantized: {found['scheme']}" if found["scheme"] else ""
     context = "" if found["context_len"] is None else f", context of {found['context_len']:,} tokens"
+    values = "stored values" if found["scheme"] else "parameters"  # two 4-bit parameters share a byte
     lines = [
         f"{found['path']}: a checkpoint folder",
         f"network        {found['network'] or 'not named'}{context}",
         f"type           {found['dtype']}{scheme}",
-        f"parameters     {found['num_values']:,} in {found['num_tensors']} tensors, {format_bytes(found['num_bytes'])}",
+        f"{values:<15}{found['num_values']:,} in {found['num_tensors']} tensors, {format_bytes(found['num_bytes'])}",
     ]
     for dtype, entry in sorted(found["by_dtype"].items()):
         lines.append(

@@ -28,7 +28,8 @@ def format_bytes(num_bytes: int) -> str:
     value, unit = num_bytes / 1000, 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_UNITS[unit]}"
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f} {_UNITS[unit]}"
 
 
 class ProgressLine:

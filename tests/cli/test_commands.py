@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from penstock.cli.progress import format_bytes
 from tests.cli.conftest import DEMO, FOLDER
 
 
@@ -105,3 +106,28 @@ def test_bench_refuses_by_name(penstock_command, options, message):
     done = penstock_command("bench", DEMO, *options)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+def test_export_writes_names_that_run_takes(penstock_command, tmp_path):
+    done = penstock_command("export", FOLDER, tmp_path / "model.bin")
+    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert "model.bin: the name of a bundle ends in .psm" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (9_996, "10.0 kB"),
+        (11_000_000, "11.0 MB"),
+        (99_960_000, "100 MB"),
+        (999_600_000, "1.00 GB"),
+        (50_000_000_000, "50.0 GB"),
+        (5_000_000_000_000_000, "5000 TB"),
+    ],
+)
+def test_sizes_have_three_digits(num_bytes, text):
+    assert format_bytes(num_bytes) == text
