@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.remove("--debug")
     # Only the subcommand that is wanted is loaded; help wants all.
     named = next((a for a in arguments if not a.startswith("-")), "")
+    _open_missing_streams()
     args = make_parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
     _watch_interrupts()
     try:
@@ -75,8 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _one_line(error: BaseException) -> str:
     """The message without what could drive a terminal."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    text = " ".join(text.split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _open_missing_streams() -> None:
+    """A shell may start the command with a standard stream closed: then nothing is read, or written text goes."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
 
 
 def _interrupted() -> int:

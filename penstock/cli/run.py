@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import add_limit_options, add_model_options, limits_of
 from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM, Result
@@ -77,7 +79,7 @@ def _open(args: argparse.Namespace) -> LLM:
 def run(args: argparse.Namespace) -> int:
     """Continue the prompt; text on stdout, figures on stderr."""
     params = _params(args)  # refuse bad values before anything is opened
-    prompt_text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
     with _open(args) as llm:
         load_s = time.perf_counter() - start
@@ -95,8 +97,19 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(_object(llm, result, load_s), ensure_ascii=False))
             return 0
         _write("\n")
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            print(file=sys.stderr)
         print(_figures(llm, result, load_s), file=sys.stderr)
     return 0
+
+
+def _prompt_text(prompt: str) -> str:
+    """The prompt, whatever the locale takes its bytes for; ``-`` is standard input."""
+    data = getattr(sys.stdin, "buffer", sys.stdin).read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return data if isinstance(data, str) else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"prompt is not UTF-8 text at byte {error.start}") from None
 
 
 def _write(text: str) -> None:
@@ -127,10 +140,10 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
     from penstock.runtime.machine import peak_rss_bytes
 
     timings, num_tokens = result.timings, len(result.token_ids)
-    rate = f"{timings['decode_tokens_per_s']:.1f} tokens/s" if num_tokens > 1 else "one token"
+    rate = f"{timings['decode_tokens_per_s']:,.0f} tokens/s, " if num_tokens > 1 else ""
+    threads = "1 thread" if llm.info.num_threads == 1 else f"{llm.info.num_threads} threads"
     return (
-        f"[{llm.info.scheme}, {llm.info.cpu_level} x {llm.info.num_threads} threads] "
-        f"load {load_s * 1e3:.0f} ms, first token {timings['first_token_s'] * 1e3:.0f} ms "
-        f"({len(result.prompt_token_ids)} tokens), then {rate} ({num_tokens} tokens, {result.finish_reason}), "
-        f"memory {format_bytes(peak_rss_bytes())}"
+        f"load {load_s * 1e3:.0f} ms, first token {timings['first_token_s'] * 1e3:.0f} ms, "
+        f"{rate}memory {format_bytes(peak_rss_bytes())} "
+        f"({llm.info.scheme}, {threads}; {len(result.prompt_token_ids)} + {num_tokens} tokens, {result.finish_reason})"
     )

@@ -145,6 +145,9 @@ class LLM:
             progress=progress,
         )
         try:
+            longest = opened.program.info.context_len
+            if limits is not None and limits.context_len > longest:
+                raise InvalidArgumentError(f"context_len {limits.context_len} is more than the model's {longest}")
             self._start(opened)
         except BaseException:
             opened.program.close()
@@ -241,7 +244,7 @@ class LLM:
         from penstock.engine.chat import render_chat
 
         if self.tokenizer.chat_template is None:
-            raise UnsupportedError("the model has no chat template: use generate with a plain prompt")
+            raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
         text = render_chat(self.tokenizer.chat_template, messages, self.tokenizer.special_tokens)
         return self.tokenizer.encode(text, add_special_tokens=False)
 

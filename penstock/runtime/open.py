@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.quant.scheme import find_scheme
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 
 __all__ = ["MODES", "Opened", "open_program"]
@@ -67,6 +69,8 @@ def open_program(
         raise InvalidArgumentError(
             f"threads must be a whole number from 0 (as many as allowed) to 4096, not {threads!r}"
         )
+    if not isinstance(model, (str, os.PathLike)) or not str(model):
+        raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
     path = Path(model)
     limits = limits or ProgramLimits()
     if path.is_dir():
@@ -75,7 +79,7 @@ def open_program(
         network = network or _registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, use_cache, progress)
     if not path.exists():
-        raise FileAccessError(f"{path}: no such file or folder")
+        raise FileAccessError(f"{path}: no such file or folder; a model is a local checkpoint folder or a .psm bundle")
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits)
 
@@ -110,6 +114,7 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
     program, model = NativeProgram.open(path, threads=threads, limits=limits)
     try:
         if scheme is not None and scheme != program.info.scheme:
+            find_scheme(scheme)
             raise InvalidArgumentError(
                 f"{path}: scheme {scheme!r} was asked for, but the bundle holds {program.info.scheme!r}; "
                 f"export the checkpoint folder with --scheme {scheme}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from penstock import LLM, SamplingParams
-from tests.cli.conftest import DEMO, FOLDER, start
+from tests.cli.conftest import DEMO, FOLDER, environment, start
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -75,7 +77,9 @@ def test_a_stop_string_ends_the_text(penstock_command):
         (["--stop", ""], "stop"),
         (["--threads", "-2"], "threads"),
         (["--context-len", "-1"], "context_len"),
+        (["--context-len", "1025"], "context_len 1025 is more than the model's 1024"),
         (["--scheme", "w4a8"], "scheme"),
+        (["--scheme", "w9"], "expected one of f32"),
         (["--mode", "eager"], "eager"),
         (["--network", "x.py:Net"], "network"),
         (["--chat"], "chat template"),
@@ -105,6 +109,8 @@ def test_prompts_that_do_not_fit_are_refused(penstock_command):
 
 
 def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):
+    nothing = penstock_command("run", "", "x")
+    assert (nothing.returncode, "model must be" in nothing.stderr) == (1, True)
     missing = penstock_command("run", tmp_path / "no.psm", "x")
     assert (missing.returncode, "no.psm" in missing.stderr) == (1, True)
     data = DEMO.read_bytes()
@@ -123,6 +129,38 @@ def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
     assert ".psm bundle" in penstock_command("run", gguf, "x").stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_no_harm(closed):
+    command = f'exec "$0" -m penstock run "$1" x --max-tokens 2 {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, DEMO], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_prompt_that_is_no_utf8_text_is_refused():
+    for prompt, stdin in ((b"caf\xe9", b""), (b"-", b"caf\xe9")):
+        command = [sys.executable, "-m", "penstock", "run", DEMO, prompt, "--max-tokens", "1"]
+        done = subprocess.run(command, input=stdin, capture_output=True, env=environment(), timeout=60)
+        assert (done.returncode, done.stderr) == (1, b"penstock: prompt is not UTF-8 text at byte 3\n")
+
+
+def test_prompts_do_not_depend_on_the_locale():
+    command = [sys.executable, "-m", "penstock", "run", DEMO, "é = 1", "--max-tokens", "1", "--json"]
+    plain = environment(PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C")
+    for env in (environment(), plain):
+        done = subprocess.run(command, capture_output=True, env=env, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_named_without_its_number():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "penstock", "run", DEMO, "x", "--max-tokens", "2"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
+    assert (done.returncode, done.stderr) == (1, "penstock: No space left on device\n")
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path):
