@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArgumentError, PenstockError
@@ -27,16 +27,22 @@ def _refuse(name: str, expected: str, found: object) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} must be {expected}, not {found!r}")
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+def _int(name: str, value: object, low: int, high: int) -> int | None:
+    """None, or a whole number of any kind (numpy's too) within bounds."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise _refuse(name, f"a whole number from {low} to {high}", value)
+    return int(value)
 
 
-def _check_float(name: str, value: object, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _float(name: str, value: object, low: float, high: float, expected: str) -> float | None:
+    """None, or a number of any kind within bounds; NaN is within none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
         raise _refuse(name, expected, value)
-    if not low <= value <= high:
-        raise _refuse(name, expected, value)
+    return float(value)
 
 
 def _check_stop(stop: object) -> tuple[str, ...]:
@@ -86,19 +92,17 @@ class SamplingParams:
         if unknown:
             known = ", ".join(self.__dataclass_fields__)
             raise InvalidArgumentError(f"SamplingParams has no field {next(iter(unknown))!r}; it has {known}")
-        if max_tokens is not None:
-            _check_int("max_tokens", max_tokens, 1, 2**31 - 1)
-        if temperature is not None:
-            _check_float("temperature", temperature, 0.0, 100.0, "a number from 0 to 100")
-        if top_k is not None:
-            _check_int("top_k", top_k, 0, 2**31 - 1)
-        if top_p is not None:
-            _check_float("top_p", top_p, 1e-6, 1.0, "a number above 0 and up to 1")
-        if seed is not None:
-            _check_int("seed", seed, 0, 2**64 - 1)
         if not isinstance(ignore_eos, bool):
             raise _refuse("ignore_eos", "True or False", ignore_eos)
-        values = (max_tokens, temperature, top_k, top_p, seed, _check_stop(stop), ignore_eos)
+        values = (
+            _int("max_tokens", max_tokens, 1, 2**31 - 1),
+            _float("temperature", temperature, 0.0, 100.0, "a number from 0 to 100"),
+            _int("top_k", top_k, 0, 2**31 - 1),
+            _float("top_p", top_p, 1e-6, 1.0, "a number above 0 and up to 1"),
+            _int("seed", seed, 0, 2**64 - 1),
+            _check_stop(stop),
+            ignore_eos,
+        )
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from penstock.engine.request import ResolvedSampling, SamplingParams
@@ -44,6 +45,14 @@ from penstock.errors import InvalidArgumentError
 def test_a_bad_field_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgumentError, match=rf"^{field} must be"):
         SamplingParams(**{field: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(max_tokens=np.int64(8), temperature=np.float32(0.5), top_k=np.uint8(3), seed=np.int32(7))
+    assert params == SamplingParams(max_tokens=8, temperature=0.5, top_k=3, seed=7)
+    assert (type(params.top_k), type(params.temperature)) == (int, float)
+    with pytest.raises(InvalidArgumentError, match="temperature"):
+        SamplingParams(temperature=np.float32("nan"))
 
 
 def test_an_unknown_field_is_refused_by_name():
