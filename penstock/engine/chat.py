@@ -188,6 +188,8 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidArgumentError(f"messages[{index}] must be an object with a role, not {message!r}")
+        if "content" not in message and "tool_calls" not in message:
+            raise InvalidArgumentError(f"messages[{index}] has no content: it has {', '.join(map(repr, message))}")
         if not isinstance(message.get("content"), (str, list, type(None))):
             raise InvalidArgumentError(f"messages[{index}]: content must be text, not {message['content']!r}")
         checked.append(dict(message))

@@ -103,6 +103,7 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
         ([{"content": "x"}], r"messages\[0\]"),
         ([{"role": "user", "content": "x"}, {"role": 1}], r"messages\[1\]"),
         ([{"role": "user", "content": 7}], r"messages\[0\]: content"),
+        ([{"role": "user", "contnet": "x"}], r"messages\[0\] has no content: it has 'role', 'contnet'"),
         ([json], r"messages\[0\]"),
     ],
 )
