@@ -5,7 +5,8 @@ Thin wrappers over ``penstock.LLM``; everything that ``generate`` takes is check
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from penstock.models.checkpoint import SIDE_FILES, read_small_file
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 
+_OPTIONS = ("temperature", "top_k", "top_p", "seed", "stop", "ignore_eos")
+
 
 def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Files of a folder or segments of a bundle, those that exist."""
@@ -25,6 +28,8 @@ def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
         return {name: read_small_file(path / name) for name in names if (path / name).exists()}
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
+    if path.name in SIDE_FILES or path.name == "tokenizer.model":
+        raise InvalidArgumentError(f"{path}: give the folder that holds it, or a .psm bundle")
     from penstock.lite import core
 
     model = core.Model.open(path)
@@ -70,11 +75,17 @@ class AutoTokenizer:
     @classmethod
     def from_pretrained(cls, model: Path | str) -> AutoTokenizer:
         """Read the tokenizer of a checkpoint folder or a bundle."""
-        return cls(Tokenizer(_read_files(Path(model), SIDE_FILES)))
+        path = Path(model)
+        files = _read_files(path, SIDE_FILES)
+        if "tokenizer.json" not in files and (path / "tokenizer.model").exists():
+            from penstock.models.tokenizer_convert import convert_tokenizer
+
+            files["tokenizer.json"] = convert_tokenizer(path)
+        return cls(Tokenizer(files))
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
         """``input_ids`` and ``attention_mask``: lists for one text, lists of lists for several."""
-        if isinstance(text, str):
+        if isinstance(text, str) or not isinstance(text, Sequence):  # what is no text, encode refuses
             ids = self.encode(text, add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
         several = [self.encode(one, add_special_tokens) for one in text]
@@ -84,9 +95,13 @@ class AutoTokenizer:
         """Token ids of one text."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of token ids."""
-        return self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=skip_special_tokens)
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids, or of one."""
+        ids = list(token_ids) if isinstance(token_ids, Iterable) else [token_ids]
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < 1 << 31:
+                raise InvalidArgumentError(f"token_ids must be whole numbers from 0, found {token!r}")
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         """The texts of several lists of token ids."""
@@ -127,8 +142,11 @@ class AutoModel:
         """
         if do_sample not in (None, True, False):
             raise InvalidArgumentError(f"do_sample must be True or False, not {do_sample!r}")
-        if "max_tokens" in options:
-            raise InvalidArgumentError("generate takes max_new_tokens, not max_tokens")
+        for name in options:
+            if name not in _OPTIONS:
+                raise InvalidArgumentError(
+                    f"generate has no option {name!r}; it has max_new_tokens, do_sample, {', '.join(_OPTIONS)}"
+                )
         if do_sample is False:
             if options.get("temperature"):
                 raise InvalidArgumentError(f"temperature {options['temperature']!r} goes with do_sample=True")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import penstock
@@ -61,6 +62,28 @@ def test_a_config_remembers_its_weights():
 def test_options_are_honoured_or_refused(model, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         model.generate([5], **options)
+
+
+def test_tokenizers_refuse_what_is_no_text_and_no_id():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    assert tokenizer.decode(5) == tokenizer.decode([5]) == tokenizer.decode(np.array([5]))
+    for ids in ([-1], ["a"], [[5]], [True], 2**31):
+        with pytest.raises(InvalidArgumentError, match="token_ids"):
+            tokenizer.decode(ids)
+    for text in (None, 5, ["a", None]):
+        with pytest.raises(InvalidArgumentError, match="text must be a string"):
+            tokenizer(text)
+    with pytest.raises(InvalidArgumentError, match="give the folder"):
+        AutoTokenizer.from_pretrained(FOLDER / "tokenizer.json")
+
+
+def test_a_sentencepiece_tokenizer_is_converted_or_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    convert = "penstock.models.tokenizer_convert.convert_tokenizer"
+    monkeypatch.setattr(convert, lambda folder: (FOLDER / "tokenizer.json").read_bytes())
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("def f(") == AutoTokenizer.from_pretrained(FOLDER).encode(
+        "def f("
+    )
 
 
 def test_tokenizers_agree_with_transformers():
