@@ -23,7 +23,6 @@ from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.lite import core
 from penstock.models.checkpoint import Checkpoint
 from penstock.quant.matrix import SOURCE_DTYPES
-from penstock.quant.scheme import default_scheme, find_scheme
 
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
@@ -67,7 +66,7 @@ def export_bundle(
     if Path(source).suffix == ".psm" and not Path(source).is_dir():
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which needs no export")
     checkpoint = Checkpoint.open(source)
-    chosen = choose_scheme(checkpoint, scheme)
+    chosen = checkpoint.choose_scheme(scheme)
     tell("capture", 0, 0)
     graph, constants = build_graph(checkpoint, chosen, network)
     captured = time.monotonic()
@@ -93,20 +92,6 @@ def export_bundle(
 
 def _ignore(stage: str, done: int, total: int) -> None:
     """Progress that nobody asked for."""
-
-
-def choose_scheme(checkpoint: Checkpoint, scheme: str | None) -> str:
-    """The scheme asked for, else the folder's own; a quantized folder has one alone."""
-    own = checkpoint.scheme
-    if scheme is None:
-        return own or default_scheme(checkpoint.dtype)
-    find_scheme(scheme)
-    if own is not None and scheme != own:
-        raise UnsupportedError(
-            f"{checkpoint.folder}: holds weights quantized as {own}; expected scheme {own}, found {scheme}: "
-            "export the original checkpoint instead"
-        )
-    return scheme
 
 
 def build_graph(

@@ -18,7 +18,7 @@ from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.tensor_file import TensorFile, TensorInfo, open_regular
 from penstock.quant.folder import QUANTIZED_VERSION
-from penstock.quant.scheme import SCHEMES
+from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme
 
 __all__ = ["SIDE_FILES", "Checkpoint", "FileStamp", "TensorInfo", "read_small_file"]
 
@@ -234,6 +234,21 @@ class Checkpoint:
         if not np.isfinite(scales).all():
             raise InvalidFileError(f"{name}_scale: expected finite scales")
         return scales
+
+    def choose_scheme(self, scheme: str | None) -> str:
+        """The scheme asked for, else the folder's own type; a quantized folder has one scheme alone.
+
+        Raises InvalidArgumentError for an unknown scheme, UnsupportedError for another than a quantized folder's.
+        """
+        if scheme is None:
+            return self.scheme or default_scheme(self.dtype)
+        find_scheme(scheme)
+        if self.scheme is not None and scheme != self.scheme:
+            raise UnsupportedError(
+                f"{self.folder}: holds weights quantized as {self.scheme}; expected scheme {self.scheme}, found "
+                f"{scheme}: use the original checkpoint instead"
+            )
+        return scheme
 
     def redundant_names(self) -> set[str]:
         """Tensors that a network need not read: rotary frequencies, and an output head equal to the embedding it is

@@ -25,7 +25,7 @@ from penstock import env
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.models.checkpoint import Checkpoint
 from penstock.ops.table import OPS
-from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme
+from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
@@ -111,8 +111,7 @@ class Cache:
         ``build_in_child`` raise.
         """
         checkpoint = Checkpoint.open(folder)
-        wanted = scheme if scheme is not None else checkpoint.scheme or default_scheme(checkpoint.dtype)
-        find_scheme(wanted)
+        wanted = checkpoint.choose_scheme(scheme)
         key = bundle_key(checkpoint, wanted, network)
         found = self._find(key)
         if found is not None:

@@ -31,7 +31,6 @@ from penstock.nn import (
 from penstock.nn.packing import pack_matrix, pack_quantized
 from penstock.ops import layouts
 from penstock.ops.eager import use_context
-from penstock.quant.scheme import default_scheme, find_scheme
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
 
 __all__ = ["EagerProgram"]
@@ -60,7 +59,7 @@ class EagerProgram:
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
         self._context = core.Context(threads)
-        scheme = _choose_scheme(checkpoint, scheme)
+        scheme = checkpoint.choose_scheme(scheme)
         built = construct_on_meta(checkpoint.config, network)
         self.network = built.network
         groups = assign_page_groups(self.network)
@@ -193,15 +192,6 @@ def _complete(limits: ProgramLimits, longest: int) -> ProgramLimits:
         num_pages=limits.num_pages or pages_for(context_len) * limits.max_requests,
         context_len=context_len,
     )
-
-
-def _choose_scheme(checkpoint: Checkpoint, scheme: str | None) -> str:
-    own = checkpoint.scheme
-    chosen = scheme or own or default_scheme(checkpoint.dtype)
-    find_scheme(chosen)
-    if own is not None and chosen != own:
-        raise UnsupportedError(f"{checkpoint.folder}: expected scheme {own}, which it is stored in, found {chosen}")
-    return chosen
 
 
 class _WeightReader:
