@@ -55,8 +55,54 @@ def test_a_template_refuses_messages_in_its_own_words():
 
 
 @pytest.mark.parametrize(
+    ("template", "expected"),
+    {
+        "{{ '**{}** {a}'.format(1, a=2) }}{{ '**%s**' % 'b' }}": "**1** 2**b**",
+        "{{ ([messages[0].content, 'b'] + ['c']) | join('-') }}": "Be short.-b-c",
+        "{% for a, b in [(1, 2), (3, 4)] %}{{ a + b * 2 }}{% endfor %}{% set x, y = 1, 2 %}{{ x - y }}": "511-1",
+        "{{ {'a': 1}.items() | list }}{{ [1, 2.5] | sum }}{{ 1.25 | round(1) }}": "[('a', 1)]3.51.2",
+        "{{ ' x ' | trim }}{{ 'abc'[1:] | upper }}{{ messages[1:] | length }}": "xBC3",
+    }.items(),
+)
+def test_what_templates_do_is_allowed(template, expected):
+    assert render_chat(template, MESSAGES, {}) == expected
+
+
+DEEP = "{% set a = ['x'] %}{% set b = ['x'] %}" + "{% set a = [a, a] %}{% set b = (b, b) %}" * 40
+
+
+@pytest.mark.parametrize(
     "template",
     [
+        DEEP + "{{ a }}",
+        DEEP + "{{ a | tojson }}",
+        DEEP + "{{ '{}'.format(a) }}",
+        DEEP + "{{ a == b | list }}",
+        "{% set a = 'x' %}" + "{% set a = {'k': a, 'l': a} %}" * 40 + "{{ a | string }}",
+        "{% set a = 'x' %}" + "{% set a = dict(k=a, l=a) %}" * 40 + "{{ a }}",
+        "{% set n = namespace(a='x') %}" + "{% set n.a = (n.a, n.a) %}" * 40 + "{{ n.a }}",
+        "{% set x = 4294967296 %}" + "{% set x = x * x %}" * 30 + "{{ x > 3 }}",
+        "{{ ('f' * 16000000) | int(0, 16) }}",
+        "{{ 1.5 | round(1000000000, 'floor') }}",
+        "{{ [1] | batch(2000000000, 0) | list }}",
+        "{{ [1] | slice(2000000000) | list }}",
+        "{{ ([[1]] * 100000) | sum(start=[]) }}",
+        "{{ [1] * 999999999 }}",
+        "{% set x = '\"' * 1000 %}" + "{% set x = x | tojson %}" * 30,
+        "{{ range(1000) | list | tojson(separators=('x' * 1000000, ':')) }}",
+        "{{ 'x'.encode() * 999999999 }}",
+        "{{ (5).to_bytes(999999999, 'big') }}",
+        "{{ ('a' * 16000).translate({97: 'x' * 1000000}) }}",
+        "{{ '{:{}}'.format('a', 999999999) }}",
+        "{% set f = '{0}' * 100000 %}{{ f.format('x' * 1000000) }}",
+        "{% set f = '%(a)s' * 100000 %}{{ f % {'a': 'x' * 1000000} }}",
+        "{{ ('x' * 1000000).join(range(90000) | map('string')) }}",
+        "{{ ('\t' * 10000).expandtabs(tabsize=1000000) }}",
+        "{{ ('a' * 8000000).rfind('b' ~ 'a' * 4000000) }}",
+        "{{ ('a' * 8000000) | trim('b' * 7000000 ~ 'a') }}",
+        "".join(f"{{% set a{i} = 'x' * 16000000 %}}" for i in range(40)),
+        "{% for x in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ 'abc' | truncate(2, true, 'x' * 10) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 999999999 }}",
         "{{ 999999999 * 'x' }}",
