@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from penstock.config import ConfigReader
-from penstock.models import llama
+from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.llama import Network
 
 __all__ = ["Config", "Network"]
@@ -14,12 +12,12 @@ _DEFAULT_WINDOW = 4096  # where the key is missing; null means no window
 
 
 class Config:
-    """Reads config.json into llama's Config."""
+    """Reads config.json."""
 
     @staticmethod
-    def read(reader: ConfigReader) -> llama.Config:
+    def read(reader: ConfigReader) -> DecoderConfig:
         """Reads and checks config.json; errors name the key."""
         window = reader.int("sliding_window", _DEFAULT_WINDOW)
         if "sliding_window" in reader.values and not reader.has("sliding_window"):
             window = 0
-        return replace(llama.Config.read(reader), window=window)
+        return read_decoder(reader, (window,) * read_num_layers(reader), context_len=2048)

@@ -2,75 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from torch import Tensor
 
-from torch import Tensor, nn
-
-from penstock.config import ConfigReader, RopeConfig
-from penstock.models.llama import GatedMLP
+from penstock.config import ConfigReader
+from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder
 from penstock.models.qwen2 import read_windows
-from penstock.nn import (
-    Attention,
-    Batch,
-    ColumnParallelLinear,
-    LMHead,
-    Module,
-    RMSNorm,
-    RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    apply_rope,
-)
+from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RMSNorm, RowParallelLinear, apply_rope
 
 __all__ = ["Config", "Network"]
 
 
-@dataclass(frozen=True)
 class Config:
-    """What config.json says of the network.  ``windows`` has one entry per layer, 0 where every position is seen."""
+    """Reads config.json."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    context_len: int
-    norm_eps: float
-    rope: RopeConfig
-    tied: bool
-    attention_bias: bool
-    windows: tuple[int, ...]
-
-    @classmethod
-    def read(cls, reader: ConfigReader) -> Config:
+    @staticmethod
+    def read(reader: ConfigReader) -> DecoderConfig:
         """Reads and checks config.json; errors name the key."""
-        reader.one_of("hidden_act", ("silu",), "silu")
-        hidden_size, num_heads = reader.int("hidden_size"), reader.int("num_attention_heads")
-        head_dim = reader.int("head_dim", 128)
-        num_kv_heads = reader.int("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise reader.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})", num_kv_heads)
-        return cls(
-            vocab_size=reader.int("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=reader.int("intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            context_len=reader.int("max_position_embeddings", 32768),
-            norm_eps=reader.float("rms_norm_eps", 1e-6),
-            rope=reader.rope(head_dim),
-            tied=reader.bool("tie_word_embeddings", False),
-            windows=read_windows(reader),
-            attention_bias=reader.bool("attention_bias", False),
-        )
+        return read_decoder(reader, read_windows(reader), head_dim=128, context_len=32768)
 
 
 class Qwen3Attention(Module):
     """Grouped-query attention with rotary positions; q and k are normalised before they turn."""
 
-    def __init__(self, config: Config, window: int) -> None:
+    def __init__(self, config: DecoderConfig, window: int) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -91,51 +45,8 @@ class Qwen3Attention(Module):
         return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
 
 
-class Qwen3Layer(Module):
-    """Attention and feed-forward, each behind a norm and around a residual."""
-
-    def __init__(self, config: Config, window: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = Qwen3Attention(config, window)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
-
-    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """x [T, hidden]: [T, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos_sin, batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Qwen3Model(Module):
-    """Token ids to hidden rows."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Qwen3Layer(config, window) for window in config.windows)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.rope)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """The hidden rows of a step, [T, hidden]."""
-        x = self.embed_tokens(batch.token_ids)
-        cos_sin = self.rotary_emb(batch.positions)
-        for layer in self.layers:
-            x = layer(x, cos_sin, batch)
-        return self.norm(x)
-
-
-class Network(Module):
+class Network(CausalLM):
     """The language model."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.config = config
-        self.model = Qwen3Model(config)
-        tied = self.model.embed_tokens if config.tied else None
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=tied)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits of the wanted rows, [R, vocab]."""
-        return self.lm_head(self.model(batch), batch.output_rows)
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, [Qwen3Attention(config, window) for window in config.windows])

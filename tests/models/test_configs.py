@@ -35,7 +35,7 @@ def test_the_folder_lists_the_types() -> None:
 
 def test_defaults() -> None:
     llama = read("llama")
-    assert (llama.num_kv_heads, llama.head_dim, llama.tied, llama.attention_bias, llama.window) == (
+    assert (llama.num_kv_heads, llama.head_dim, llama.tied, llama.attention_bias, llama.windows[0]) == (
         4,
         16,
         False,
@@ -44,9 +44,9 @@ def test_defaults() -> None:
     )
     assert read("qwen3").head_dim == 128
     assert read("qwen2").head_dim == 16
-    assert read("mistral").window == 4096
-    assert read("mistral", sliding_window=None).window == 0
-    assert read("mistral", sliding_window=64).window == 64
+    assert read("mistral").windows[0] == 4096
+    assert read("mistral", sliding_window=None).windows[0] == 0
+    assert read("mistral", sliding_window=64).windows[0] == 64
 
 
 def test_windows_by_layer() -> None:
