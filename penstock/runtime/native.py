@@ -9,7 +9,7 @@ from penstock.errors import OutOfMemoryError
 from penstock.graph.ir import KvLayout
 from penstock.lite import core
 from penstock.runtime.machine import memory
-from penstock.runtime.program import ProgramInfo, ProgramLimits, pages_for
+from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ def fit_limits(
             shrunk = max(0, available - fixed) // page
             if shrunk >= min(pages_for(context_len), pages_for(LEAST_CONTEXT)):
                 num_pages = shrunk
-                context_len = min(context_len, shrunk * 32)
+                context_len = min(context_len, shrunk * PAGE_TOKENS)
         base = ProgramLimits(
             base.max_tokens, base.max_requests, base.max_rows, num_pages, context_len, limits.kv_layout
         )
