@@ -25,7 +25,7 @@ File::~File() {
 }
 
 ps_status File::open(const char* path, bool map) {
-  const int descriptor = ::open(path, O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe never blocks here
   if (descriptor < 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
   const ps_status status = load(descriptor, map);
   close(descriptor);

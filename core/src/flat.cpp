@@ -32,7 +32,7 @@ bool is_utf8(const uint8_t* p, uint32_t size, bool is_text) {
   for (uint32_t i = 0; i < size;) {
     if (p[i] == 0 || p[i] == 0x7F || (p[i] < 0x20 && !is_text)) return false;
     const uint32_t n = utf8_length(p + i, size - i);
-    if (!n) return false;
+    if (!n || (p[i] == 0xC2 && p[i + 1] < 0xA0 && !is_text)) return false;  // U+0080 to U+009F are controls too
     i += n;
   }
   return true;

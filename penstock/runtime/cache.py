@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock import env
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.lite.core import Model
 from penstock.models.checkpoint import Checkpoint
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
@@ -91,6 +92,17 @@ def bundle_key(checkpoint: Checkpoint, scheme: str, network: str | None = None) 
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def _is_sound(path: Path) -> bool:
+    """Whether a bundle opens; what the system refuses is not the bundle's fault."""
+    try:
+        Model.open(path).close()
+    except (InvalidFileError, UnsupportedError):
+        return False
+    except FileAccessError:
+        return path.exists()
+    return True
+
+
 class Cache:
     """The cache folder: ``PENSTOCK_CACHE_DIR``, bounded by ``PENSTOCK_CACHE_BYTES``, unless told otherwise."""
 
@@ -105,7 +117,8 @@ class Cache:
         network: str | None = None,
         progress: ProgressCallback | None = None,
     ) -> Path:
-        """The bundle of a checkpoint folder: found, or made in a child process and kept.
+        """The bundle of a checkpoint folder: found, or made in a child process and kept.  One that was damaged since is
+        made again.
 
         Two processes that ask for the same bundle at once make it once.  Raises what ``Checkpoint.open`` and
         ``build_in_child`` raise.
@@ -179,7 +192,7 @@ class Cache:
             return None
         with contextlib.suppress(OSError):  # a cache that is read-only still serves
             os.utime(self.folder / f"{key}.json")
-        return entry.path if entry.path.exists() else None
+        return entry.path if _is_sound(entry.path) else None
 
     def _write_record(self, key: str, record: dict[str, Any]) -> None:
         temporary = self.folder / f".{key}.json.{os.getpid()}{PARTIAL_SUFFIX}"

@@ -35,6 +35,13 @@ def test_graph_survives_write_and_read(bundle_of: Callable[..., Path]) -> None:
     assert [segment.name for segment in segments] == ["weights", "config.json"]
 
 
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.psm")
+    for path in (tmp_path / "pipe.psm", tmp_path):
+        with pytest.raises(FileAccessError, match="expected a regular file"):
+            Model.open(path)
+
+
 def test_same_input_gives_same_bytes(tmp_path: Path) -> None:
     files = [write_bundle(tmp_path / name, tiny_graph("w8a8")).read_bytes() for name in ("a.psm", "b.psm")]
     assert files[0] == files[1]

@@ -87,6 +87,7 @@ def twice(graph: Graph) -> None:
 
 QKV = "layers.0.attn.qkv"
 RULES: dict[str, tuple[Patch, str]] = {
+    "control_character": (field("network", "tiny\x9b2J"), "metadata.network: expected printable UTF-8"),
     "vocab_size": (field("vocab_size", 0), "metadata.vocab_size: expected 1 to"),
     "context_len": (field("context_len", 1 << 25), "metadata.context_len: expected 1 to"),
     "symbol_twice": (twice, r"symbols\[3\].name: T is declared twice"),

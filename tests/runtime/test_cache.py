@@ -20,6 +20,7 @@ from penstock.runtime import cache as cache_module
 from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key
 from tests.checkpoint.folders import write_folder
+from tests.core.tiny_graph import tiny_graph, write_bundle
 
 
 class Builder:
@@ -41,6 +42,7 @@ class Builder:
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     built = Builder()
     monkeypatch.setattr(cache_module, "build_in_child", built)
+    monkeypatch.setattr(cache_module, "_is_sound", Path.exists)  # what it writes is no bundle
     return built
 
 
@@ -48,6 +50,24 @@ def age(cache: Cache, seconds: float = 1000.0) -> None:
     for path in cache.folder.glob("*.json"):
         stamp = path.stat().st_mtime - seconds
         os.utime(path, (stamp, stamp))
+
+
+def test_a_damaged_bundle_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def build(source: Path, out: Path, **_: Any) -> dict[str, Any]:
+        made.append(write_bundle(out, tiny_graph()))
+        return {}
+
+    monkeypatch.setattr(cache_module, "build_in_child", build)
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    path = cache.find_or_build(folder)
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    assert cache.find_or_build(folder) == path
+    assert path.read_bytes() == data
+    assert cache.find_or_build(folder) == path
+    assert len(made) == 2
 
 
 def test_a_bundle_is_made_once(tmp_path: Path, builder: Builder) -> None:
@@ -165,7 +185,7 @@ def build_slowly(folder: Path, cache_folder: Path, log: Path) -> None:
         with log.open("a") as stream:
             stream.write("built\n")
         time.sleep(0.5)
-        out.write_bytes(b"x" * 100)
+        write_bundle(out, tiny_graph())
         return {}
 
     cache_module.build_in_child = build  # type: ignore[assignment]
