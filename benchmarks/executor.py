@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.lite.core import EMPTY_KERNELS, Context, CoreProgram, Model, ProgramOptions, StepBatch
+from penstock.lite.core import ALL_THREADS, EMPTY_KERNELS, Context, CoreProgram, Model, ProgramOptions, StepBatch
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     args = parser.parse_args()
     model, context = Model.open(args.bundle), Context(num_threads=args.threads)
-    options = ProgramOptions(max_tokens=1, max_requests=1, max_rows=1, num_pages=1, flags=EMPTY_KERNELS)
+    options = ProgramOptions(max_tokens=1, max_requests=1, max_rows=1, num_pages=1, flags=EMPTY_KERNELS | ALL_THREADS)
     program = CoreProgram(model, context, options)
     zero, one = np.zeros(1, np.int32), np.array([0, 1], np.int32)
     tables = np.zeros((model.info.num_page_groups, 1, 1), np.int32)

@@ -8,29 +8,6 @@ using namespace ps;
 namespace ps {
 namespace {
 
-// Bytes of weights that one token reads: every weight once, of an embedding table only a row.
-int64_t bytes_per_token(const ps_model& model) {
-  const Graph& graph = model.graph;
-  Vec<uint8_t> whole;
-  if (!whole.resize(graph.weights.size())) return 0;
-  int64_t bytes = 0;
-  for (const Node& node : graph.nodes) {
-    const bool is_table = strcmp(kOps[node.op].name, "embedding") == 0;
-    for (int32_t i = 0; i < node.num_inputs; ++i) {
-      if (node.inputs[i].kind != OPERAND_WEIGHT) continue;
-      const Weight& weight = graph.weights[node.inputs[i].index];
-      uint8_t& counted = whole[node.inputs[i].index];
-      if (is_table) {
-        bytes += weight.bytes / weight.rows;
-      } else if (!counted) {
-        counted = 1;
-        bytes += weight.bytes;
-      }
-    }
-  }
-  return bytes;
-}
-
 }  // namespace
 }  // namespace ps
 

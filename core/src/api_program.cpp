@@ -33,6 +33,7 @@ ps_status build(ps_program* program) {
     if (part.region->allocate(part.bytes, true)) continue;
     return fail(PS_OUT_OF_MEMORY, "%s: the system refused %lld bytes", part.name, static_cast<long long>(part.bytes));
   }
+  program->token_bytes = bytes_per_token(*program->model);
   return bind_program(program);
 }
 

@@ -15,6 +15,9 @@ namespace ps {
 
 ps_status open_model(ps_model* model, const char* path, bool map, bool verify);
 
+// Bytes of weights that one token reads: every weight once, of an embedding table only a row.
+int64_t bytes_per_token(const ps_model& model);
+
 inline const uint8_t* weight_data(const ps_model& model, const Weight& weight) {
   return model.file.data() + model.graph.segments[weight.segment].offset + weight.offset;
 }

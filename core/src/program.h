@@ -60,6 +60,8 @@ struct ps_program {
   int32_t num_counters = 0;
   int64_t symbols[ps::NUM_ROLES] = {-1, -1, -1, -1};  // of the last step
   int32_t num_rows = -1;                              // of the last step; -1: none yet
+  int64_t token_bytes = 0;   // of weights, that one token reads
+  int32_t step_threads = 1;  // that walk the step
   uint32_t step_number = 0;
   // The batch's private copies, inside the scratch memory.
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,

@@ -347,7 +347,7 @@ ps_status sample_rows(ps_context* context, const float* logits, int32_t vocab, c
   job.scratch = scratch;
   job.ids = ids;
   job.logprobs = logprobs;
-  PS_TRY(context->pool.run(run_job, &job));
+  PS_TRY(context->pool.run(run_job, &job, sampling.num_rows == 1));
   const int64_t error = job.first_error.load();
   if (error == INT64_MAX) return PS_OK;
   const int32_t row = static_cast<int32_t>(error / 4);

@@ -91,14 +91,14 @@ void* Pool::worker_main(void* argument) {
   }
 }
 
-ps_status Pool::run(Work work, void* argument) {
+ps_status Pool::run(Work work, void* argument, bool alone) {
   if (getpid() != owner_) {
     return fail(PS_INVALID_ARGUMENT,
                 "context: made in process %d and used in its forked child %d, where its threads do not exist; "
                 "make the context in the child, or spawn instead of forking",
                 static_cast<int>(owner_), static_cast<int>(getpid()));
   }
-  if (num_threads_ == 1) {
+  if (num_threads_ == 1 || alone) {
     pthread_mutex_lock(&busy_);
     work(argument, 0);
     pthread_mutex_unlock(&busy_);

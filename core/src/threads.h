@@ -63,8 +63,8 @@ class Pool {
   ps_status start(int32_t num_threads);
   int32_t num_threads() const { return num_threads_; }
   // Calls work(argument, i) for each i < num_threads, the caller being thread 0; returns when all are done.
-  // Refused in a forked child, where the other threads do not exist.
-  ps_status run(Work work, void* argument);
+  // `alone`: for thread 0 only.  Refused in a forked child, where the other threads do not exist.
+  ps_status run(Work work, void* argument, bool alone = false);
   Barrier& barrier() { return barrier_; }  // for the threads inside run
 
  private:

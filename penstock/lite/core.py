@@ -34,9 +34,9 @@ from penstock.lite.library import (
 from penstock.lite.weights import crc32, layout_bytes
 
 __all__ = [
-    "EMPTY_KERNELS", "POISON", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo", "Plan", "ProgramOptions",
-    "Sampling", "StepBatch", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack",
-    "pack_quantized", "plan", "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack",
+    "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo", "Plan",
+    "ProgramOptions", "Sampling", "StepBatch", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas",
+    "pack", "pack_quantized", "plan", "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack",
     "unpack_quantized", "version",
 ]  # fmt: skip
 
@@ -44,6 +44,8 @@ pack, unpack = Context.pack, Context.unpack
 pack_quantized, unpack_quantized = Context.pack_quantized, Context.unpack_quantized
 EMPTY_KERNELS = 1
 """A program flag: run everything but the kernels, which measures the executor alone."""
+ALL_THREADS = 4
+"""A program flag: use every thread for every step, however short; for tests and measurements."""
 POISON = 2
 """A program flag: fill temporaries with NaN before each step, which finds aliasing mistakes."""
 

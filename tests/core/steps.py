@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.lite.core import ProgramOptions, Sampling, StepBatch
+from penstock.lite.core import ALL_THREADS, ProgramOptions, Sampling, StepBatch
 
-OPTIONS = ProgramOptions(max_tokens=64, max_requests=4, max_rows=64, num_pages=16, num_slots=3)
+# The steps of the tiny graph are short: without the flag one thread would run them alone.
+OPTIONS = ProgramOptions(max_tokens=64, max_requests=4, max_rows=64, num_pages=16, num_slots=3, flags=ALL_THREADS)
 
 
 def i32(*values: int) -> npt.NDArray[np.int32]:

@@ -13,7 +13,17 @@ import numpy.typing as npt
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.lite.core import EMPTY_KERNELS, POISON, Context, CoreProgram, Model, StepBatch, cpu_levels, plan
+from penstock.lite.core import (
+    ALL_THREADS,
+    EMPTY_KERNELS,
+    POISON,
+    Context,
+    CoreProgram,
+    Model,
+    StepBatch,
+    cpu_levels,
+    plan,
+)
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.tiny_graph import LINEAR_LAYOUTS, VOCAB
 
@@ -47,11 +57,20 @@ def test_logits_are_the_same_bits_on_every_level_thread_count_and_chunking(
     assert len(found) == 1
 
 
+def test_short_steps_run_alone_with_the_same_bits(bundle_of: Callable[..., Path]) -> None:
+    with Model.open(bundle_of("f32")) as model, Context(3) as context:
+        results = []
+        for flags in (0, ALL_THREADS):
+            with CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=flags)) as program:
+                results.append(run_chunks(program, [5, 1, 30, 4]).tobytes())
+        assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("kv_layout", [1, 2, 3])
 def test_poisoned_temporaries_change_nothing(kv_layout: int, bundle_of: Callable[..., Path], context: Context) -> None:
     with Model.open(bundle_of("w4a8")) as model:
         results = []
-        for flags in (0, POISON):
+        for flags in (ALL_THREADS, ALL_THREADS | POISON):
             options = dataclasses.replace(OPTIONS, flags=flags, kv_layout=kv_layout)
             with CoreProgram(model, context, options) as program:
                 results.append(run_chunks(program, [5, 1, 30, 4]).tobytes())
@@ -104,7 +123,7 @@ def test_rows_of_logits_are_those_asked_for(model: Model, context: Context) -> N
 
 
 def test_empty_kernels_leave_the_logits_alone(model: Model, context: Context) -> None:
-    with CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=EMPTY_KERNELS)) as program:
+    with CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=EMPTY_KERNELS | ALL_THREADS)) as program:
         assert not run_chunks(program, [40]).any()
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.graph.ir import KvLayout
-from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
+from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first
@@ -45,6 +45,7 @@ def open_program(
         max_rows=num_tokens,
         num_pages=num_tokens // PAGE_TOKENS + 2 * num_requests,
         kv_layout=kv,
+        flags=ALL_THREADS,  # the tiny steps of a tiny model would be one thread's
     )
     return CoreProgram(model, context, options)
 
