@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PenstockError,
         UnsupportedError,
     )
+    from penstock.models.loader import load_network
     from penstock.models.registry import register_network
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
@@ -46,6 +47,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "Stream",
     "UnsupportedError",
     "__version__",
+    "load_network",
     "register_network",
 ]
 
@@ -62,6 +64,7 @@ _HOMES = {
         "PenstockError",
         "UnsupportedError",
     ),
+    "penstock.models.loader": ("load_network",),
     "penstock.models.registry": ("register_network",),
     "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
     "penstock.runtime.program": ("ProgramLimits",),

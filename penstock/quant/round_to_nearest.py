@@ -1,9 +1,10 @@
 """Round to nearest: the quantization that needs no data.
 
+    network = penstock.load_network("model")
     algorithm = RoundToNearest(RoundToNearestConfig(scheme="w4a8"))
     algorithm.apply(network)     # weights on the grid of the scheme, still floats: look at them, measure them
     algorithm.convert(network)   # the kernels read integers
-    algorithm.save("model-w4a8", checkpoint.side_files())
+    algorithm.save("model-w4a8")
 
 Layers are told apart by what they are called and what they have, because ``penstock.nn`` lies above this package.
 """
@@ -129,14 +130,16 @@ class RoundToNearest:
         if self._network is None or network is not self._network:
             raise InvalidArgumentError("network: expected the one that apply was called with")
 
-    def save(self, path: Path | str, side_files: Mapping[str, bytes]) -> None:
+    def save(self, path: Path | str, side_files: Mapping[str, bytes] | None = None) -> None:
         """Write a folder that loads wherever a checkpoint does; ``path`` must not exist.
 
-        ``side_files`` are the original's config.json (required), tokenizer and generation files by name, as
-        ``Checkpoint.side_files`` gives them.  The folder appears whole or not at all.
+        ``side_files`` are the original's config.json (required), tokenizer and generation files by name; a network of
+        ``penstock.load_network`` remembers its own.  The folder appears whole or not at all.
         """
         if self._network is None:
             raise InvalidArgumentError("save: expected a network that was quantized by apply, found none")
+        if side_files is None:
+            side_files = getattr(self._network, "side_files", {})
         if "config.json" not in side_files:
             raise InvalidArgumentError("side_files: expected config.json, found none")
         config = ConfigReader.parse(side_files["config.json"])

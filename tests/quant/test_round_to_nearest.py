@@ -11,10 +11,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from penstock.errors import InvalidArgumentError
+from penstock import load_network
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.quantize import quantize_checkpoint
 from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+from tests.invariants.checkpoints import write_checkpoint
 
 
 class Small(nn.Module):
@@ -85,3 +87,36 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     algorithm.apply(make_network(tied=False))
     with pytest.raises(InvalidArgumentError, match=r"config\.json"):
         algorithm.save(tmp_path / "out", {})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loaded_folder_is_quantized_and_saved_like_penstock_quantize(tmp_path: Path, tied: bool) -> None:
+    source = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    algorithm = RoundToNearest(RoundToNearestConfig("w4a8"))
+    algorithm.convert(algorithm.apply(load_network(source)))
+    algorithm.save(tmp_path / "saved")
+    quantize_checkpoint(source, tmp_path / "folder", "w4a8")
+    for name in ("config.json", "model.safetensors"):
+        expected, found = (tmp_path / folder / name for folder in ("folder", "saved"))
+        if name == "config.json":
+            assert json.loads(found.read_text()) == json.loads(expected.read_text())
+        else:
+            assert {k: v.tobytes() for k, v in load_file(found).items()} == {
+                k: v.tobytes() for k, v in load_file(expected).items()
+            }
+    with pytest.raises(UnsupportedError, match="expected float weights, found a folder quantized as w4a8"):
+        load_network(tmp_path / "saved")
+
+
+def test_loading_refuses_missing_left_over_and_misshapen_tensors(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "model")
+    tensors = load_file(source / "model.safetensors")
+    damaged = {
+        "lacks tensor 'model.norm.weight'": {k: v for k, v in tensors.items() if k != "model.norm.weight"},
+        "has tensor 'stray'": tensors | {"stray": np.zeros(3, np.float32)},
+        r"shape: expected \[96\], found \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
+    }
+    for message, found in damaged.items():
+        save_file(found, source / "model.safetensors")
+        with pytest.raises(InvalidFileError, match=message):
+            load_network(source)
