@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.errors import PenstockError
 from penstock.graph.export import export_bundle
@@ -34,7 +34,12 @@ def main() -> int:
     os.dup2(2, 1)
 
     def send(**message: Any) -> None:
-        messages.write(json.dumps(message) + "\n")
+        try:
+            messages.write(json.dumps(message) + "\n")
+        except OSError:  # nobody listens any more
+            if not args.child:
+                raise
+            _leave(Path(args.out).parent)
 
     try:
         report = export_bundle(
@@ -56,6 +61,13 @@ def _end_with_parent(folder: Path) -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
+    _leave(folder)
+
+
+def _leave(folder: Path) -> NoReturn:
     if folder.name.endswith(".partial"):
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(100):  # the other thread may be making a file just now
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
     os._exit(1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +21,15 @@ from penstock.quant.matrix import scale_shape, stored_values
 from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["QUANTIZED_VERSION", "add_quantized", "new_folder", "quantized_config", "quantized_entries"]
+__all__ = [
+    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "new_folder", "private_folder", "quantized_config",
+    "quantized_entries",
+]  # fmt: skip
 
 QUANTIZED_VERSION: Final = 1
+PARTIAL_SUFFIX: Final = ".partial"
+_RANDOM_CHARS: Final = 8  # of tempfile
+_GRACE_SECONDS: Final = 5.0
 
 
 def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[TensorEntry]:
@@ -48,24 +56,66 @@ def quantized_config(config: dict[str, Any], scheme: str, dtype: str) -> bytes:
 
 
 @contextlib.contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
-    """A folder that becomes ``final`` when the block ends well, and vanishes when it does not."""
-    _check_new(final)
+def private_folder(final: Path) -> Iterator[Path]:
+    """A folder beside ``final`` for what is half made; it goes however the block ends, and with it all it holds.
+
+    It is locked meanwhile: what was killed left an unlocked one, which the next maker of ``final`` removes.
+    """
+    _remove_abandoned(final)
     try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=PARTIAL_SUFFIX, dir=final.parent))
     except OSError as error:
         raise FileAccessError(f"{final.parent}: {error.strerror}") from None
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        _check_new(final)
-        os.rename(temporary, final)
-    except PenstockError:
-        raise
-    except OSError as error:
-        raise FileAccessError(f"{final}: {error.strerror}") from None
+        with _locked(folder):
+            yield folder
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the folder's lock could be had, which is held for the block.  Not every file system has such locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(final: Path) -> None:
+    prefix, size = f".{final.name}.", len(f".{final.name}.") + _RANDOM_CHARS + len(PARTIAL_SUFFIX)
+    with contextlib.suppress(OSError):
+        for path in final.parent.iterdir():
+            if not (path.name.startswith(prefix) and path.name.endswith(PARTIAL_SUFFIX) and len(path.name) == size):
+                continue
+            with contextlib.suppress(OSError):  # locked, or gone
+                if time.time() - path.stat().st_mtime < _GRACE_SECONDS:
+                    continue  # it may not be locked yet
+                with _locked(path) as is_abandoned:
+                    if is_abandoned:
+                        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A folder that becomes ``final`` when the block ends well, and vanishes when it does not."""
+    _check_new(final)
+    with private_folder(final) as temporary:
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            _check_new(final)
+            os.rename(temporary, final)
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise FileAccessError(f"{final}: {error.strerror}") from None
 
 
 def _check_new(final: Path) -> None:

@@ -9,11 +9,9 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,12 +21,12 @@ from typing import IO, Any, Final
 
 from penstock import errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
+from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
 __all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child"]
 
 _TAIL_LINES: Final = 20
 _JOIN_SECONDS: Final = 5.0
-PARTIAL_SUFFIX: Final = ".partial"
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def build_in_child(
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
         raise FileAccessError(f"{final}: expected a file name in a folder that exists")
-    with _private_folder(final) as folder:
+    with private_folder(final) as folder:
         command = [sys.executable, "-P", "-m", "penstock.graph.export", "--child"]
         command += [] if scheme is None else ["--scheme", scheme]
         command += [] if network is None else ["--network", network]
@@ -85,19 +83,6 @@ def build_in_child(
             raise FileAccessError(f"{final}: {error.strerror}") from None
     report: dict[str, Any] = last["report"]
     return report
-
-
-@contextlib.contextmanager
-def _private_folder(final: Path) -> Iterator[Path]:
-    """A folder beside ``final`` for what is half made; it goes however this ends, and with it all it holds."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=PARTIAL_SUFFIX, dir=final.parent))
-    except OSError as error:
-        raise FileAccessError(f"{final.parent}: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -170,6 +155,8 @@ def _failure(last: dict[str, Any], code: int, tail: list[str]) -> PenstockError:
         reason = f"was ended by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             reason += " (out of memory?)"
+        if code == -signal.SIGBUS:
+            reason += " (did a file of the checkpoint shrink?)"
     else:
         reason = f"ended with status {code}"
     return InternalError("\n".join([f"the process that makes the bundle {reason}; its last lines:", *tail]))
