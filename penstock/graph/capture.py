@@ -61,6 +61,11 @@ def capture(network: nn.Module, *, network_name: str, context_len: int, vocab_si
     scheme is "f32" and its weights lie row by row: passes choose.
     Raises UnsupportedError for what cannot be captured, naming it and its module.
     """
+    for path, module in network.named_modules():
+        if getattr(module, "adapter", None) is not None:
+            raise UnsupportedError(
+                f"{path}.adapter: expected an empty slot: a graph would keep what fills it at run time"
+            )
     groups = assign_page_groups(network)
     exported = _export(network, len(groups) or 1)
     graph = Graph(network=network_name, scheme="f32", vocab_size=vocab_size, context_len=context_len)

@@ -168,3 +168,10 @@ def test_a_meta_constant_is_refused() -> None:
         network = Positions()
     with pytest.raises(UnsupportedError, match="buffer scale: expected real values"):
         capture(network, network_name="tiny", context_len=64, vocab_size=50)
+
+
+def test_a_filled_adapter_slot_is_refused() -> None:
+    network = network_of("llama", "meta")
+    network.model.layers[0].mlp.up_proj.adapter = lambda x: x
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter: expected an empty slot"):
+        capture(network, network_name="llama", context_len=64, vocab_size=1003)
