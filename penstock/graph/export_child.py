@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,9 +52,15 @@ def main() -> int:
         )
     except PenstockError as error:
         send(error=type(error).__name__, message=str(error))
-        return 1
-    send(report=dataclasses.asdict(report))
-    return 0
+        status = 1
+    else:
+        send(report=dataclasses.asdict(report))
+        status = 0
+    if args.child:  # tearing PyTorch down takes a second, in which nobody would watch the parent
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _end_with_parent(folder: Path) -> None:
