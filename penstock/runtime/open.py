@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import (
-    FileAccessError,
-    InvalidArgumentError,
-    InvalidFileError,
-    OutOfMemoryError,
-    UnsupportedError,
-)
+from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.quant.scheme import find_scheme
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 
@@ -157,10 +151,7 @@ def _open_folder(
             from penstock.runtime.cache import Cache
 
             bundle = Cache().find_or_build(folder, scheme, network, progress)
-            try:
-                opened = _open_bundle(bundle, None, threads, limits)
-            except InvalidFileError as error:
-                raise InvalidFileError(f"{error}; `penstock cache clear` removes it, and it is made anew") from None
+            opened = _open_bundle(bundle, None, threads, limits)
         else:
             from penstock.runtime.build import build_in_child
 
