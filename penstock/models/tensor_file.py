@@ -150,6 +150,8 @@ class TensorFile:
             self._map = mmap.mmap(descriptor, file_bytes, prot=mmap.PROT_READ)
         except OSError as error:
             raise FileAccessError(f"{path.name}: {error.strerror}") from None
+        except ValueError:  # of mmap
+            raise InvalidFileError(f"{path.name}: it shrank while it was opened") from None
         finally:
             os.close(descriptor)
 

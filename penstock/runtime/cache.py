@@ -136,7 +136,12 @@ class Cache:
                 return found
             self._remove_stale(key)
             path = self.folder / f"{key}.psm"
-            build_in_child(checkpoint.folder, path, scheme=wanted, network=network, progress=progress)
+            try:
+                build_in_child(checkpoint.folder, path, scheme=wanted, network=network, progress=progress)
+            except FileAccessError as error:
+                if not str(error).startswith(f"{self.folder}{os.sep}"):
+                    raise
+                raise self._cannot_write(str(error).rpartition(": ")[2]) from None
             record = {
                 "source": str(checkpoint.folder.resolve()),
                 "scheme": wanted,
@@ -170,9 +175,10 @@ class Cache:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise FileAccessError(
-                f"{self.folder}: {error.strerror}; set PENSTOCK_CACHE_DIR to a folder that can be written"
-            ) from None
+            raise self._cannot_write(error.strerror) from None
+
+    def _cannot_write(self, reason: str | None) -> FileAccessError:
+        return FileAccessError(f"{self.folder}: {reason}; set PENSTOCK_CACHE_DIR to a folder that can be written")
 
     def _entry(self, key: str) -> CacheEntry | None:
         """The record of a key whose bundle is whole, else None."""
@@ -224,7 +230,7 @@ class Cache:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise FileAccessError(f"{path}: {error.strerror}") from None
+            raise self._cannot_write(error.strerror) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The file may have been removed between open and lock: then it is no lock any more.

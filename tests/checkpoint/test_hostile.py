@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from penstock.config import ConfigReader
-from penstock.errors import PenstockError
+from penstock.errors import InvalidFileError, PenstockError
+from penstock.models import tensor_file
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.generation import find_chat_template, read_generation_config, read_tokenizer_config
 from tests.checkpoint.folders import CONFIG, sound_tensors, write_folder
@@ -116,3 +120,16 @@ def test_damaged_indexes_are_refused_or_sound(tmp_path: Path) -> None:
         Checkpoint.open(folder)
 
     assert count_refusals(5, 2000, json.dumps(index).encode(), use) > 1000
+
+
+def test_a_file_that_shrinks_while_it_is_opened_is_refused(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "model")
+    parse = tensor_file.parse_header
+
+    def shrink(*arguments):
+        os.truncate(folder / "model.safetensors", 100)
+        return parse(*arguments)
+
+    monkeypatch.setattr(tensor_file, "parse_header", shrink)
+    with pytest.raises(InvalidFileError, match=r"model\.safetensors: it shrank"):
+        Checkpoint.open(folder)

@@ -178,6 +178,20 @@ def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
     assert builder.calls == []
 
 
+def test_a_cache_that_cannot_hold_the_bundle_says_where_to_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: Path, out: Path, **_: Any) -> dict[str, Any]:
+        raise FileAccessError(f"{out.parent}/.half.partial/{out.name}: No space left on device")
+
+    monkeypatch.setattr(cache_module, "build_in_child", fail)
+    cache = Cache(tmp_path / "cache")
+    message = f"^{cache.folder}: No space left on device; set PENSTOCK_CACHE_DIR"
+    with pytest.raises(FileAccessError, match=message):
+        cache.find_or_build(write_folder(tmp_path / "model"))
+    assert list(cache.folder.iterdir()) == []
+
+
 def build_slowly(folder: Path, cache_folder: Path, log: Path) -> None:
     """In a process of its own: a builder that takes half a second and notes that it ran."""
 
