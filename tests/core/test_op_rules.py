@@ -1,0 +1,183 @@
+"""What each op demands of its operands, as hostile bundles break it; and graphs that are odd but sound."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import InvalidFileError
+from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Value
+from penstock.lite.core import POISON, Context, CoreProgram, Model, cpu_levels
+from tests.core.steps import OPTIONS, batch
+from tests.core.tiny_graph import HEAD_DIM, HIDDEN, T, c, tiny_graph, value, weight, write_bundle
+
+Patch = Callable[[Graph], None]
+LEVELS = [name for name, runnable in cpu_levels() if runnable]
+ATTENTION = "layers.0.attn"
+
+
+def at(op: str, slot: int, new: Operand) -> Patch:
+    return lambda g: next(n for n in g.nodes if n.op == op).inputs.__setitem__(slot, new)
+
+
+def three_heads(graph: Graph) -> None:
+    for name in (f"{ATTENTION}.q", f"{ATTENTION}.q.rope", f"{ATTENTION}.out", f"{ATTENTION}.flat"):
+        value = graph.values[name]
+        shape = (T, c(3), c(HEAD_DIM)) if len(value.shape) == 3 else (T, c(3 * HEAD_DIM))
+        graph.values[name] = dataclasses.replace(value, shape=shape)
+
+
+def wide_frequencies(graph: Graph) -> None:
+    graph.weights["inv_freq"] = dataclasses.replace(graph.weights["inv_freq"], cols=513)
+
+
+def integer_table(graph: Graph) -> None:
+    table = graph.weights["embed.weight"]
+    graph.weights["embed.weight"] = dataclasses.replace(table, layout=Layout.ROWS_I32, rows=102, parts=())
+
+
+def add(graph: Graph, name: str, dtype: DType, shape: tuple[Dim, ...], base: str | None = None) -> None:
+    graph.values[name] = Value(name, dtype, shape, base)
+
+
+def ids_by_view(graph: Graph) -> None:
+    add(graph, "ids", DType.I32, (T,), "request_starts")
+    graph.values["ids"] = dataclasses.replace(graph.values["ids"], shape=(Dim("B", 1, 1),))
+    graph.nodes[0].inputs[0] = value("ids")
+
+
+def view_of_tables(graph: Graph) -> None:
+    add(graph, "tables", DType.I32, (c(1),), "page_tables")
+
+
+def gelu(approximate: str) -> Patch:
+    def change(graph: Graph) -> None:
+        add(graph, "g", DType.F32, (T, c(HIDDEN)))
+        graph.nodes.insert(1, Node("gelu", "g", [value("hidden")], ["g"], {"approximate": approximate}))
+
+    return change
+
+
+def topk(k: int) -> Patch:
+    def change(graph: Graph) -> None:
+        add(graph, "v", DType.F32, (T, c(max(k, 1))))
+        add(graph, "i", DType.I32, (T, c(max(k, 1))))
+        graph.nodes.insert(1, Node("topk", "top", [value("hidden")], ["v", "i"], {"k": k}))
+
+    return change
+
+
+def ids_beyond_the_table(graph: Graph) -> None:
+    """The best of 128 columns is no row of a table of 101."""
+    add(graph, "best", DType.I32, (T,))
+    add(graph, "again", DType.F32, (T, c(HIDDEN)))
+    up = next(i for i, n in enumerate(graph.nodes) if n.op == "linear" and n.outputs == ["layers.0.mlp.gate_up.y"])
+    graph.weights["layers.0.mlp.gate_up.weight"].rows = 128
+    graph.weights["layers.0.mlp.gate_up.weight"].parts = ()
+    graph.nodes[up].attrs["out_features"] = 128
+    graph.values["layers.0.mlp.gate_up.y"].shape = (T, c(128))
+    graph.nodes.insert(up + 1, Node("argmax", "best", [value("layers.0.mlp.gate_up.y")], ["best"], {}))
+    operands = [value("best"), weight("embed.weight")]
+    graph.nodes.insert(up + 2, Node("embedding", "again", operands, ["again"], {"dim": HIDDEN}))
+
+
+RULES: dict[str, tuple[Patch, str]] = {
+    "heads": (three_heads, "q: expected a multiple of the state's 2 heads, found 3 heads"),
+    "frequencies": (wide_frequencies, "inv_freq: expected up to 512 columns, found 513"),
+    "table": (integer_table, "weight: expected a layout of numbers, found rows_i32"),
+    "ids_view": (ids_by_view, "ids: expected token ids or positions"),
+    "ids_beyond": (ids_beyond_the_table, "ids: expected .* that the weight's 101 rows cover"),
+    "tables_view": (view_of_tables, "the page tables have no views|expected as many rows as its base"),
+    "values": (at("kv_append", 1, value("hidden")), "v: expected f32 .* as k has"),
+    "keys": (at("kv_append", 0, value("cos_sin")), "k: expected the state's 2 heads"),
+    "alibi": (at("attention", 5, weight("first.weight")), r"alibi: expected a rows_f32 weight \[1, 4\]"),
+    "gelu": (gelu("exact"), 'approximate: expected "none" or "tanh", found "exact"'),
+    "topk_none": (topk(0), "k: expected 1 to 32, found 0"),
+    "topk_many": (topk(33), "k: expected 1 to 32, found 33"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_hostile_operand_is_refused_by_name(rule: str, tmp_path: Path) -> None:
+    patch, message = RULES[rule]
+    path = write_bundle(tmp_path / "x.psm", tiny_graph(), patch=patch)
+    with pytest.raises(InvalidFileError, match=message):
+        Model.open(path)
+
+
+def greedy_ids(graph: Graph) -> None:
+    """Embeds the best column of the hidden state, whatever it holds."""
+    add(graph, "best", DType.I32, (T,))
+    add(graph, "again", DType.F32, (T, c(HIDDEN)))
+    for n in graph.nodes[1:]:
+        n.inputs[:] = [value("again") if o.name == "hidden" else o for o in n.inputs]
+    operands = [value("best"), weight("embed.weight")]
+    graph.nodes.insert(1, Node("argmax", "best", [value("hidden")], ["best"], {}))
+    graph.nodes.insert(2, Node("embedding", "again", operands, ["again"], {"dim": HIDDEN}))
+
+
+def attend_first(graph: Graph) -> None:
+    i = next(i for i, n in enumerate(graph.nodes) if n.op == "kv_append")
+    graph.nodes[i], graph.nodes[i + 1] = graph.nodes[i + 1], graph.nodes[i]
+
+
+def append_twice(graph: Graph) -> None:
+    i = next(i for i, n in enumerate(graph.nodes) if n.op == "kv_append")
+    graph.nodes.insert(i, graph.nodes[i])
+
+
+def set_attrs(op: str, **new: float) -> Patch:
+    def change(graph: Graph) -> None:
+        for n in graph.nodes:
+            if n.op == op:
+                n.attrs.update(new)
+
+    return change
+
+
+ODD: dict[str, Patch] = {
+    "greedy_ids": greedy_ids,
+    "topk": topk(32),
+    "attend_first": attend_first,
+    "append_twice": append_twice,
+    "softcap": set_attrs("attention", softcap=1e-40),
+    "scale": set_attrs("attention", scale=3e38),
+    "not_causal": set_attrs("attention", causal=0, window=0),
+    "unaligned_view": lambda g: setattr(g.values[f"{ATTENTION}.q"], "offset", 7),
+    "alibi": at("attention", 5, weight("inv_freq")),
+}
+
+
+@pytest.mark.parametrize("kv_layout", [1, 2, 3])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_graph_runs_on_damaged_weights(odd: str, level: str, kv_layout: int, tmp_path: Path) -> None:
+    """Every bit of the weights is set: NaN in floats.  Whatever the answer is, the memory is the program's own, as a
+    sanitized build of the core checks."""
+    path = write_bundle(tmp_path / "x.psm", tiny_graph("w8a8"), patch=ODD[odd])
+    data = path.read_bytes()
+    first = -(-(64 + int.from_bytes(data[24:32], "little")) // 4096) * 4096
+    path.write_bytes(data[:first] + b"\xff" * (len(data) - first))
+    options = dataclasses.replace(OPTIONS, kv_layout=kv_layout, flags=POISON)
+    with Model.open(path, mmap=False) as model, Context(2, cpu_level=level) as context:
+        program = CoreProgram(model, context, options)
+        program.run(batch([(0, [1, 2, 3], [4]), (90, [5] * 6, [1, 2, 7])]))
+        assert program.logits().shape == (9, 101)
+        program.close()
+
+
+@pytest.mark.parametrize("hostile", [-1, -(2**31), 2**31 - 1])
+def test_pages_outside_of_the_window_are_never_read(hostile: int, tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "x.psm", tiny_graph(windows=(32,)))
+    with Model.open(path) as model, Context(1) as context:
+        program = CoreProgram(model, context, OPTIONS)
+        rows = []
+        for first_page in (1, hostile):
+            program.run(batch([(100, [5, 6], [first_page, first_page, 3, 4])]))
+            rows.append(program.logits().copy())
+        program.close()
+    assert np.array_equal(rows[0], rows[1])
