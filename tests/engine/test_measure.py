@@ -40,7 +40,8 @@ def test_shares_are_counted_from_the_graph(monkeypatch):
     body_and_head = 2 * (6 * (256 * 512 + 256 * 256 + 3 * 256 * 704) + 256 * 4096)
     at_least = body_and_head / 1e15 / seconds
     read = report.weight_bytes_per_token / 1e15 / seconds
-    assert at_least <= report.share_of_limit["decode"][1] <= at_least + 2 * read
+    # The product may differ from the same figures multiplied in another order by a rounding.
+    assert at_least * (1 - 1e-9) <= report.share_of_limit["decode"][1] <= at_least + 2 * read
     assert report.inconsistent == []
     assert report.prefill_tokens_per_s == pytest.approx(20 / report.first_token_s)
 
