@@ -13,14 +13,12 @@ ROOT = Path(__file__).parents[2]
 X86 = platform.machine() in ("x86_64", "AMD64")
 ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="no C++ compiler")
-
 
 def tool(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        pytest.skip(f"no {name}")
+        pytest.fail(f"{name} is not installed; cmake comes with the test extra, objdump and nm with binutils")
     return found
 
 
@@ -31,8 +29,7 @@ def run(*command: str) -> str:
 
 
 def configure(build: Path, *options: str) -> None:
-    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}")
-    run(tool("cmake"), "-S", str(ROOT), "-B", str(build), *generator, *options)
+    run(tool("cmake"), "-S", str(ROOT), "-B", str(build), *options)
 
 
 def test_kernels_match_reference_and_levels_match_under_sanitizers(tmp_path: Path) -> None:
@@ -52,7 +49,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
         for level in ("generic", "avx2", "avx512", "neon")
     }
-    run(tool("ninja"), "-C", str(build), "-j", "2", *paths.values())
+    run(tool("cmake"), "--build", str(build), "--target", "penstock_objects", "-j", "2")
     return {level: build / path for level, path in paths.items()}
 
 
