@@ -152,6 +152,38 @@ PS_API ps_status ps_program_logits(const ps_program* program, const float** logi
 /* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
 PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes);
 
+/* ---- where a step's time goes --------------------------------------------------------------------------- */
+/* A phase of a node on one thread, in nanoseconds of CLOCK_MONOTONIC: it arrives, waits for the others where the
+ * phase needs them, begins and ends. */
+typedef struct ps_span {
+  int32_t node; /* -1: the whole step, on thread 0 */
+  int32_t phase, thread, reserved;
+  int64_t arrive_ns, begin_ns, end_ns;
+} ps_span;
+/* 1: every later run notes its spans, which costs it some percent.  0: none does, which is how programs begin. */
+PS_API ps_status ps_program_profile(ps_program* program, int32_t on);
+/* The last run's spans: the whole step, then thread by thread in order of time.  In the program's memory until the
+ * next run; none before a run that noted them. */
+PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count);
+
+typedef struct ps_dim { /* factor * size + offset */
+  int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: offset alone */
+  int32_t reserved;
+  int64_t factor, offset;
+} ps_dim;
+typedef struct ps_node_info {
+  uint32_t struct_size;
+  int32_t output_rank;              /* of its first output; 0: it has none */
+  const char *op, *name, *output;   /* valid until the model closes; "" for no output */
+  const char* scheme;               /* of a linear, else "" */
+  ps_dim output_dims[4];
+  int64_t weight_bytes;             /* that one step reads; of a table one row */
+  int64_t rows, cols;               /* of its first weight */
+  int32_t layout;                   /* ps_layout of its first weight; 0: it has none */
+  int32_t num_kv_heads, head_dim, window; /* of its state; 0 without one */
+} ps_node_info;
+PS_API ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out);
+
 /* ---- single ops and weights: eager mode, packing, tests ------------------------------------------------ */
 typedef struct ps_tensor {
   void* data; /* null: an absent optional argument */

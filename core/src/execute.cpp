@@ -1,4 +1,5 @@
 // One step: the batch is checked and copied, then all threads walk the list of phases together.
+#include "clock.h"
 #include "program.h"
 
 namespace ps {
@@ -131,27 +132,43 @@ bool is_short(const ps_program& p, int64_t num_tokens) {
   return p.token_bytes / 20 + p.token_bytes / 200 * num_tokens < kShortStepNanoseconds;
 }
 
+// kTimed: each step's times go to the spans.
+template <bool kTimed>
 void walk(void* argument, int32_t thread) {
   ps_program* p = static_cast<ps_program*>(argument);
   const int32_t num_threads = p->step_threads;
   const bool empty = p->options.flags & PS_PROGRAM_EMPTY_KERNELS;
   Barrier& barrier = p->context->pool.barrier();
   Counter* counters = reinterpret_cast<Counter*>(p->counters.data());
+  ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
   for (const Step& step : p->steps) {
+    if (kTimed) span->arrive_ns = now_ns();
     if (step.barrier && num_threads > 1) barrier.wait();
+    if (kTimed) span->begin_ns = now_ns();
     if (step.split == SPLIT_DYNAMIC && num_threads > 1) {
       run_dynamic(step, &counters[step.counter], thread, num_threads, empty);
-      continue;
+    } else {
+      int64_t begin, end;
+      split(step.items, thread, num_threads, &begin, &end);
+      if (begin < end && !empty) step.run(*step.call, begin, end, thread);
     }
-    int64_t begin, end;
-    split(step.items, thread, num_threads, &begin, &end);
-    if (begin < end && !empty) step.run(*step.call, begin, end, thread);
+    if (kTimed) (span++)->end_ns = now_ns();
   }
 }
 
 }  // namespace
 
+ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
+  const Step& s = p.steps[step];
+  const int64_t node = s.call - p.calls.data();
+  int32_t phase = 0;
+  while (step - phase > 0 && p.steps[step - phase - 1].call == s.call) ++phase;
+  return ps_span{static_cast<int32_t>(node), phase, thread, 0, 0, 0, 0};
+}
+
 ps_status run_program(ps_program* p, const ps_batch& batch) {
+  const int64_t start_ns = p->profiling ? now_ns() : 0;
+  p->num_spans = 0;
   PS_TRY(take_batch(p, batch));
   set_symbols(p, batch);
   if (p->options.flags & PS_PROGRAM_POISON) poison(p);
@@ -159,7 +176,13 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   for (int32_t i = 0; i < p->num_counters; ++i) counters[i].next.store(0, std::memory_order_relaxed);
   const bool alone = !(p->options.flags & PS_PROGRAM_ALL_THREADS) && is_short(*p, batch.num_tokens);
   p->step_threads = alone ? 1 : p->context->pool.num_threads();
-  PS_TRY(p->context->pool.run(walk, p, alone));
+  PS_TRY(p->context->pool.run(p->profiling ? walk<true> : walk<false>, p, alone));
+  if (p->profiling) {
+    ps_span& whole = *spans_of(p);
+    whole.arrive_ns = whole.begin_ns = start_ns;
+    whole.end_ns = now_ns();
+    p->num_spans = 1 + p->step_threads * p->steps.size();
+  }
   p->num_rows = batch.num_rows;
   return PS_OK;
 }

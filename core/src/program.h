@@ -56,7 +56,9 @@ struct ps_program {
   ps::Vec<ps::Step> steps;
   ps::Vec<const ps::Phase*> phases;  // of each step
   ps::Vec<ps::Patch> patches;
-  ps::Region counters;
+  ps::Region counters, spans;
+  int64_t num_spans = 0;  // of the last run
+  bool profiling = false;
   int32_t num_counters = 0;
   int64_t symbols[ps::NUM_ROLES] = {-1, -1, -1, -1};  // of the last step
   int32_t num_rows = -1;                              // of the last step; -1: none yet
@@ -78,6 +80,8 @@ ps_status bind_program(ps_program* program);                     // after its me
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);
 ps_status run_program(ps_program* program, const ps_batch& batch);
+inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }
+ps_span label_span(const ps_program& program, int64_t step, int32_t thread);  // node, phase and thread
 
 }  // namespace ps
 

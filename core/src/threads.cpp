@@ -4,21 +4,15 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "cpu.h"
 
 namespace ps {
 namespace {
 
 constexpr int64_t kSpinNanoseconds = 50000;
-
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
-}
 
 void pause_cpu() {
 #if defined(__x86_64__)

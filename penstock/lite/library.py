@@ -85,6 +85,29 @@ class PlanStruct(ctypes.Structure):
     ]
 
 
+class DimStruct(ctypes.Structure):
+    _fields_: ClassVar = [("symbol", c_int32), ("reserved", c_int32), ("factor", c_int64), ("offset", c_int64)]
+
+
+class NodeInfoStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("output_rank", c_int32),
+        ("op", c_char_p),
+        ("name", c_char_p),
+        ("output", c_char_p),
+        ("scheme", c_char_p),
+        ("output_dims", DimStruct * 4),
+        ("weight_bytes", c_int64),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("layout", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("window", c_int32),
+    ]
+
+
 class BatchStruct(ctypes.Structure):
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -158,6 +181,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), c_void_p, c_void_p)),
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
     "ps_program_kv": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), _P64)),
+    "ps_program_profile": (c_int32, (c_void_p, c_int32)),
+    "ps_program_profile_spans": (c_int32, (c_void_p, POINTER(c_void_p), _P64)),
+    "ps_model_node": (c_int32, (c_void_p, c_int32, POINTER(NodeInfoStruct))),
     "ps_op_run": (c_int32, (c_void_p, c_char_p, POINTER(TensorStruct), c_int32, POINTER(AttrStruct), c_int32)),
     "ps_op_schema": (c_char_p, (c_int32,)),
     "ps_sample": (c_int32, (c_void_p, c_void_p, c_int32, POINTER(SamplingStruct), c_void_p, c_void_p)),

@@ -150,6 +150,16 @@ class NativeProgram:
         """Its instruction level and threads."""
         return self._context
 
+    @property
+    def model(self) -> core.Model:
+        """The bundle it runs."""
+        return self._model
+
+    @property
+    def core_program(self) -> core.CoreProgram:
+        """The native core's program, whose spans say where a step's time went."""
+        return self._core
+
     def run(self, batch: core.StepBatch) -> None:
         """Compute one step."""
         self._core.run(batch)

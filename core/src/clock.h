@@ -1,0 +1,18 @@
+#ifndef PENSTOCK_CLOCK_H
+#define PENSTOCK_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+namespace ps {
+
+// Nanoseconds of a clock that never goes back.
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+}  // namespace ps
+
+#endif
