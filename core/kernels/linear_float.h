@@ -80,7 +80,7 @@ struct LinearFloat {
   }
 
   template <int M, int N>
-  static void block(const LinearArgs& a, int64_t row, int64_t tile) {
+  static void block(const LinearArgs& a, int64_t row, int64_t tile, F16* y) {
     const int64_t k_end = a.weight.cols;
     const int64_t tile_bytes = (k_end + W::kStep - 1) / W::kStep * W::kStepBytes + W::kHeader;
     const uint8_t* first = a.weight.data + tile * tile_bytes;
@@ -103,10 +103,8 @@ struct LinearFloat {
     } else {
       columns<M, N>(acc, x, k_end, w, tile_bytes);
     }
-    F16 y[M][N];
     PS_UNROLL for (int i = 0; i < M; ++i)
-      PS_UNROLL for (int t = 0; t < N; ++t) y[i][t] = W::finish(first + t * tile_bytes, acc[i][t]);
-    store_block(a, row, tile, M, N, y[0]);
+      PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = W::finish(first + t * tile_bytes, acc[i][t]);
   }
 };
 

@@ -11,7 +11,7 @@ struct LinearW4A8 {
   static constexpr int kM = kInt4M, kN = kInt4N;
 
   template <int M, int N>
-  static void block(const LinearArgs& a, int64_t row, int64_t tile) {
+  static void block(const LinearArgs& a, int64_t row, int64_t tile, F16* y) {
     const int64_t groups = (a.weight.cols + 31) / 32, tile_bytes = groups * kGroupBytes;
     const int64_t sums_stride = a.qx.stride / 32;
     const uint8_t* w = a.weight.data + tile * tile_bytes;
@@ -42,10 +42,8 @@ struct LinearW4A8 {
           acc[i][t] = f_fma(f_from_i(w4_finish(sum[i][t], sums[i * sums_stride + g])), scale, acc[i][t]);
       }
     }
-    F16 y[M][N];
     PS_UNROLL for (int i = 0; i < M; ++i)
-      PS_UNROLL for (int t = 0; t < N; ++t) y[i][t] = acc[i][t] * f_set(a.qx.scale[row + i]);
-    store_block(a, row, tile, M, N, y[0]);
+      PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = acc[i][t] * f_set(a.qx.scale[row + i]);
   }
 };
 
@@ -63,7 +61,7 @@ struct LinearW4A16 {
   }
 
   template <int M, int N>
-  static void block(const LinearArgs& a, int64_t row, int64_t tile) {
+  static void block(const LinearArgs& a, int64_t row, int64_t tile, F16* y) {
     const int64_t k_end = a.weight.cols, groups = (k_end + 31) / 32;
     const uint8_t* w = a.weight.data + tile * groups * kGroupBytes;
     const float* x[M];
@@ -80,9 +78,7 @@ struct LinearW4A16 {
       F16 scale = f_load_f16((const uint16_t*)w);
       PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(sum[i], scale, acc[i]);
     }
-    F16 y[M];
     PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
-    store_block(a, row, tile, M, 1, y);
   }
 };
 

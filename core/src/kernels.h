@@ -35,9 +35,12 @@ struct LinearArgs {
   const float* x;      // [m, k], row stride x_stride
   int64_t x_stride;
   QuantizedRows qx;    // filled for w8a8 and w4a8, else unused
-  float* y;            // [m, n], row stride y_stride
+  float* y;            // [m, n] or [m, n / 2], row stride y_stride
   int64_t y_stride;
   int32_t m;
+  int32_t gated;  // the weight is [gate; up], n a multiple of 32: y[j] = silu(gate[j]) * up[j], half as wide
+  const float* residual;  // as y: added last; or null
+  int64_t residual_stride;
 };
 
 enum LinearScheme { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8, NUM_LINEAR_SCHEMES };
@@ -134,7 +137,7 @@ struct PackArgs {
 struct Kernels {
   const char* level;
 
-  // begin, end: tiles of 16 output rows
+  // begin, end: tiles of 16 output columns
   void (*linear[NUM_LINEAR_SCHEMES])(const LinearArgs&, int64_t begin, int64_t end);
   // begin, end: tokens.  layout: the weight layout that the rows will meet
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int32_t layout, const QuantizedRows& out,

@@ -180,7 +180,7 @@ struct LinearCase {
 
 // rows first..first+m of x, and tiles in steps of `split`; columns past the weight's must stay as they are.
 inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, int64_t first,
-                         int32_t m, int64_t split) {
+                         int32_t m, int64_t split, const Floats* gated_residual = nullptr) {
   const int64_t stride = (c.cols + 31) / 32 * 32, y_stride = c.rows + 3;
   std::vector<int8_t> q(size_t(m * stride));
   Floats scales(size_t(m), 0.f), y(size_t((m - 1) * y_stride + c.rows), 777.f);
@@ -189,8 +189,9 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
   ps::WeightView w = {c.packed.data(), c.scheme.layout, c.rows, c.cols};
   ps::QuantizedRows qx = {q.data(), scales.data(), sums.data(), stride};
   if (c.scheme.int8_activations) k->quantize_rows(own.data(), x_stride, c.cols, c.scheme.layout, qx, 0, m);
-  ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m};
-  const int64_t tiles = (c.rows + 15) / 16;
+  ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0};
+  if (gated_residual) a.gated = 1, a.residual = gated_residual->data(), a.residual_stride = c.rows / 2;
+  const int64_t tiles = (c.rows / (a.gated ? 2 : 1) + 15) / 16;
   for (int64_t t = 0; t < tiles; t += split) k->linear[c.scheme.index](a, t, t + split < tiles ? t + split : tiles);
   return y;
 }
@@ -260,9 +261,27 @@ inline void check_bad_rows(const LinearCase& c, Random& random) {
   }
 }
 
+// Gated and residual forms against the plain linear and what follows it: equal in bits.
+inline void check_epilogues(const LinearCase& c, Random& random) {
+  const int64_t half = c.rows / 2, m = 7;
+  Floats x = random.normals(m * c.cols), residual = random.normals(m * half);
+  for (const ps::Kernels* k : levels()) {
+    Floats plain = run_linear(k, c, x, c.cols, 0, int32_t(m), 1000), expected(size_t(m * half));
+    const int64_t stride = c.rows + 3;
+    ps::BinaryArgs silu = {plain.data(), plain.data() + half, stride, stride, expected.data(), half, half};
+    k->silu_mul(silu, 0, m);
+    ps::BinaryArgs add = {expected.data(), residual.data(), half, half, expected.data(), half, half};
+    k->add(add, 0, m);
+    Floats got = run_linear(k, c, x, c.cols, 0, int32_t(m), 3, &residual);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < half; ++j)
+        if (!same_bits(got[size_t(i * stride + j)], expected[size_t(i * half + j)])) fail("gated", k->level, c.scheme.name);
+  }
+}
+
 inline void check_linear() {
   Random random = {2};
-  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}};
+  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
       Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
@@ -270,6 +289,7 @@ inline void check_linear() {
       if (rows != 16) c.bias = random.normals(rows);
       check_linear_case(c, random);
       if (scheme.int8_activations) check_bad_rows(c, random);
+      if (rows % 32 == 0) check_epilogues(c, random);
     }
 }
 
