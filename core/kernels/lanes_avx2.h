@@ -8,8 +8,7 @@ namespace ps {
 namespace {
 
 constexpr const char* kLevel = "avx2";
-constexpr int kFloatM = 6, kFloatN = 1, kInt8M = 4, kInt8N = 1, kInt4M = 3, kInt4N = 1, kQueries = 2;
-constexpr bool kUnsignedActivations = false;
+constexpr int kFloatM = 6, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 4, kQueries = 2;
 
 struct F16 { __m256 a, b; };
 struct I16 { __m256i a, b; };
@@ -175,6 +174,7 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
 
 // |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: nothing saturates.
 struct W8 { __m256i a, b, abs_a, abs_b; };
+PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_load(const uint8_t* p) {
   I16 w = i_load(p);
   return {w.a, w.b, _mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)};
@@ -186,7 +186,27 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
   __m256i b = _mm256_maddubs_epi16(w.abs_b, _mm256_sign_epi8(q, w.b));
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
 }
-PS_INLINE I16 w8_finish(I16 acc, I16) { return acc; }
+
+PS_INLINE W8 w8_ready(I16 bytes) {
+  return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
+}
+
+// The line of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
+// step fits a byte, so 16-bit products are two byte products.
+struct W4Line { I16 step, offset; };
+PS_INLINE W4Line w4_line(I16 params, int group, bool) {
+  const __m256i lane = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+  const __m256i step = _mm256_or_si256(lane, _mm256_set1_epi32(int32_t(0x80008000u) + 0x20002 * group));
+  const __m256i offset = _mm256_add_epi32(lane, _mm256_set1_epi32(0x01010101 + 0x02020202 * group));
+  return {{_mm256_shuffle_epi8(params.a, step), _mm256_shuffle_epi8(params.b, step)},
+          {_mm256_shuffle_epi8(params.a, offset), _mm256_shuffle_epi8(params.b, offset)}};
+}
+PS_INLINE I16 on_line(I16 nibbles, const W4Line& line) {
+  const __m256i a = _mm256_mullo_epi16(nibbles.a, line.step.a), b = _mm256_mullo_epi16(nibbles.b, line.step.b);
+  return {_mm256_add_epi8(a, line.offset.a), _mm256_add_epi8(b, line.offset.b)};
+}
+PS_INLINE I16 w4_low(I16 bytes, const W4Line& line) { return on_line(bytes & i_set(0x0f0f0f0f), line); }
+PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) { return on_line(i_srl<4>(bytes) & i_set(0x0f0f0f0f), line); }
 
 // Eight products of u4 and s8 a 16-bit lane: 8 * 2 * 15 * 127 = 30480 fits.
 struct W4 { __m256i lo_a, lo_b, hi_a, hi_b; };
@@ -204,10 +224,20 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w.lo_b, l), _mm256_maddubs_epi16(w.hi_b, h));
   return {_mm256_add_epi16(acc.a, a), _mm256_add_epi16(acc.b, b)};
 }
-PS_INLINE I16 w4_finish(G16 acc, int32_t group_sum) {
+PS_INLINE I16 w4_sum(G16 acc) {
   const __m256i ones = _mm256_set1_epi16(1);
-  return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)} - i_set(8 * group_sum);
+  return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)};
 }
+PS_INLINE I16 w4_steps(I16 params, int group) {
+  const __m128i shift = _mm_cvtsi32_si128(16 * group);
+  return I16{_mm256_srl_epi32(params.a, shift), _mm256_srl_epi32(params.b, shift)} & i_set(255);
+}
+// Adds the offsets of two groups times the sums of their activations.
+PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
+  const __m256i pair = four_bytes((const int8_t*)sums);
+  return acc + I16{_mm256_madd_epi16(_mm256_srai_epi16(params.a, 8), pair), _mm256_madd_epi16(_mm256_srai_epi16(params.b, 8), pair)};
+}
+PS_INLINE I16 i_mul(I16 x, I16 y) { return PS_BOTH(_mm256_mullo_epi32, x, y); }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   __m256i s[4] = {};

@@ -8,9 +8,7 @@ namespace ps {
 namespace {
 
 constexpr const char* kLevel = "avx512";
-constexpr int kFloatM = 6, kFloatN = 4, kInt8M = 4, kInt8N = 4, kInt4M = 6, kInt4N = 2, kQueries = 8;
-// vpdpbusd multiplies unsigned by signed: activations for 8-bit weights are stored with 128 added.
-constexpr bool kUnsignedActivations = true;
+constexpr int kFloatM = 6, kFloatN = 4, kIntRows = 12, kIntTiles = 2, kGroupRows = 2, kQueries = 8;
 
 struct F16 { __m512 v; };
 struct I16 { __m512i v; };
@@ -109,10 +107,33 @@ PS_INLINE __m512i four_bytes(const int8_t* x) {
   return _mm512_set1_epi32(word);
 }
 
+// vpdpbusd multiplies unsigned by signed: weights have 128 added, and sums start at what that adds to them.
 struct W8 { __m512i v; };
-PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, four_bytes(x), w.v)}; }
-PS_INLINE I16 w8_finish(I16 acc, I16 row_sum) { return {_mm512_sub_epi32(acc.v, _mm512_slli_epi32(row_sum.v, 7))}; }
+PS_INLINE I16 w8_start(int32_t sum) { return {_mm512_set1_epi32(-128 * sum)}; }
+PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.v}; }
+PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
+PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
+
+// The line of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
+// step fits a byte, so 16-bit products are two byte products.  `ready`: with the 128 that w8_ready wants.
+struct W4Line { __m512i step, offset; };
+PS_INLINE W4Line w4_line(I16 params, int group, bool ready) {
+  const __m512i lane = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+  const int32_t step = int32_t(0x80008000u) + 0x20002 * group, offset = 0x01010101 + 0x02020202 * group;
+  W4Line line = {_mm512_shuffle_epi8(params.v, _mm512_or_si512(lane, _mm512_set1_epi32(step))),
+                 _mm512_shuffle_epi8(params.v, _mm512_add_epi32(lane, _mm512_set1_epi32(offset)))};
+  if (ready) line.offset = _mm512_xor_si512(line.offset, _mm512_set1_epi8(-128));
+  return line;
+}
+PS_INLINE I16 on_line(__m512i nibbles, const W4Line& line) {
+  return {_mm512_add_epi8(_mm512_mullo_epi16(nibbles, line.step), line.offset)};
+}
+PS_INLINE I16 w4_low(I16 bytes, const W4Line& line) {
+  return on_line(_mm512_and_si512(bytes.v, _mm512_set1_epi8(15)), line);
+}
+PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) {
+  return on_line(_mm512_and_si512(_mm512_srli_epi16(bytes.v, 4), _mm512_set1_epi8(15)), line);
+}
 
 struct W4 { __m512i lo, hi; };
 using G16 = I16;
@@ -125,9 +146,15 @@ PS_INLINE G16 w4_zero() { return {_mm512_setzero_si512()}; }
 PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(acc.v, w.lo, four_bytes(lo)), w.hi, four_bytes(hi))};
 }
-PS_INLINE I16 w4_finish(G16 acc, int32_t group_sum) {
-  return {_mm512_sub_epi32(acc.v, _mm512_slli_epi32(_mm512_set1_epi32(group_sum), 3))};
+PS_INLINE I16 w4_sum(G16 acc) { return acc; }
+PS_INLINE I16 w4_steps(I16 params, int group) {
+  return {_mm512_and_si512(_mm512_srli_epi32(params.v, unsigned(16 * group)), _mm512_set1_epi32(255))};
 }
+// Adds the offsets of two groups times the sums of their activations.
+PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
+  return {_mm512_dpwssd_epi32(acc.v, _mm512_srai_epi16(params.v, 8), four_bytes((const int8_t*)sums))};
+}
+PS_INLINE I16 i_mul(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   __m512i s[4] = {};

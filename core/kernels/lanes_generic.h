@@ -9,8 +9,7 @@ namespace {
 
 constexpr const char* kLevel = "generic";
 // Register blocks: rows of activations x tiles of weights; query heads that share a page's loads.
-constexpr int kFloatM = 2, kFloatN = 1, kInt8M = 2, kInt8N = 1, kInt4M = 2, kInt4N = 1, kQueries = 1;
-constexpr bool kUnsignedActivations = false;
+constexpr int kFloatM = 2, kFloatN = 1, kIntRows = 2, kIntTiles = 1, kGroupRows = 1, kQueries = 1;
 
 struct F16 { float v[16]; };
 struct I16 { int32_t v[16]; };
@@ -117,7 +116,31 @@ PS_LONG I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
     acc.v[i] += w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
   return acc;
 }
-PS_INLINE I16 w8_finish(I16 acc, I16) { return acc; }
+PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
+PS_INLINE W8 w8_ready(const I16& bytes) { W8 r; __builtin_memcpy(r.v, &bytes, 64); return r; }
+
+struct W4Line { uint8_t step[16], offset[16]; };
+PS_INLINE W4Line w4_line(const I16& params, int group, bool) {
+  W4Line r;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t word = uint32_t(params.v[i]) >> (16 * group);
+    r.step[i] = uint8_t(word);
+    r.offset[i] = uint8_t(word >> 8);
+  }
+  return r;
+}
+PS_LONG I16 on_line(const I16& bytes, const W4Line& line, int shift) {
+  I16 r;
+  for (int i = 0; i < 16; ++i) {
+    uint32_t word = 0;
+    for (int b = 0; b < 32; b += 8)
+      word |= uint32_t(uint8_t(((uint32_t(bytes.v[i]) >> (b + shift)) & 15u) * line.step[i] + line.offset[i])) << b;
+    r.v[i] = int32_t(word);
+  }
+  return r;
+}
+PS_INLINE I16 w4_low(const I16& bytes, const W4Line& line) { return on_line(bytes, line, 0); }
+PS_INLINE I16 w4_high(const I16& bytes, const W4Line& line) { return on_line(bytes, line, 4); }
 
 struct W4 { uint8_t v[64]; };
 using G16 = I16;
@@ -131,7 +154,17 @@ PS_LONG G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
     }
   return acc;
 }
-PS_INLINE I16 w4_finish(G16 acc, int32_t group_sum) { return acc - i_set(8 * group_sum); }
+PS_INLINE I16 w4_sum(const G16& acc) { return acc; }
+PS_INLINE I16 w4_steps(const I16& params, int group) {
+  I16 r;
+  PS_LANES(int32_t((uint32_t(params.v[i]) >> (16 * group)) & 255u));
+}
+// Adds the offsets of two groups times the sums of their activations.
+PS_INLINE I16 w4_offsets(const I16& acc, const I16& params, const int16_t* sums) {
+  I16 r;
+  PS_LANES(acc.v[i] + int8_t(uint32_t(params.v[i]) >> 8) * sums[0] + int8_t(uint32_t(params.v[i]) >> 24) * sums[1]);
+}
+PS_INLINE I16 i_mul(const I16& a, const I16& b) { I16 r; PS_LANES(int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]))); }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   uint64_t s[8] = {};

@@ -8,8 +8,7 @@ namespace ps {
 namespace {
 
 constexpr const char* kLevel = "neon";
-constexpr int kFloatM = 4, kFloatN = 1, kInt8M = 4, kInt8N = 1, kInt4M = 2, kInt4N = 1, kQueries = 2;
-constexpr bool kUnsignedActivations = false;
+constexpr int kFloatM = 4, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 1, kQueries = 2;
 
 struct F16 { float32x4_t v[4]; };
 struct I16 { int32x4_t v[4]; };
@@ -164,16 +163,40 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
   PS_UNROLL for (int i = 0; i < 4; ++i) acc.v[i] = dot(acc.v[i], w.v[i], q);
   return acc;
 }
-PS_INLINE I16 w8_finish(I16 acc, I16) { return acc; }
+PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
+PS_INLINE W8 w8_ready(I16 bytes) { W8 r; PS_QUADS(vreinterpretq_s8_s32(bytes.v[i])); }
 
-struct W4 { int8x16_t lo[4], hi[4]; };  // value - 8
+struct W4Line { uint8x16_t step[4], offset[4]; };
+PS_INLINE W4Line w4_line(I16 params, int group, bool) {
+  const uint8_t lanes[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+  const uint8x16_t step = vaddq_u8(vld1q_u8(lanes), vdupq_n_u8(uint8_t(2 * group)));
+  W4Line r;
+  PS_UNROLL for (int i = 0; i < 4; ++i) {
+    const uint8x16_t p = vreinterpretq_u8_s32(params.v[i]);
+    r.step[i] = vqtbl1q_u8(p, step);
+    r.offset[i] = vqtbl1q_u8(p, vaddq_u8(step, vdupq_n_u8(1)));
+  }
+  return r;
+}
+PS_INLINE I16 w4_low(I16 bytes, const W4Line& line) {
+  I16 r;
+  PS_QUADS(vreinterpretq_s32_u8(
+      vmlaq_u8(line.offset[i], vandq_u8(vreinterpretq_u8_s32(bytes.v[i]), vdupq_n_u8(15)), line.step[i])));
+}
+PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) {
+  I16 r;
+  PS_QUADS(vreinterpretq_s32_u8(
+      vmlaq_u8(line.offset[i], vshrq_n_u8(vreinterpretq_u8_s32(bytes.v[i]), 4), line.step[i])));
+}
+
+struct W4 { int8x16_t lo[4], hi[4]; };
 using G16 = I16;
 PS_INLINE W4 w4_load(const uint8_t* p) {
   W4 r;
   PS_UNROLL for (int i = 0; i < 4; ++i) {
     uint8x16_t b = vld1q_u8(p + 16 * i);
-    r.lo[i] = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(b, vdupq_n_u8(15))), vdupq_n_s8(8));
-    r.hi[i] = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(b, 4)), vdupq_n_s8(8));
+    r.lo[i] = vreinterpretq_s8_u8(vandq_u8(b, vdupq_n_u8(15)));
+    r.hi[i] = vreinterpretq_s8_u8(vshrq_n_u8(b, 4));
   }
   return r;
 }
@@ -183,7 +206,22 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   PS_UNROLL for (int i = 0; i < 4; ++i) acc.v[i] = dot(dot(acc.v[i], w.lo[i], l), w.hi[i], h);
   return acc;
 }
-PS_INLINE I16 w4_finish(G16 acc, int32_t) { return acc; }
+PS_INLINE I16 w4_sum(G16 acc) { return acc; }
+PS_INLINE I16 w4_steps(I16 params, int group) {
+  const int32x4_t right = vdupq_n_s32(-16 * group);
+  I16 r;
+  PS_QUADS(vreinterpretq_s32_u32(
+      vandq_u32(vshlq_u32(vreinterpretq_u32_s32(params.v[i]), right), vdupq_n_u32(255))));
+}
+// Adds the offsets of two groups times the sums of their activations.
+PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
+  PS_UNROLL for (int i = 0; i < 4; ++i) {
+    const int32x4_t first = vshrq_n_s32(vshlq_n_s32(params.v[i], 16), 24), second = vshrq_n_s32(params.v[i], 24);
+    acc.v[i] = vmlaq_n_s32(vmlaq_n_s32(acc.v[i], first, sums[0]), second, sums[1]);
+  }
+  return acc;
+}
+PS_INLINE I16 i_mul(I16 a, I16 b) { I16 r; PS_QUADS(vmulq_s32(a.v[i], b.v[i])); }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   uint64x2_t s[4] = {vdupq_n_u64(0), vdupq_n_u64(0), vdupq_n_u64(0), vdupq_n_u64(0)};

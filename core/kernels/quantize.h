@@ -1,9 +1,14 @@
-// Rounding of rows to int8, for activations and for int8 KV pages: scale = max|x| / 127, q = round(x / scale).
+// Rounding of rows to integers, for activations and for int8 KV pages: scale = max|x| / limit, q = round(x / scale).
 #ifndef PENSTOCK_KERNELS_QUANTIZE_H
 #define PENSTOCK_KERNELS_QUANTIZE_H
 
 namespace ps {
 namespace {
+
+// Sixteen-bit activations are two int8: x = 255 * high + low, low -127 to 127.  Not 256, as |low| would reach 128, which
+// some dot products cannot negate.
+constexpr int32_t kPlaneBase = 255;
+constexpr float kLimit8 = 127.f, kLimit16 = 32512.f;
 
 struct RowScale {
   float scale, inverse;  // NaN and 0 for a row with a NaN or an infinity
@@ -16,44 +21,112 @@ inline __attribute__((noinline)) int32_t max_magnitude(const float* x, int64_t n
   return i_hmax(m);
 }
 
-PS_INLINE RowScale row_scale(const float* x, int64_t n) {
+PS_INLINE RowScale row_scale(const float* x, int64_t n, float limit = kLimit8) {
   int32_t bits = max_magnitude(x, n);
   if (bits >= 0x7f800000) return {__builtin_nanf(""), 0.f};
-  float scale = float_of(uint32_t(bits)) / 127.f;
+  float scale = float_of(uint32_t(bits)) / limit;
   if (scale < 1e-37f) return {0.f, 0.f};  // the inverse must be finite
   return {scale, 1.f / scale};
 }
 
-PS_LONG F16 to_int8(F16 x, float inverse) {
-  // A NaN becomes 127 (the first operand gives way), never an undefined conversion; its scale is NaN.
-  F16 v = f_max(f_min(x * f_set(inverse), f_set(127.f)), f_set(-127.f));
+PS_LONG F16 to_integer(F16 x, float inverse, float limit) {
+  // A NaN becomes the limit (the first operand gives way), never an undefined conversion; its scale is NaN.
+  F16 v = f_max(f_min(x * f_set(inverse), f_set(limit)), f_set(-limit));
   return f_round(v);
 }
+PS_LONG F16 to_int8(F16 x, float inverse) { return to_integer(x, inverse, kLimit8); }
 
-void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int32_t layout, const QuantizedRows& out,
-                   int64_t begin, int64_t end) {
-  // The AVX-512 level keeps q + 128 as an unsigned byte for 8-bit weights: flipping the top bit adds it.
-  const bool flip = kUnsignedActivations && layout == PS_T16_I8;
-  for (int64_t row = begin; row < end; ++row) {
-    const float* src = x + row * x_stride;
-    int8_t* q = out.q + row * out.stride;
-    RowScale s = row_scale(src, cols);
-    out.scale[row] = s.scale;
-    for (int64_t i = 0; i < out.stride; i += 32) {
-      I16 sum = i_set(0);
-      for (int64_t j = i; j < i + 32; j += 16) {
-        int n = cols - j >= 16 ? 16 : cols > j ? int(cols - j) : 0;
-        F16 v = n > 0 ? to_int8(f_load_n(src + j, n), s.inverse) : f_set(0.f);
-        sum = sum + i_from_f(v);
-        f_store_i8_n(q + j, v, 16);
-        if (flip)
-          for (int b = 0; b < 16; ++b) q[j + b] = int8_t(q[j + b] ^ -128);
+// The rows of a step are cut into blocks of as many as the dot products hold in registers, evenly.
+struct RowBlock {
+  int64_t first;  // token
+  int count;      // tokens
+};
+PS_INLINE int64_t num_row_blocks(int64_t m, int planes) {
+  const int64_t most = kIntRows / planes;
+  return (m + most - 1) / most;
+}
+PS_INLINE RowBlock row_block(int64_t m, int64_t blocks, int64_t b) {
+  const int64_t first = m * b / blocks;
+  return {first, int(m * (b + 1) / blocks - first)};
+}
+PS_INLINE RowBlock block_of_row(int64_t m, int64_t blocks, int64_t row) {
+  int64_t b = row * blocks / m;
+  while (m * (b + 1) / blocks <= row) ++b;
+  return row_block(m, blocks, b);
+}
+
+struct RowTarget {  // of one int8 row inside its block
+  int8_t* q;            // + 4 * rows bytes for each four columns
+  int16_t* group_sums;  // + 2 * rows for each pair of groups; null: not wanted
+  int64_t rows;
+};
+
+PS_INLINE int32_t lane_sum(I16 v) {
+  int32_t lanes[16], total = 0;
+  i_store(lanes, v);
+  for (int l = 0; l < 16; ++l) total += lanes[l];
+  return total;
+}
+
+PS_INLINE void put_sixteen(const RowTarget& t, int64_t column, I16 v) {
+  int8_t bytes[16];
+  f_store_i8_n(bytes, f_from_i(v), 16);
+  for (int j = 0; j < 4; ++j) __builtin_memcpy(t.q + (column / 4 + j) * 4 * t.rows, bytes + 4 * j, 4);
+}
+
+template <int kPlanes>
+inline void quantize_row(const float* x, int64_t cols, int64_t stride, float inverse, const RowTarget (&t)[kPlanes],
+                         int32_t* sums) {
+  I16 total[kPlanes];
+  for (int p = 0; p < kPlanes; ++p) total[p] = i_set(0);
+  for (int64_t i = 0; i < stride; i += 32) {
+    I16 group[kPlanes];
+    for (int p = 0; p < kPlanes; ++p) group[p] = i_set(0);
+    for (int64_t j = i; j < i + 32; j += 16) {
+      const int n = cols - j >= 16 ? 16 : cols > j ? int(cols - j) : 0;
+      I16 v = i_set(0);
+      if (n > 0) v = i_from_f(to_integer(f_load_n(x + j, n), inverse, kPlanes == 2 ? kLimit16 : kLimit8));
+      if constexpr (kPlanes == 2) {
+        const I16 up = v + i_set(kPlaneBase * 128 + 127 + 1);  // floor(n / 255) = (n + 1) * 257 >> 16, n below 65535
+        const I16 high = i_sra<16>(i_shl<8>(up) + up) - i_set(128);
+        const I16 low = v - i_shl<8>(high) + high;
+        put_sixteen(t[0], j, high);
+        put_sixteen(t[1], j, low);
+        group[0] = group[0] + high;
+        group[1] = group[1] + low;
+      } else {
+        put_sixteen(t[0], j, v);
+        group[0] = group[0] + v;
       }
-      if (!out.group_sums) continue;
-      int32_t lanes[16], total = 0;
-      i_store(lanes, sum);
-      for (int l = 0; l < 16; ++l) total += lanes[l];
-      out.group_sums[row * (out.stride / 32) + i / 32] = total;
+    }
+    for (int p = 0; p < kPlanes; ++p) {
+      total[p] = total[p] + group[p];
+      if (t[p].group_sums) t[p].group_sums[i / 64 * 2 * t[p].rows + i / 32 % 2] = int16_t(lane_sum(group[p]));
+    }
+  }
+  for (int p = 0; p < kPlanes; ++p) sums[p] = lane_sum(total[p]);
+}
+
+void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout, const QuantizedRows& out,
+                   int64_t begin, int64_t end) {
+  const int64_t blocks = num_row_blocks(m, out.planes);
+  for (int64_t row = begin; row < end; ++row) {
+    const RowScale s = row_scale(x + row * x_stride, cols, out.planes == 2 ? kLimit16 : kLimit8);
+    out.scale[row] = s.scale;
+    const RowBlock block = block_of_row(m, blocks, row);
+    const int64_t rows = block.count * out.planes, first = block.first * out.planes;
+    const bool by_groups = layout == PS_T16_I4G32 && rows <= kGroupRows;
+    RowTarget targets[2];
+    for (int p = 0; p < out.planes; ++p) {
+      const int64_t index = (row - block.first) * out.planes + p;
+      targets[p] = {out.q + first * out.stride + 4 * index,
+                    by_groups ? out.group_sums + first * (out.stride / 32) + 2 * index : nullptr, rows};
+    }
+    int32_t* sums = out.sums + row * out.planes;
+    if (out.planes == 2) {
+      quantize_row<2>(x + row * x_stride, cols, out.stride, s.inverse, targets, sums);
+    } else {
+      quantize_row<1>(x + row * x_stride, cols, out.stride, s.inverse, {targets[0]}, sums);
     }
   }
 }

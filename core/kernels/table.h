@@ -11,8 +11,7 @@
 #include "quantize.h"
 #include "linear_blocks.h"
 #include "linear_float.h"
-#include "linear_int8.h"
-#include "linear_int4.h"
+#include "linear_integer.h"
 #include "kv_pages.h"
 #include "attention.h"
 #include "pack.h"
@@ -26,8 +25,8 @@ namespace {
 const Kernels table = {
     kLevel,
     {linear<LinearFloat<WeightF32>>, linear<LinearFloat<WeightF16>>, linear<LinearFloat<WeightBf16>>,
-     linear<LinearFloat<WeightI8>>, linear<LinearInt8>, linear<LinearW4A16>, linear<LinearW4A8>},
-    quantize_rows, embedding, rms_norm, layer_norm, rope, rotary_embedding,
+     linear_integer, linear_integer, linear_integer, linear_integer},
+    quantize_rows, linear_panel_bytes, embedding, rms_norm, layer_norm, rope, rotary_embedding,
     binary<SiluMul>, binary<Add>, binary<Mul>, gelu,
     kv_append, attention, attention_scratch_bytes,
     argmax, row_max, exp_sum,

@@ -19,14 +19,17 @@ struct WeightView {
   int64_t rows, cols;
 };
 
-// Activations rounded to int8, one scale per token: x = q * scale.  Columns are padded with zero to a
-// multiple of 32; stride is in bytes.  group_sums [m][stride/32]: sum of q over each 32 columns.
-// Each level keeps q in the form that its dot product wants (the AVX-512 level adds 128 for PS_T16_I8).
+// Activations rounded to integers, one scale per token: x = q * scale with one int8 row a token (planes 1), or
+// x = (255 * high + low) * scale with two, high before low (planes 2).  Columns are padded with zero to `stride`, a
+// multiple of 64.  Rows lie in blocks, cut as each level's registers want them; a block of `rows` int8 rows whose
+// first is row f is q [stride / 4][rows][4] from f * stride.
 struct QuantizedRows {
   int8_t* q;
-  float* scale;
-  int32_t* group_sums;
+  float* scale;         // [m]
+  int32_t* sums;        // [m * planes]: of each int8 row
+  int16_t* group_sums;  // per block [stride / 64][rows][2]: of each 32 columns; filled where 4-bit weights want them
   int64_t stride;
+  int32_t planes;
 };
 
 struct LinearArgs {
@@ -34,13 +37,14 @@ struct LinearArgs {
   const float* bias;   // [n] or null
   const float* x;      // [m, k], row stride x_stride
   int64_t x_stride;
-  QuantizedRows qx;    // filled for w8a8 and w4a8, else unused
+  QuantizedRows qx;    // of the integer schemes
   float* y;            // [m, n] or [m, n / 2], row stride y_stride
   int64_t y_stride;
   int32_t m;
   int32_t gated;  // the weight is [gate; up], n a multiple of 32: y[j] = silu(gate[j]) * up[j], half as wide
   const float* residual;  // as y: added last; or null
   int64_t residual_stride;
+  uint8_t* panel;  // linear_panel_bytes of the calling thread
 };
 
 enum LinearScheme { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8, NUM_LINEAR_SCHEMES };
@@ -140,8 +144,9 @@ struct Kernels {
   // begin, end: tiles of 16 output columns
   void (*linear[NUM_LINEAR_SCHEMES])(const LinearArgs&, int64_t begin, int64_t end);
   // begin, end: tokens.  layout: the weight layout that the rows will meet
-  void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int32_t layout, const QuantizedRows& out,
-                        int64_t begin, int64_t end);
+  void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
+                        const QuantizedRows& out, int64_t begin, int64_t end);
+  int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
 
   // begin, end: tokens (rows of the first dimension)
   void (*embedding)(const WeightView& weight, const int32_t* ids, float* y, int64_t y_stride, int64_t begin, int64_t end);

@@ -8,45 +8,58 @@ namespace {
 WeightView weight_view(const Tensor& t) { return WeightView{t.data, t.layout, t.dims[0], t.dims[1]}; }
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 
-// Activations rounded to int8 lie in the shared scratch: rows, then sums of groups, then scales.
-ps_status quantized_bytes(int64_t rows, int64_t cols, int64_t* q, int64_t* sums, int64_t* total) {
-  const int64_t stride = round_up(cols, 32);  // cols of a weight are bounded
-  int64_t scales;
-  if (!checked_mul(rows, stride, q) || !checked_align(*q, 64, q) || !checked_mul(rows, stride / 32 * 4, sums) ||
-      !checked_align(*sums, 64, sums) || !checked_mul(rows, 4, &scales) || !checked_add(*q, *sums, total) ||
-      !checked_add(*total, scales + 64, total)) {
+// Activations rounded to integers lie in the shared scratch: rows, sums of groups, sums of rows, scales.
+struct QuantizedBytes {
+  int64_t q, group_sums, sums, total;
+};
+
+int32_t planes(const Call& c) {
+  const int64_t scheme = c.attrs[1].i;
+  return scheme == LINEAR_W8A8 || scheme == LINEAR_W4A8 ? 1 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 0;
+}
+
+ps_status quantized_bytes(int64_t tokens, int32_t planes, int64_t cols, QuantizedBytes* out) {
+  const int64_t stride = round_up(cols, 64);  // cols of a weight are bounded
+  int64_t rows, scales;
+  if (!checked_mul(tokens, planes, &rows) || !checked_mul(rows, stride, &out->q) || !checked_align(out->q, 64, &out->q) ||
+      !checked_mul(rows, stride / 16, &out->group_sums) || !checked_align(out->group_sums, 64, &out->group_sums) ||
+      !checked_mul(rows, 4, &out->sums) || !checked_align(out->sums, 64, &out->sums) || !checked_mul(tokens, 4, &scales) ||
+      !checked_add(out->q, out->group_sums, &out->total) || !checked_add(out->total, out->sums, &out->total) ||
+      !checked_add(out->total, scales + 64, &out->total)) {
     return fail(PS_INVALID_ARGUMENT, "max_tokens: the rounded activations do not fit in memory");
   }
   return PS_OK;
 }
 
 QuantizedRows quantized_rows(const Call& c) {
-  int64_t q = 0, sums = 0, total = 0;
-  if (quantized_bytes(c.in[0].dims[0], c.in[0].dims[1], &q, &sums, &total) != PS_OK) return QuantizedRows{};
-  return QuantizedRows{reinterpret_cast<int8_t*>(c.scratch), reinterpret_cast<float*>(c.scratch + q + sums),
-                       reinterpret_cast<int32_t*>(c.scratch + q), round_up(c.in[0].dims[1], 32)};
+  QuantizedBytes bytes;
+  if (quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes) != PS_OK) return QuantizedRows{};
+  uint8_t* const group_sums = c.scratch + bytes.q;
+  uint8_t* const sums = group_sums + bytes.group_sums;
+  return QuantizedRows{reinterpret_cast<int8_t*>(c.scratch), reinterpret_cast<float*>(sums + bytes.sums),
+                       reinterpret_cast<int32_t*>(sums), reinterpret_cast<int16_t*>(group_sums),
+                       round_up(c.in[0].dims[1], 64), planes(c)};
 }
-
-bool is_integer(const Call& c) { return c.attrs[1].i == LINEAR_W8A8 || c.attrs[1].i == LINEAR_W4A8; }
 
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.in[1].dims[0] + 15) / 16 : 0; }
 
 void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[1].layout, quantized_rows(c), begin,
-                           end);
+  c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0], c.in[1].layout,
+                           quantized_rows(c), begin, end);
 }
 
-void run_linear(const Call& c, int64_t begin, int64_t end, int32_t) {
+void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   LinearArgs args{};
   args.weight = weight_view(c.in[1]);
   args.bias = f32(c.in[2]);
   args.x = f32(c.in[0]);
   args.x_stride = c.in[0].row_stride;
-  if (is_integer(c)) args.qx = quantized_rows(c);
+  if (planes(c)) args.qx = quantized_rows(c);
   args.y = f32(c.out[0]);
   args.y_stride = c.out[0].row_stride;
   args.m = static_cast<int32_t>(c.in[0].dims[0]);
+  args.panel = c.thread_scratch + thread * c.thread_scratch_bytes;
   c.kernels->linear[c.attrs[1].i](args, begin, end);
 }
 
@@ -63,11 +76,15 @@ constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, t
 
 }  // namespace
 
-Phases linear_phases(const Call& c) { return is_integer(c) ? Phases{kLinear, 2} : Phases{kLinear + 1, 1}; }
+Phases linear_phases(const Call& c) { return planes(c) ? Phases{kLinear, 2} : Phases{kLinear + 1, 1}; }
 
 ps_status linear_scratch(const Call& c, Scratch* out) {
-  int64_t q = 0, sums = 0;
-  return is_integer(c) ? quantized_bytes(c.in[0].dims[0], c.in[0].dims[1], &q, &sums, &out->shared) : PS_OK;
+  if (!planes(c)) return PS_OK;
+  QuantizedBytes bytes;
+  PS_TRY(quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes));
+  out->shared = bytes.total;
+  out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, c.in[1].dims[1], c.in[0].dims[0], planes(c));
+  return PS_OK;
 }
 
 Phases embedding_phases(const Call&) { return Phases{kEmbedding, 1}; }

@@ -28,9 +28,9 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
     case PS_T16_BF16:
       return tiles * ((cols + 1) / 2) * 64;
     case PS_T16_I8:
-      return tiles * (128 + (cols + 3) / 4 * 64);
+      return tiles * (64 + (cols + 3) / 4 * 64);
     default:
-      return tiles * ((cols + 31) / 32) * 288;
+      return tiles * (64 + (cols + 63) / 64 * 576);
   }
 }
 
@@ -162,13 +162,13 @@ struct Scheme {
   const char* name;
   ps::LinearScheme index;
   int32_t layout;
-  bool int8_activations;
+  int planes;  // of integer activations; 0: floats
 };
 constexpr Scheme kSchemes[] = {
-    {"f32", ps::LINEAR_F32, PS_T16_F32, false},    {"f16", ps::LINEAR_F16, PS_T16_F16, false},
-    {"bf16", ps::LINEAR_BF16, PS_T16_BF16, false}, {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, false},
-    {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, true},    {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, false},
-    {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, true},
+    {"f32", ps::LINEAR_F32, PS_T16_F32, 0},    {"f16", ps::LINEAR_F16, PS_T16_F16, 0},
+    {"bf16", ps::LINEAR_BF16, PS_T16_BF16, 0}, {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, 2},
+    {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, 1},    {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, 2},
+    {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1},
 };
 
 struct LinearCase {
@@ -181,19 +181,31 @@ struct LinearCase {
 // rows first..first+m of x, and tiles in steps of `split`; columns past the weight's must stay as they are.
 inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, int64_t first,
                          int32_t m, int64_t split, const Floats* gated_residual = nullptr) {
-  const int64_t stride = (c.cols + 31) / 32 * 32, y_stride = c.rows + 3;
-  std::vector<int8_t> q(size_t(m * stride));
+  const int64_t stride = (c.cols + 63) / 64 * 64, y_stride = c.rows + 3, planes = c.scheme.planes;
+  std::vector<int8_t> q(size_t(m * stride * planes));
   Floats scales(size_t(m), 0.f), y(size_t((m - 1) * y_stride + c.rows), 777.f);
-  std::vector<int32_t> sums(size_t(m * stride / 32));
+  std::vector<int32_t> sums(size_t(m * planes));
+  std::vector<int16_t> group_sums(size_t(m * stride / 32 * planes));
   Floats own(x.begin() + first * x_stride, x.begin() + (first + m - 1) * x_stride + c.cols);
   ps::WeightView w = {c.packed.data(), c.scheme.layout, c.rows, c.cols};
-  ps::QuantizedRows qx = {q.data(), scales.data(), sums.data(), stride};
-  if (c.scheme.int8_activations) k->quantize_rows(own.data(), x_stride, c.cols, c.scheme.layout, qx, 0, m);
-  ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0};
+  ps::QuantizedRows qx = {q.data(), scales.data(), sums.data(), group_sums.data(), stride, int32_t(planes)};
+  if (planes) k->quantize_rows(own.data(), x_stride, c.cols, m, c.scheme.layout, qx, 0, m);
+  Bytes panel(size_t(k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
+  ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0, panel.data()};
   if (gated_residual) a.gated = 1, a.residual = gated_residual->data(), a.residual_stride = c.rows / 2;
   const int64_t tiles = (c.rows / (a.gated ? 2 : 1) + 15) / 16;
   for (int64_t t = 0; t < tiles; t += split) k->linear[c.scheme.index](a, t, t + split < tiles ? t + split : tiles);
   return y;
+}
+
+// Activations as the integer schemes round them: to 8 bit, or to 16.
+inline void round_activations(Floats& row, int planes) {
+  if (!planes) return;
+  const float limit = planes == 2 ? 32512.f : 127.f;
+  float most = 0.f;
+  for (float v : row) most = std::fmax(most, std::fabs(v));
+  const float scale = most / limit, inverse = scale > 0 ? 1.f / scale : 0.f;
+  for (float& v : row) v = std::nearbyint(std::fmin(std::fmax(v * inverse, -limit), limit)) * scale;
 }
 
 inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride,
@@ -202,11 +214,10 @@ inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, co
   k->unpack({c.packed.data(), c.scheme.layout, c.rows, c.cols}, 0, c.rows, w.data());
   for (int64_t i = 0; i < m; ++i) {
     Floats row(x.begin() + i * x_stride, x.begin() + i * x_stride + c.cols);
-    float scale = int8_scale(row.data(), c.cols);
     for (float& v : row) {
       if (c.scheme.index == ps::LINEAR_BF16) v = round_bf16(v);
-      if (c.scheme.int8_activations) v = int8_value(v, scale) * scale;
     }
+    round_activations(row, c.scheme.planes);
     for (int64_t n = 0; n < c.rows; ++n) {
       double sum = c.bias.empty() ? 0 : c.bias[size_t(n)], size = std::fabs(sum);
       for (int64_t j = 0; j < c.cols; ++j) {
@@ -228,7 +239,7 @@ inline void check_linear_case(const LinearCase& c, Random& random) {
       std::string("linear ") + c.scheme.name + " " + std::to_string(c.rows) + "x" + std::to_string(c.cols);
   Floats all = run_linear(ps::kernels_generic, c, x, x_stride, 0, 33, 1000);
   for (const ps::Kernels* k : levels()) {
-    for (int32_t m : {1, 2, 3, 4, 5, 6, 7, 8, 33}) {
+    for (int32_t m : {1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 33}) {
       std::string what = shape + " m " + std::to_string(m);
       Floats y = run_linear(k, c, x, x_stride, 0, m, 1000);
       expect_same(y, Floats(all.begin(), all.begin() + long(y.size())), what, k->level);
@@ -288,7 +299,7 @@ inline void check_linear() {
       LinearCase c = {scheme, rows, cols, pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0), {}};
       if (rows != 16) c.bias = random.normals(rows);
       check_linear_case(c, random);
-      if (scheme.int8_activations) check_bad_rows(c, random);
+      if (scheme.planes) check_bad_rows(c, random);
       if (rows % 32 == 0) check_epilogues(c, random);
     }
 }

@@ -1,0 +1,229 @@
+// Integer weights with integer activations: w8a8 and w4a8, and the a16 schemes, whose activations are two int8 rows a
+// token.  Sums are exact over all of K, so the ways below may differ in order and still agree to the last bit:
+//   8 bit: rows of activations against two tiles at a time;
+//   4 bit, few rows: nibbles multiplied as they are, each group's sum put on its line (step, offset) afterwards;
+//   4 bit, one block of rows: nibbles put on their line in registers;
+//   4 bit, more rows: two tiles put on their lines once, in a panel that is then an 8-bit weight.
+#ifndef PENSTOCK_KERNELS_LINEAR_INTEGER_H
+#define PENSTOCK_KERNELS_LINEAR_INTEGER_H
+
+namespace ps {
+namespace {
+
+constexpr int kI8Header = 64, kI4Header = 64, kI4Pair = 576;  // bytes: before a tile's columns; of 64 columns
+// How far ahead a pass over weights asks for them.
+constexpr int kI8Ahead = 4096, kI4Ahead = 2048;
+
+struct Activations {  // one block of rows: see QuantizedRows
+  const int8_t* q;           // [stride / 4][rows][4]
+  const int32_t* sums;       // [rows]
+  const int16_t* group_sums; // [stride / 64][rows][2]
+  int rows;
+};
+
+template <int n>
+struct Rows {
+  static constexpr int value = n;
+};
+// Calls f(Rows<rows>{}).
+template <class F>
+PS_INLINE void with_rows(int rows, F f) {
+  switch (rows) {
+    case 1: return f(Rows<1>{});
+    case 2: return f(Rows<2>{});
+    case 3: if constexpr (kIntRows >= 3) return f(Rows<3>{}); break;
+    case 4: if constexpr (kIntRows >= 4) return f(Rows<4>{}); break;
+    case 5: if constexpr (kIntRows >= 5) return f(Rows<5>{}); break;
+    case 6: if constexpr (kIntRows >= 6) return f(Rows<6>{}); break;
+    case 7: if constexpr (kIntRows >= 7) return f(Rows<7>{}); break;
+    case 8: if constexpr (kIntRows >= 8) return f(Rows<8>{}); break;
+    case 9: if constexpr (kIntRows >= 9) return f(Rows<9>{}); break;
+    case 10: if constexpr (kIntRows >= 10) return f(Rows<10>{}); break;
+    case 11: if constexpr (kIntRows >= 11) return f(Rows<11>{}); break;
+    case 12: if constexpr (kIntRows >= 12) return f(Rows<12>{}); break;
+  }
+}
+
+// out [M][N]: sums over `steps` times four columns of N tiles of int8, w pointing at their columns.
+template <int M, int N>
+__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, I16* out) {
+  const uint8_t* p[N];
+  const int8_t* q = x.q;
+  I16 acc[M][N];
+  PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t];
+  PS_UNROLL for (int i = 0; i < M; ++i)
+    PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
+  for (int64_t s = 0; s < steps; ++s, q += 4 * M) {
+    W8 v[N];
+    PS_UNROLL for (int t = 0; t < N; ++t) {
+      v[t] = w8_load(p[t] + 64 * s);
+      prefetch(p[t] + 64 * s + kI8Ahead);
+    }
+    PS_UNROLL for (int i = 0; i < M; ++i)
+      PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_dot(acc[i][t], v[t], q + 4 * i);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i)
+    PS_UNROLL for (int t = 0; t < N; ++t) out[i * N + t] = acc[i][t];
+}
+
+// out [M]: one tile of 4-bit weights, w pointing at its first pair of groups.
+template <int M>
+__attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int64_t pairs, I16* out) {
+  const int8_t* q = x.q;
+  I16 acc[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w8_start(x.sums[i]);
+  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair) {
+    const I16 params = i_load(w);
+    prefetch(w + kI4Ahead);
+    PS_UNROLL for (int g = 0; g < 2; ++g) {
+      const W4Line line = w4_line(params, g, true);
+      PS_UNROLL for (int j = 0; j < 4; ++j, q += 4 * M) {
+        const uint8_t* p = w + 64 + 256 * g + 64 * j;
+        prefetch(p + kI4Ahead);
+        const I16 bytes = i_load(p);
+        const W8 low = w8_ready(w4_low(bytes, line)), high = w8_ready(w4_high(bytes, line));
+        PS_UNROLL for (int i = 0; i < M; ++i)
+          acc[i] = w8_dot(w8_dot(acc[i], low, q + 4 * i), high, q + 4 * (4 * M + i));
+      }
+      q += 16 * M;
+    }
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
+}
+
+template <int M>
+__attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activations& x, int64_t pairs, I16* out) {
+  const int8_t* q = x.q;
+  const int16_t* group_sums = x.group_sums;
+  I16 acc[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = i_set(0);
+  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, group_sums += 2 * M) {
+    const I16 params = i_load(w);
+    prefetch(w + kI4Ahead);
+    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w4_offsets(acc[i], params, group_sums + 2 * i);
+    PS_UNROLL for (int g = 0; g < 2; ++g) {
+      G16 sum[M];
+      PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
+      PS_UNROLL for (int j = 0; j < 4; ++j, q += 4 * M) {
+        const uint8_t* p = w + 64 + 256 * g + 64 * j;
+        prefetch(p + kI4Ahead);
+        const W4 v = w4_load(p);
+        PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_dot(sum[i], v, q + 4 * i, q + 4 * (4 * M + i));
+      }
+      q += 16 * M;
+      const I16 step = w4_steps(params, g);
+      PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = acc[i] + i_mul(w4_sum(sum[i]), step);
+    }
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
+}
+
+// Puts a tile of 4-bit weights on its lines: int8 [pairs * 16][16][4].
+__attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, uint8_t* panel) {
+  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair) {
+    const I16 params = i_load(w);
+    prefetch(w + kI4Ahead);
+    PS_UNROLL for (int g = 0; g < 2; ++g, panel += 512) {
+      const W4Line line = w4_line(params, g, false);
+      PS_UNROLL for (int j = 0; j < 4; ++j) {
+        const uint8_t* p = w + 64 + 256 * g + 64 * j;
+        prefetch(p + kI4Ahead);
+        const I16 bytes = i_load(p);
+        i_store(panel + 64 * j, w4_low(bytes, line));
+        i_store(panel + 256 + 64 * j, w4_high(bytes, line));
+      }
+    }
+  }
+}
+
+// One or two tiles of int8 for a block of rows: out [rows][n].
+inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, I16* out) {
+  if (n == 1) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 1>(w, x, steps, out); });
+  if constexpr (kIntTiles == 2) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 2>(w, x, steps, out); });
+  for (int t = 0; t < 2; ++t) {
+    I16 one[kIntRows];
+    dot8_tiles(w + t, 1, x, steps, one);
+    for (int i = 0; i < x.rows; ++i) out[2 * i + t] = one[i];
+  }
+}
+
+inline void dot4_tile(const uint8_t* w, const Activations& x, int64_t pairs, I16* out) {
+  if (x.rows <= kGroupRows) {
+    with_rows(x.rows, [&](auto m) {
+      if constexpr (decltype(m)::value <= kGroupRows) dot4_by_groups<decltype(m)::value>(w, x, pairs, out);
+    });
+  } else {
+    with_rows(x.rows, [&](auto m) {
+      if constexpr (decltype(m)::value > kGroupRows) dot4<decltype(m)::value>(w, x, pairs, out);
+    });
+  }
+}
+
+// Sums to values: y [tokens][n].
+inline void scale_sums(const LinearArgs& a, int64_t first, int tokens, const F16* scales, int n, const I16* sums, F16* y) {
+  for (int i = 0; i < tokens; ++i) {
+    const F16 row_scale = f_set(a.qx.scale[first + i]);
+    for (int t = 0; t < n; ++t) {
+      F16 v = f_from_i(sums[i * a.qx.planes * n + t]);
+      if (a.qx.planes == 2) v = f_fma(v, f_set(float(kPlaneBase)), f_from_i(sums[(2 * i + 1) * n + t]));
+      y[i * n + t] = v * (scales[t] * row_scale);
+    }
+  }
+}
+
+// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
+void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
+  const bool four = a.weight.layout == PS_T16_I4G32;
+  const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64, stride = a.qx.stride;
+  const int64_t tile_bytes = four ? kI4Header + pairs * kI4Pair : kI8Header + steps * 64;
+  const int64_t blocks = num_row_blocks(a.m, a.qx.planes);
+  const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
+  for (int64_t tile = begin; tile < end;) {
+    const int n = a.gated || (kIntTiles == 2 && tile + 2 <= end) ? 2 : 1;
+    const uint8_t *tiles[2], *w[2];
+    F16 scales[2];
+    for (int t = 0; t < n; ++t) {
+      const int64_t at = !t ? tile : a.gated ? tile + a.weight.rows / 32 : tile + 1;
+      tiles[t] = a.weight.data + at * tile_bytes;
+      scales[t] = f_load((const float*)tiles[t]);
+      w[t] = tiles[t] + (four ? kI4Header : kI8Header);
+      if (panel) {
+        uint8_t* const memory = a.panel + t * pairs * 1024;
+        fill_panel(w[t], pairs, memory);
+        w[t] = memory;
+      }
+    }
+    for (int64_t b = 0; b < blocks; ++b) {
+      const RowBlock block = row_block(a.m, blocks, b);
+      const int64_t first = block.first * a.qx.planes;
+      const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / 32),
+                             block.count * a.qx.planes};
+      I16 sums[kIntRows * 2];
+      F16 y[kIntRows * 2];
+      if (four && !panel) {
+        I16 one[kIntRows];
+        for (int t = 0; t < n; ++t) {
+          dot4_tile(w[t], x, pairs, one);
+          for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
+        }
+      } else {
+        dot8_tiles(w, n, x, panel ? pairs * 16 : steps, sums);
+      }
+      scale_sums(a, block.first, block.count, scales, n, sums, y);
+      if (a.gated) store_gated(a, block.first, tile, block.count, 2, y, y + 1);
+      else store_block(a, block.first, tile, block.count, n, y);
+    }
+    tile += a.gated ? 1 : n;
+  }
+}
+
+// Bytes of the panel that a call may need.
+int64_t linear_panel_bytes(int32_t layout, int64_t cols, int64_t m, int32_t planes) {
+  if (layout != PS_T16_I4G32 || kGroupRows >= kIntRows || num_row_blocks(m, planes) <= 1) return 0;
+  return (cols + 63) / 64 * 2048;
+}
+
+}  // namespace
+}  // namespace ps
+
+#endif
