@@ -41,8 +41,10 @@ typedef enum ps_layout {
   PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
   PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
   PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
-  PS_T16_I8 = 19,    /* [rows/16]{f32 scale[16]; i32 row_sum[16]; [cols/4][16][4] i8} */
-  PS_T16_I4G32 = 20  /* [rows/16][cols/32]{f16 scale[16]; [4][16][4] u8: low nibble k=4j+i, high k=16+4j+i, value+8} */
+  /* 19 and 20 were the integer layouts of before version 0.2 of the format: refused */
+  PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
+  PS_T16_I4G32 = 22  /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
+                        u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */
 } ps_layout;
 
 typedef enum ps_kv_layout { PS_KV_F32 = 1, PS_KV_BF16 = 2, PS_KV_INT8 = 3 } ps_kv_layout;
@@ -213,17 +215,18 @@ PS_API ps_status ps_sample(ps_context* context, const float* logits, int32_t voc
 
 PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
 /* Packs num_rows source rows (row-major, cols wide, dtype F32/F16/BF16) as rows row_start... of a weight of
- * rows x cols whose memory is dst, zeroed before the first call.  Quantizing layouts round to nearest; the
- * scale of each row (i8) or group (i4) is chosen as docs/quantization.md says.  Calls on disjoint whole tiles
+ * rows x cols whose memory is dst, zeroed before the first call.  Quantizing layouts round to nearest; the scale
+ * of a row and the line of a group (i4) are chosen as docs/quantization.md says.  Calls on disjoint whole tiles
  * may run side by side. */
 PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                          int32_t src_dtype, const void* src, void* dst);
-/* Packs values that are quantized already: q [num_rows][cols] i8 (4 bit: -8..7), scales f32
- * [num_rows] or [num_rows][ceil(cols/32)].  Exact inverse of ps_unpack_quantized. */
+/* Packs values that are quantized already: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null;
+ * i4g32: q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every
+ * step * q + offset is an int8.  Exact inverse of ps_unpack_quantized. */
 PS_API ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
-                                   int64_t num_rows, const int8_t* q, const float* scales, void* dst);
+                                   int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst);
 PS_API ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
-                                     int64_t num_rows, const void* src, int8_t* q, float* scales);
+                                     int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups);
 /* The values a kernel computes with, as f32 [num_rows][cols]. */
 PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                            const void* src, float* dst);

@@ -19,18 +19,23 @@ inline void rows_to_f32(const WeightView& w, int64_t row, float* y) {
 
 inline void int8_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
   const float scale = ((const float*)tile)[lane];
-  const int8_t* q = (const int8_t*)tile + 128 + 4 * lane;
+  const int8_t* q = (const int8_t*)tile + kScaleBytes + 4 * lane;
   for (int64_t k = 0; k < cols; ++k) y[k] = float(q[k / 4 * 64 + k % 4]) * scale;
 }
 
 inline void int4_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
-  for (int64_t k = 0; k < cols; k += 32, tile += kGroupBytes) {
-    const float scale = f16_to_f32(((const uint16_t*)tile)[lane]);
-    const int n = cols - k < 32 ? int(cols - k) : 32;
+  const float scale = ((const float*)tile)[lane];
+  const uint8_t* pair = tile + kScaleBytes;
+  for (int64_t k = 0; k < cols; k += 32) {
+    const int half = int(k / 32 % 2), n = cols - k < 32 ? int(cols - k) : 32;
+    const int step = pair[4 * lane + 2 * half], offset = pair[4 * lane + 2 * half + 1];
+    const uint8_t* nibbles = pair + kParameterBytes + kGroupNibbleBytes * half + 4 * lane;
     for (int i = 0; i < n; ++i) {
-      int byte = tile[32 + i % 16 / 4 * 64 + 4 * lane + i % 4];
-      y[k + i] = float((i < 16 ? byte & 15 : byte >> 4) - 8) * scale;
+      const int byte = nibbles[i % 16 / 4 * 64 + i % 4];
+      const int8_t v = int8_t(uint8_t(step * (i < 16 ? byte & 15 : byte >> 4) + offset));  // wraps as the kernels do
+      y[k + i] = float(v) * scale;
     }
+    if (half) pair += kPairBytes;
   }
 }
 

@@ -4,11 +4,12 @@
 //   T16_F32   float  [cols][16]
 //   T16_F16   f16    [cols][16]
 //   T16_BF16  bf16   [ceil(cols/2)][16][2]
-//   T16_I8    float scale[16]; int32 row_sum[16] (sum of q over the row); int8 q [ceil(cols/4)][16][4]
-//   T16_I4G32 [ceil(cols/32)] { f16 scale[16]; u8 [4][16][4] }: byte [j][lane][i] holds q + 8 of column 4j+i in
-//             its low nibble and of column 16+4j+i in its high nibble
-// Lanes past the last row stay as they are (zero bytes in fresh memory).  Columns past the last hold the value 0: zero
-// bytes, but nibble 8 in T16_I4G32.  A call writes the lanes of its own rows alone.
+//   T16_I8    float scale[16]; int8 q [ceil(cols/4)][16][4]
+//   T16_I4G32 float scale[16]; [ceil(cols/64)] { [16]{u8 step0; i8 offset0; u8 step1; i8 offset1}; u8 [2][4][16][4] }:
+//             byte [group][j][lane][i] holds the nibble of column 4j+i of the group of 32 columns in its low half and of
+//             column 16+4j+i in its high half; the integer is step * nibble + offset
+// Lanes past the last row stay as they are (zero bytes in fresh memory).  Columns past the last hold the nibble or the
+// value 0, groups past the last a step and an offset of 0.  A call writes the lanes of its own rows alone.
 #ifndef PENSTOCK_KERNELS_PACK_H
 #define PENSTOCK_KERNELS_PACK_H
 
@@ -17,13 +18,17 @@ namespace {
 
 PS_INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
+constexpr int kScaleBytes = 64;  // integers come after the scales of the 16 rows
+constexpr int kParameterBytes = 64, kGroupNibbleBytes = 256;
+constexpr int kPairBytes = kParameterBytes + 2 * kGroupNibbleBytes;  // two groups of 32 columns
+
 inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
   switch (layout) {
     case PS_T16_F32: return cols * 64;
     case PS_T16_F16: return cols * 32;
     case PS_T16_BF16: return round_up(cols, 2) * 32;
-    case PS_T16_I8: return 128 + round_up(cols, 4) * 16;
-    default: return round_up(cols, 32) / 32 * kGroupBytes;
+    case PS_T16_I8: return kScaleBytes + round_up(cols, 4) * 16;
+    default: return kScaleBytes + round_up(cols, 64) / 64 * kPairBytes;
   }
 }
 
@@ -33,63 +38,86 @@ PS_LONG F16 source_lanes(const PackArgs& a, int64_t i, int n) {
   return a.src_dtype == PS_F16 ? f_load_f16_n(src, n) : f_load_bf16_n(src, n);
 }
 
-// ---- 4 bit: the scale of a group -----------------------------------------------------------------------------
+// ---- 4 bit: the line of a group ---------------------------------------------------------------------------------
 
-// The largest value, with its sign, is put on one of these levels: -8 uses the whole range, beyond it the extreme is
-// clipped a little, which pays when the rest of the group gains more.
-constexpr float kLevels[] = {-8.f, 7.f, -7.f, -7.5f, -8.5f, 7.5f, -9.f, 8.f, -9.5f};
-
-PS_LONG F16 round_to_f16(F16 x) {
-  uint16_t h[16];
-  f_store_f16_n(h, f_max(f_min(x, f_set(65504.f)), f_set(-65504.f)), 16);
-  return f_load_f16(h);
-}
-
-struct Fit {  // of 16 groups, one a lane
-  F16 scale, error, product, square;  // squared error; sums of w * q and of q * q
+// The integers of a group lie on a line of 16 points, step * nibble + offset, which may not leave int8.  Progressive
+// scales as in QServe (arXiv 2405.04532): w is in units of the row's scale, -127 to 127.
+struct Line {  // of 16 groups, one a lane
+  F16 step, offset, inverse, top;  // top: the largest nibble
 };
 
-PS_LONG F16 inverse_of(F16 scale) {
-  F16 zero = f_set(0.f);
-  F16 inverse = f_set(1.f) / scale;
-  return f_select(m_lt(zero, f_abs(scale)), inverse, zero);
+struct Fit {
+  Line line;
+  F16 error, sum;  // squared error; sum of the nibbles
+};
+
+struct Group {
+  F16 w[32];
+  int n;  // columns: what is past the last counts for nothing
+};
+
+PS_LONG F16 clamp(F16 x, float low, float high) { return f_max(f_min(x, f_set(high)), f_set(low)); }
+
+PS_LONG Line line_of(F16 step, F16 offset) {
+  Line l = {step, clamp(f_round(offset), -128.f, 127.f), f_set(1.f) / step, f_set(0.f)};
+  // floor((127 - offset) / step): half a step less one is taken off, so that no quotient lies near a tie.
+  F16 room = f_fma(step, f_set(-0.5f), f_set(127.5f) - l.offset);
+  l.top = f_min(f_round(room * l.inverse), f_set(15.f));
+  return l;
 }
 
-PS_LONG F16 to_int4(F16 w, F16 inverse) { return f_round(f_max(f_min(w * inverse, f_set(7.f)), f_set(-8.f))); }
+PS_LONG F16 nibble_of(const Line& l, F16 distance) {
+  return f_round(f_max(f_min(distance * l.inverse, l.top), f_set(0.f)));
+}
 
-inline Fit fit_of(const F16 (&w)[32], F16 scale) {
-  Fit f = {round_to_f16(scale), f_set(0.f), f_set(0.f), f_set(0.f)};
-  F16 inverse = inverse_of(f.scale), negative = f_set(0.f) - f.scale;
-  for (int k = 0; k < 32; ++k) {
-    F16 q = to_int4(w[k], inverse);
-    F16 difference = f_fma(q, negative, w[k]);
+inline Fit fit_of(const Group& g, const Line& l) {
+  Fit f = {l, f_set(0.f), f_set(0.f)};
+  const F16 negative = f_set(0.f) - l.step;
+  for (int k = 0; k < g.n; ++k) {
+    F16 distance = g.w[k] - l.offset;
+    F16 q = nibble_of(l, distance);
+    F16 difference = f_fma(q, negative, distance);
     f.error = f_fma(difference, difference, f.error);
-    f.product = f_fma(w[k], q, f.product);
-    f.square = f_fma(q, q, f.square);
+    f.sum = f.sum + q;
   }
   return f;
 }
 
 PS_LONG void keep_better(Fit& best, const Fit& other) {
   M16 better = m_lt(other.error, best.error);
-  best.scale = f_select(better, other.scale, best.scale);
-  best.product = f_select(better, other.product, best.product);
-  best.square = f_select(better, other.square, best.square);
+  best.line.step = f_select(better, other.line.step, best.line.step);
+  best.line.offset = f_select(better, other.line.offset, best.line.offset);
+  best.line.inverse = f_select(better, other.line.inverse, best.line.inverse);
+  best.line.top = f_select(better, other.line.top, best.line.top);
+  best.sum = f_select(better, other.sum, best.sum);
   best.error = f_select(better, other.error, best.error);
 }
 
-// The scale of least squared error among the levels above, then what least squares makes of its rounding.
-inline F16 best_scale(const F16 (&w)[32]) {
-  F16 largest = f_set(0.f);
-  for (int k = 0; k < 32; ++k) largest = f_select(m_lt(f_abs(largest), f_abs(w[k])), w[k], largest);
-  Fit best = fit_of(w, largest * f_set(1.f / kLevels[0]));
-  for (unsigned i = 1; i < sizeof(kLevels) / sizeof(kLevels[0]); ++i)
-    keep_better(best, fit_of(w, largest * f_set(1.f / kLevels[i])));
-  for (int i = 0; i < 2; ++i) {
-    F16 refined = best.product / f_max(best.square, f_set(1.f));
-    keep_better(best, fit_of(w, refined));
+constexpr float kSteps[] = {0.f, -1.f, 1.f};                // beside a fifteenth of the range
+constexpr float kSlacks[] = {0.5f, 0.f, 0.25f, 0.75f, 1.f};  // how much of what the line lacks or has left is below
+
+// The line of least squared error among some: for each step the best of several offsets, then moved to where its
+// rounding wants it.
+inline Line best_line(const Group& g) {
+  F16 low = g.w[0], high = g.w[0], sum = g.w[0];
+  for (int k = 1; k < g.n; ++k) {
+    low = f_min(low, g.w[k]);
+    high = f_max(high, g.w[k]);
+    sum = sum + g.w[k];
   }
-  return best.scale;
+  const F16 range = high - low, share = f_set(1.f / float(g.n)), first = f_round(range * f_set(1.f / 15.f));
+  const F16 one = f_set(1.f), zero = f_set(0.f);
+  const Fit none = {{one, zero, one, zero}, f_set(3e38f), zero};
+  Fit best = none;
+  for (float change : kSteps) {
+    const F16 step = clamp(first + f_set(change), 1.f, 17.f), slack = f_fma(step, f_set(-15.f), range);
+    Fit fit = none;
+    for (float part : kSlacks) keep_better(fit, fit_of(g, line_of(step, f_fma(slack, f_set(part), low))));
+    F16 offset = f_fma(step, zero - fit.sum, sum) * share;
+    keep_better(fit, fit_of(g, line_of(step, offset)));
+    keep_better(best, fit);
+  }
+  return best.line;
 }
 
 // ---- one step of 32 columns for the rows of one tile ------------------------------------------------------------
@@ -130,61 +158,69 @@ inline void pack_floats(const Step& s) {
   }
 }
 
-// divisors, sums: of the 16 lanes; a divisor of zero gives zeros.
-inline void pack_int8(const Step& s, const float* divisors, int32_t* sums) {
+// The rest of a row in units of its scale, -127 to 127; a scale of zero gives zeros.
+PS_LONG F16 scaled(F16 v, float scale) {
+  if (!(scale > 0.f)) return f_set(0.f);
+  return clamp(v / f_set(scale), -127.f, 127.f);
+}
+
+// scales: of the 16 lanes.
+inline void pack_int8(const Step& s, const float* scales) {
   for (int lane = s.lane_begin; lane < s.lane_end; ++lane) {
     F16 v[2];
     load_row(s, lane, &v[0], &v[1]);
     int8_t q[32];
-    I16 sum = i_set(0);
-    for (int half = 0; half < 2; ++half) {
-      F16 x = f_set(0.f);
-      if (divisors[lane] > 0.f) x = f_round(f_max(f_min(v[half] / f_set(divisors[lane]), f_set(127.f)), f_set(-127.f)));
-      sum = sum + i_from_f(x);
-      f_store_i8_n(q + 16 * half, x, 16);
-    }
-    int32_t lanes[16];
-    i_store(lanes, sum);
-    for (int i = 0; i < 16; ++i) sums[lane] += lanes[i];
-    for (int i = 0; i < s.n; i += 4) __builtin_memcpy(s.tile + 128 + (s.k + i) * 16 + lane * 4, q + i, 4);
+    for (int half = 0; half < 2; ++half) f_store_i8_n(q + 16 * half, f_round(scaled(v[half], scales[lane])), 16);
+    for (int i = 0; i < s.n; i += 4) __builtin_memcpy(s.tile + kScaleBytes + (s.k + i) * 16 + lane * 4, q + i, 4);
   }
 }
 
-PS_INLINE I16 nibble_of(F16 w, F16 inverse) { return i_from_f(to_int4(w, inverse)) + i_set(8); }
-
-inline void pack_int4(const Step& s) {
+inline void load_group(const Step& s, const float* scales, Group* g) {
   float columns[32][16] = {};
   for (int lane = s.lane_begin; lane < s.lane_end; ++lane) {
     F16 v[2];
     load_row(s, lane, &v[0], &v[1]);
     float f[32];
-    f_store(f, f_nan_to_zero(v[0]));
-    f_store(f + 16, f_nan_to_zero(v[1]));
+    f_store(f, scaled(v[0], scales[lane]));
+    f_store(f + 16, scaled(v[1], scales[lane]));
     for (int k = 0; k < 32; ++k) columns[k][lane] = f[k];
   }
-  F16 w[32];
-  for (int k = 0; k < 32; ++k) w[k] = f_load(columns[k]);
-  F16 scale = best_scale(w), inverse = inverse_of(scale);
-  uint8_t* group = s.tile + s.k / 32 * kGroupBytes;
-  const bool whole = s.lane_begin == 0 && s.lane_end == 16;
-  const int lanes = s.lane_end - s.lane_begin;
-  uint16_t h[16];
-  f_store_f16_n(h, scale, 16);
-  __builtin_memcpy(group + 2 * s.lane_begin, h + s.lane_begin, size_t(2 * lanes));
+  g->n = s.n;
+  for (int k = 0; k < 32; ++k) g->w[k] = f_load(columns[k]);
+}
+
+PS_INLINE I16 nibble_at(const Group& g, const Line& l, int k) {
+  return k < g.n ? i_from_f(nibble_of(l, g.w[k] - l.offset)) : i_set(0);
+}
+
+inline void pack_int4(const Step& s, const float* scales) {
+  Group g;
+  load_group(s, scales, &g);
+  const Line line = best_line(g);
+  uint8_t* pair = s.tile + kScaleBytes + s.k / 64 * kPairBytes;
+  const int half = int(s.k / 32 % 2), lanes = s.lane_end - s.lane_begin;
+  const I16 parameters = i_from_f(line.step) | i_shl<8>(i_from_f(line.offset) & i_set(255));
+  int32_t words[16];
+  i_store(words, parameters);
+  for (int lane = s.lane_begin; lane < s.lane_end; ++lane) {
+    pair[4 * lane + 2 * half] = uint8_t(words[lane]);
+    pair[4 * lane + 2 * half + 1] = uint8_t(words[lane] >> 8);
+  }
   for (int j = 0; j < 4; ++j) {
     I16 word = i_set(0);
     PS_UNROLL for (int i = 0; i < 4; ++i) {
-      I16 byte = nibble_of(w[4 * j + i], inverse) | i_shl<4>(nibble_of(w[16 + 4 * j + i], inverse));
+      I16 byte = nibble_at(g, line, 4 * j + i) | i_shl<4>(nibble_at(g, line, 16 + 4 * j + i));
       word = word | (i == 0 ? byte : i == 1 ? i_shl<8>(byte) : i == 2 ? i_shl<16>(byte) : i_shl<24>(byte));
     }
     uint8_t bytes[64];
-    i_store(whole ? group + 32 + 64 * j : bytes, word);
-    if (!whole) __builtin_memcpy(group + 32 + 64 * j + 4 * s.lane_begin, bytes + 4 * s.lane_begin, size_t(4 * lanes));
+    i_store(bytes, word);
+    uint8_t* nibbles = pair + kParameterBytes + kGroupNibbleBytes * half + 64 * j;
+    __builtin_memcpy(nibbles + 4 * s.lane_begin, bytes + 4 * s.lane_begin, size_t(4 * lanes));
   }
 }
 
 // The scale of a row, in bits: of the largest magnitude, which integers order as floats do.
-inline float int8_scale(const PackArgs& a, int64_t source) {
+inline float row_scale_of(const PackArgs& a, int64_t source) {
   I16 m = i_set(0);
   for (int64_t i = 0; i < a.cols; i += 16) m = i_max(m, i_bits(f_abs(source_lanes(a, source + i, tail(a.cols, i)))));
   int32_t bits = i_hmax(m);
@@ -193,21 +229,17 @@ inline float int8_scale(const PackArgs& a, int64_t source) {
 
 inline void pack_tile(Step& s) {
   const PackArgs& a = *s.args;
-  float divisors[16] = {};
-  int32_t sums[16] = {};
-  if (a.layout == PS_T16_I8)
-    for (int lane = s.lane_begin; lane < s.lane_end; ++lane)
-      divisors[lane] = int8_scale(a, s.source + (lane - s.lane_begin) * a.cols);
+  const bool integer = a.layout == PS_T16_I8 || a.layout == PS_T16_I4G32;
+  float scales[16] = {};
+  for (int lane = s.lane_begin; integer && lane < s.lane_end; ++lane) {
+    scales[lane] = row_scale_of(a, s.source + (lane - s.lane_begin) * a.cols);
+    ((float*)s.tile)[lane] = scales[lane];
+  }
   for (s.k = 0; s.k < a.cols; s.k += 32) {
     s.n = a.cols - s.k < 32 ? int(a.cols - s.k) : 32;
-    if (a.layout == PS_T16_I4G32) pack_int4(s);
-    else if (a.layout == PS_T16_I8) pack_int8(s, divisors, sums);
+    if (a.layout == PS_T16_I4G32) pack_int4(s, scales);
+    else if (a.layout == PS_T16_I8) pack_int8(s, scales);
     else pack_floats(s);
-  }
-  if (a.layout != PS_T16_I8) return;
-  for (int lane = s.lane_begin; lane < s.lane_end; ++lane) {
-    ((float*)s.tile)[lane] = divisors[lane];
-    ((int32_t*)s.tile)[16 + lane] = sums[lane];
   }
 }
 

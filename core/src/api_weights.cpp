@@ -20,8 +20,10 @@ ps_status check_range(int32_t layout, int64_t rows, int64_t cols, int64_t row_st
   return PS_OK;
 }
 
-ps_status check_quantized(int32_t layout) {
-  if (layout == PS_T16_I8 || layout == PS_T16_I4G32) return PS_OK;
+ps_status check_quantized(int32_t layout, const int8_t* groups) {
+  if (layout == PS_T16_I8 && groups) return fail(PS_INVALID_ARGUMENT, "groups: expected null for t16_i8");
+  if (layout == PS_T16_I4G32) return require(groups, "groups");
+  if (layout == PS_T16_I8) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "layout: expected t16_i8 or t16_i4g32, found %s",
               layout_name(layout) ? layout_name(layout) : "an unknown layout");
 }
@@ -48,21 +50,21 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
 }
 
 ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
-                            int64_t num_rows, const int8_t* q, const float* scales, void* dst) {
+                            int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst) {
   PS_TRY(require(context && q && scales && dst, "context, q, scales, dst"));
-  PS_TRY(check_quantized(layout));
+  PS_TRY(check_quantized(layout, groups));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
-  return pack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, q, scales,
+  return pack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, q, scales, groups,
                         static_cast<uint8_t*>(dst));
 }
 
 ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
-                              int64_t num_rows, const void* src, int8_t* q, float* scales) {
+                              int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups) {
   PS_TRY(require(context && src && q && scales, "context, src, q, scales"));
-  PS_TRY(check_quantized(layout));
+  PS_TRY(check_quantized(layout, groups));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   return unpack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, static_cast<const uint8_t*>(src),
-                          q, scales);
+                          q, scales, groups);
 }
 
 ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,

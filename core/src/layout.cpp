@@ -17,9 +17,11 @@ constexpr LayoutRow kLayouts[] = {
     {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4},       {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2},
     {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2},     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4},
     {PS_T16_F32, "t16_f32", 16, 1, 0, 64},       {PS_T16_F16, "t16_f16", 16, 1, 0, 32},
-    {PS_T16_BF16, "t16_bf16", 16, 2, 0, 64},     {PS_T16_I8, "t16_i8", 16, 4, 128, 64},
-    {PS_T16_I4G32, "t16_i4g32", 16, 32, 0, 288},
+    {PS_T16_BF16, "t16_bf16", 16, 2, 0, 64},     {PS_T16_I8, "t16_i8", 16, 4, 64, 64},
+    {PS_T16_I4G32, "t16_i4g32", 16, 64, 64, 576},
 };
+
+constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // numbers are never given a second meaning
 
 const LayoutRow* find_layout(int32_t layout) {
   for (const LayoutRow& row : kLayouts) {
@@ -52,6 +54,10 @@ const char* kv_layout_name(int32_t layout) {
 
 ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes) {
   const LayoutRow* row = find_layout(layout);
+  if (layout == kOldI8 || layout == kOldI4) {
+    return fail(PS_UNSUPPORTED, "layout: %d is how an older version stored %d-bit weights: export the bundle again",
+                layout, layout == kOldI8 ? 8 : 4);
+  }
   if (!row) return fail(PS_UNSUPPORTED, "layout: %d is not a weight layout that this version knows", layout);
   if (rows < 1 || rows > kMaxDim)
     return fail(PS_INVALID_ARGUMENT, "rows: expected 1 to 2^31, found %lld", static_cast<long long>(rows));

@@ -4,14 +4,15 @@
 
 #include <atomic>
 
-#include "../kernels/half.h"
 #include "memory.h"
 
 namespace ps {
 namespace {
 
 constexpr int64_t kTileRows = 16, kGroup = 32;
-constexpr int64_t kI8Header = 128, kI4Step = 288, kI4Scales = 32;
+constexpr int64_t kScaleBytes = 64, kParameterBytes = 64, kGroupNibbleBytes = 256;
+constexpr int64_t kPairBytes = kParameterBytes + 2 * kGroupNibbleBytes;
+constexpr int kMaxStep = 17, kMaxNibble = 15;
 
 struct Job;
 using TileWork = void (*)(Job* job, int64_t row_start, int64_t num_rows);
@@ -26,8 +27,10 @@ struct Job {
   int32_t src_dtype;
   const int8_t* q_in;
   const float* scales_in;
+  const int8_t* groups_in;
   int8_t* q_out;
   float* scales_out;
+  int8_t* groups_out;
   std::atomic<int64_t> next_tile{0};
   std::atomic<int64_t> bad_row{INT64_MAX};
 };
@@ -94,77 +97,80 @@ int64_t num_groups(const PackRange& r) { return (r.cols + kGroup - 1) / kGroup; 
 // The tile of a row; `lane` is the row within it.
 template <typename Byte>
 Byte* tile_of(const PackRange& r, Byte* data, int64_t row, int64_t* lane) {
-  const int64_t bytes = r.layout == PS_T16_I8 ? kI8Header + round_up(r.cols, 4) * kTileRows : num_groups(r) * kI4Step;
+  const int64_t values = r.layout == PS_T16_I8 ? round_up(r.cols, 4) * kTileRows : (num_groups(r) + 1) / 2 * kPairBytes;
   *lane = row % kTileRows;
-  return data + row / kTileRows * bytes;
+  return data + row / kTileRows * (kScaleBytes + values);
 }
 
-void put_i8_row(const PackRange& r, int64_t row, const int8_t* q, float scale, uint8_t* dst) {
-  int64_t lane;
-  uint8_t* tile = tile_of(r, dst, row, &lane);
-  int32_t sum = 0;
-  uint8_t* values = tile + kI8Header;
-  for (int64_t k = 0; k < r.cols; ++k) {
-    values[k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(q[k]);
-    sum += q[k];
-  }
-  memcpy(tile + lane * 4, &scale, 4);
-  memcpy(tile + 64 + lane * 4, &sum, 4);
+void put_i8_row(const PackRange& r, uint8_t* tile, int64_t lane, const int8_t* q) {
+  uint8_t* values = tile + kScaleBytes + lane * 4;
+  for (int64_t k = 0; k < r.cols; ++k) values[k / 4 * 64 + k % 4] = static_cast<uint8_t>(q[k]);
 }
 
-void get_i8_row(const PackRange& r, int64_t row, const uint8_t* src, int8_t* q, float* scale) {
-  int64_t lane;
-  const uint8_t* tile = tile_of(r, src, row, &lane);
-  const uint8_t* values = tile + kI8Header;
-  for (int64_t k = 0; k < r.cols; ++k) q[k] = static_cast<int8_t>(values[k / 4 * 64 + lane * 4 + k % 4]);
-  memcpy(scale, tile + lane * 4, 4);
+void get_i8_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q) {
+  const uint8_t* values = tile + kScaleBytes + lane * 4;
+  for (int64_t k = 0; k < r.cols; ++k) q[k] = static_cast<int8_t>(values[k / 4 * 64 + k % 4]);
 }
 
-void put_i4_row(const PackRange& r, int64_t row, const int8_t* q, const float* scales, uint8_t* dst) {
-  int64_t lane;
-  uint8_t* tile = tile_of(r, dst, row, &lane);
-  for (int64_t g = 0; g < num_groups(r); ++g, tile += kI4Step) {
-    const uint16_t scale = f32_to_f16(scales[g]);
-    memcpy(tile + lane * 2, &scale, 2);
-    for (int64_t b = 0; b < 16; ++b) {  // low nibble: column b of the group, high nibble: column 16 + b
-      const int64_t low = g * kGroup + b, high = low + 16;
-      const int v_low = low < r.cols ? q[low] + 8 : 8, v_high = high < r.cols ? q[high] + 8 : 8;
-      tile[kI4Scales + b / 4 * 64 + lane * 4 + b % 4] = static_cast<uint8_t>(v_low | v_high << 4);
-    }
-  }
+// Where a group of a row has its step and offset, and its nibbles: byte b (of 16) of a lane lies 64 * (b / 4) + b % 4
+// further on and holds columns b and 16 + b of the group.
+int64_t parameters_at(int64_t group, int64_t lane) {
+  return kScaleBytes + group / 2 * kPairBytes + lane * 4 + group % 2 * 2;
 }
 
-void get_i4_row(const PackRange& r, int64_t row, const uint8_t* src, int8_t* q, float* scales) {
-  int64_t lane;
-  const uint8_t* tile = tile_of(r, src, row, &lane);
-  for (int64_t g = 0; g < num_groups(r); ++g, tile += kI4Step) {
-    uint16_t scale;
-    memcpy(&scale, tile + lane * 2, 2);
-    scales[g] = f16_to_f32(scale);
+int64_t nibbles_at(int64_t group, int64_t lane) {
+  return kScaleBytes + group / 2 * kPairBytes + kParameterBytes + group % 2 * kGroupNibbleBytes + lane * 4;
+}
+
+void put_i4_row(const PackRange& r, uint8_t* tile, int64_t lane, const int8_t* q, const int8_t* groups) {
+  for (int64_t g = 0; g < num_groups(r); ++g) {
+    memcpy(tile + parameters_at(g, lane), groups + 2 * g, 2);
+    uint8_t* nibbles = tile + nibbles_at(g, lane);
     for (int64_t b = 0; b < 16; ++b) {
       const int64_t low = g * kGroup + b, high = low + 16;
-      const uint8_t byte = tile[kI4Scales + b / 4 * 64 + lane * 4 + b % 4];
-      if (low < r.cols) q[low] = static_cast<int8_t>((byte & 15) - 8);
-      if (high < r.cols) q[high] = static_cast<int8_t>((byte >> 4) - 8);
+      const int v_low = low < r.cols ? q[low] : 0, v_high = high < r.cols ? q[high] : 0;
+      nibbles[b / 4 * 64 + b % 4] = static_cast<uint8_t>(v_low | v_high << 4);
     }
   }
 }
 
-int64_t scales_per_row(const PackRange& r) { return r.layout == PS_T16_I8 ? 1 : num_groups(r); }
+void get_i4_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q, int8_t* groups) {
+  for (int64_t g = 0; g < num_groups(r); ++g) {
+    memcpy(groups + 2 * g, tile + parameters_at(g, lane), 2);
+    const uint8_t* nibbles = tile + nibbles_at(g, lane);
+    for (int64_t b = 0; b < 16; ++b) {
+      const int64_t low = g * kGroup + b, high = low + 16;
+      const uint8_t byte = nibbles[b / 4 * 64 + b % 4];
+      if (low < r.cols) q[low] = static_cast<int8_t>(byte & 15);
+      if (high < r.cols) q[high] = static_cast<int8_t>(byte >> 4);
+    }
+  }
+}
+
+bool is_int4_row(const PackRange& r, const int8_t* q, const int8_t* groups) {
+  bool good = true;
+  for (int64_t k = 0; k < r.cols; ++k) {
+    const int step = static_cast<uint8_t>(groups[k / kGroup * 2]), offset = groups[k / kGroup * 2 + 1];
+    const int value = step * q[k] + offset;
+    good &= step >= 1 && step <= kMaxStep && q[k] >= 0 && q[k] <= kMaxNibble && value >= -128 && value <= 127;
+  }
+  return good;
+}
+
+bool is_int8_row(const PackRange& r, const int8_t* q) {
+  bool good = true;
+  for (int64_t k = 0; k < r.cols; ++k) good &= q[k] >= -127;
+  return good;
+}
 
 void check_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
   const PackRange& r = job->range;
-  const int low = r.layout == PS_T16_I8 ? -127 : -8, high = r.layout == PS_T16_I8 ? 127 : 7;
   for (int64_t row = row_start; row < row_start + num_rows; ++row) {
     const int64_t i = row - r.row_start;
     const int8_t* q = job->q_in + i * r.cols;
-    const float* scales = job->scales_in + i * scales_per_row(r);
-    bool bad = false;
-    for (int64_t k = 0; k < r.cols; ++k) bad |= q[k] < low || q[k] > high;
-    for (int64_t g = 0; g < scales_per_row(r); ++g) {
-      bad |= !isfinite(scales[g]) || (r.layout == PS_T16_I4G32 && f16_to_f32(f32_to_f16(scales[g])) != scales[g]);
-    }
-    if (bad) note_bad_row(job, row);
+    const bool good = r.layout == PS_T16_I8 ? is_int8_row(r, q)
+                                            : is_int4_row(r, q, job->groups_in + i * num_groups(r) * 2);
+    if (!good || !isfinite(job->scales_in[i])) note_bad_row(job, row);
   }
 }
 
@@ -172,12 +178,14 @@ void pack_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
   const PackRange& r = job->range;
   for (int64_t row = row_start; row < row_start + num_rows; ++row) {
     const int64_t i = row - r.row_start;
-    const float* scales = job->scales_in + i * scales_per_row(r);
-    uint8_t* dst = static_cast<uint8_t*>(job->dst);
+    const int8_t* q = job->q_in + i * r.cols;
+    int64_t lane;
+    uint8_t* tile = tile_of(r, static_cast<uint8_t*>(job->dst), row, &lane);
+    memcpy(tile + lane * 4, job->scales_in + i, 4);
     if (r.layout == PS_T16_I8) {
-      put_i8_row(r, row, job->q_in + i * r.cols, *scales, dst);
+      put_i8_row(r, tile, lane, q);
     } else {
-      put_i4_row(r, row, job->q_in + i * r.cols, scales, dst);
+      put_i4_row(r, tile, lane, q, job->groups_in + i * num_groups(r) * 2);
     }
   }
 }
@@ -186,12 +194,14 @@ void unpack_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
   const PackRange& r = job->range;
   for (int64_t row = row_start; row < row_start + num_rows; ++row) {
     const int64_t i = row - r.row_start;
-    float* scales = job->scales_out + i * scales_per_row(r);
-    const uint8_t* src = static_cast<const uint8_t*>(job->src);
+    int8_t* q = job->q_out + i * r.cols;
+    int64_t lane;
+    const uint8_t* tile = tile_of(r, static_cast<const uint8_t*>(job->src), row, &lane);
+    memcpy(job->scales_out + i, tile + lane * 4, 4);
     if (r.layout == PS_T16_I8) {
-      get_i8_row(r, row, src, job->q_out + i * r.cols, scales);
+      get_i8_row(r, tile, lane, q);
     } else {
-      get_i4_row(r, row, src, job->q_out + i * r.cols, scales);
+      get_i4_row(r, tile, lane, q, job->groups_out + i * num_groups(r) * 2);
     }
   }
 }
@@ -226,30 +236,35 @@ ps_status unpack(ps_context* context, const PackRange& range, const uint8_t* src
 }
 
 ps_status pack_quantized(ps_context* context, const PackRange& range, const int8_t* q, const float* scales,
-                         uint8_t* dst) {
+                         const int8_t* groups, uint8_t* dst) {
   Job job{};
   start_job(&job, context, range, check_quantized_tile);
   job.q_in = q;
   job.scales_in = scales;
+  job.groups_in = groups;
   job.dst = dst;
   PS_TRY(run(&job));
   const int64_t bad = job.bad_row.load();
   if (bad != INT64_MAX) {
-    return fail(PS_INVALID_ARGUMENT, "q, scales: expected values of %s and finite scales%s, found others in row %lld",
-                range.layout == PS_T16_I8 ? "-127 to 127" : "-8 to 7",
-                range.layout == PS_T16_I8 ? "" : " that f16 holds exactly", static_cast<long long>(bad));
+    return fail(PS_INVALID_ARGUMENT, "q, scales%s and finite scales, found others in row %lld",
+                range.layout == PS_T16_I8
+                    ? ": expected values of -127 to 127"
+                    : ", groups: expected nibbles, steps of 1 to 17, values step * q + offset of -128 to 127",
+                static_cast<long long>(bad));
   }
   job.next_tile = 0;
   job.work = pack_quantized_tile;
   return run(&job);
 }
 
-ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales) {
+ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales,
+                           int8_t* groups) {
   Job job{};
   start_job(&job, context, range, unpack_quantized_tile);
   job.src = src;
   job.q_out = q;
   job.scales_out = scales;
+  job.groups_out = groups;
   return run(&job);
 }
 

@@ -13,10 +13,11 @@ struct PackRange {
 
 ps_status pack(ps_context* context, const PackArgs& args);
 ps_status unpack(ps_context* context, const PackRange& range, const uint8_t* src, float* dst);
-// q and scales are checked before anything is written.
+// q, scales and groups are checked before anything is written.
 ps_status pack_quantized(ps_context* context, const PackRange& range, const int8_t* q, const float* scales,
-                         uint8_t* dst);
-ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales);
+                         const int8_t* groups, uint8_t* dst);
+ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales,
+                           int8_t* groups);
 
 }  // namespace ps
 
