@@ -78,6 +78,12 @@ typedef struct ps_model_options {
   int32_t no_mmap; /* 1: read the file into private memory instead of mapping it */
 } ps_model_options;
 PS_API ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out);
+/* Copies the weights from the mapped file into private memory with transparent huge pages (ordinary ones where the system
+ * grants none), read by the context's threads; the file's page cache is dropped behind, so that memory holds the weights
+ * once.  The caller has seen that there is memory for ps_model_info.weight_bytes and a little more.  Programs made
+ * afterwards read the copy.  Not beside another call with this model.  A file that shrank or changed since it was opened
+ * is PS_INVALID_FILE, and the model stays as it was.  Does nothing the second time, or with no_mmap. */
+PS_API ps_status ps_model_populate(ps_model* model, ps_context* context);
 PS_API void ps_model_close(ps_model* model);
 
 typedef struct ps_model_info {

@@ -5,12 +5,6 @@
 
 using namespace ps;
 
-namespace ps {
-namespace {
-
-}  // namespace
-}  // namespace ps
-
 ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out) {
   PS_TRY(require(path && out, "path, out"));
   *out = nullptr;
@@ -25,6 +19,12 @@ ps_status ps_model_open(const char* path, const ps_model_options* options, ps_mo
   }
   *out = model;
   return PS_OK;
+}
+
+ps_status ps_model_populate(ps_model* model, ps_context* context) {
+  PS_TRY(require(model && context, "model, context"));
+  const ps_status status = populate_model(model, &context->pool);
+  return status == PS_OK ? PS_OK : prefix(status, "weights huge: ");
 }
 
 void ps_model_close(ps_model* model) { destroy_object(model); }

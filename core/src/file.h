@@ -1,9 +1,12 @@
-// A bundle's bytes: the header, and the file mapped or read.
+// A bundle's bytes: the header, and the file mapped, read, or mapped with a range of it copied.
 #ifndef PENSTOCK_FILE_H
 #define PENSTOCK_FILE_H
 
+#include <sys/stat.h>
+
 #include "error.h"
 #include "memory.h"
+#include "threads.h"
 
 namespace ps {
 
@@ -26,14 +29,26 @@ class File {
   File& operator=(const File&) = delete;
   ~File();
   ps_status open(const char* path, bool map);
-  const uint8_t* data() const { return data_; }
+  // Bytes of the file as it is now: what shrank since it was opened is an error here, not a fault.
+  ps_status read(int64_t offset, int64_t bytes, uint8_t* out) const;
+  // Copies bytes begin (a multiple of a page) to end into private memory of huge pages, read by the pool's threads; at()
+  // then points into the copy.  The page cache behind it is dropped.  Does nothing for a file that was read whole.
+  ps_status copy(int64_t begin, int64_t end, Pool* pool);
+  // The bytes at an offset: of the copy where there is one.
+  const uint8_t* at(int64_t offset) const {
+    return offset >= copy_begin_ && offset < copy_end_ ? copy_.data() + (offset - copy_begin_) : data_ + offset;
+  }
+  const uint8_t* data() const { return data_; }  // the mapping, whatever was copied
   int64_t bytes() const { return bytes_; }
 
  private:
-  ps_status load(int descriptor, bool map);
+  ps_status load(bool map);
+  ps_status check_unchanged() const;
   const uint8_t* data_ = nullptr;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, copy_begin_ = 0, copy_end_ = 0;
+  int descriptor_ = -1;
   bool mapped_ = false;
+  struct stat opened_ {};  // as it was found
   Region copy_;
 };
 

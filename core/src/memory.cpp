@@ -3,6 +3,9 @@
 #include <sys/mman.h>
 
 namespace ps {
+namespace {
+[[maybe_unused]] constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+}
 
 #if defined(__SANITIZE_ADDRESS__)
 // The heap has red zones, which mapped pages lack.
@@ -25,18 +28,30 @@ void Region::release() {
 bool Region::allocate(int64_t bytes, bool huge) {
   release();
   if (bytes <= 0) return bytes == 0;
-  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // Huge pages lie at multiples of their size: map one more, keep the aligned middle.
+  const bool align = huge && bytes >= kHugePageBytes;
+  int64_t kept = bytes, mapped = bytes;
+  if (align && (!checked_align(bytes, kHugePageBytes, &kept) || !checked_add(kept, kHugePageBytes, &mapped)))
+    return false;
+  void* data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return false;
-  if (huge) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // advice: ordinary pages do as well
   data_ = static_cast<uint8_t*>(data);
+  if (align) {
+    const int64_t before = -reinterpret_cast<intptr_t>(data) & (kHugePageBytes - 1);
+    if (before) munmap(data_, static_cast<size_t>(before));
+    data_ += before;
+    if (kHugePageBytes > before) munmap(data_ + kept, static_cast<size_t>(kHugePageBytes - before));
+    madvise(data_, static_cast<size_t>(kept), MADV_HUGEPAGE);  // advice: ordinary pages do as well
+  }
   bytes_ = bytes;
+  mapped_bytes_ = kept;
   return true;
 }
 
 void Region::release() {
-  if (data_) munmap(data_, static_cast<size_t>(bytes_));
+  if (data_) munmap(data_, static_cast<size_t>(mapped_bytes_));
   data_ = nullptr;
-  bytes_ = 0;
+  bytes_ = mapped_bytes_ = 0;
 }
 #endif
 

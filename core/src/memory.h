@@ -88,7 +88,7 @@ class Region {
 
  private:
   uint8_t* data_ = nullptr;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, mapped_bytes_ = 0;
 };
 
 // Sizes that never wrap: false when the result does not fit.

@@ -1,5 +1,7 @@
 #include "model.h"
 
+#include <algorithm>
+
 #include "crc32.h"
 #include "metadata.h"
 #include "validate.h"
@@ -36,7 +38,7 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   const int64_t bytes = static_cast<int64_t>(header.metadata_bytes);
   if (!model->metadata.allocate(bytes + 16))
     return fail(PS_OUT_OF_MEMORY, "metadata: no memory for %lld bytes", static_cast<long long>(bytes));
-  memcpy(model->metadata.data(), model->file.data() + header.metadata_offset, static_cast<size_t>(bytes));
+  PS_TRY(model->file.read(static_cast<int64_t>(header.metadata_offset), bytes, model->metadata.data()));
   const uint32_t crc = crc32(0, model->metadata.data(), bytes);
   if (crc != header.metadata_crc32) {
     return fail(PS_INVALID_FILE, "header.metadata_crc32: expected 0x%08x, found 0x%08x: the file is damaged",
@@ -54,6 +56,17 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
 ps_status open_model(ps_model* model, const char* path, bool map, bool verify) {
   const ps_status status = open_checked(model, path, map, verify);
   return status == PS_OK ? PS_OK : prefix(status, "%s: ", path);
+}
+
+ps_status populate_model(ps_model* model, Pool* pool) {
+  const Graph& graph = model->graph;
+  int64_t begin = INT64_MAX, end = 0;
+  for (const Weight& weight : graph.weights) {
+    const Segment& segment = graph.segments[weight.segment];
+    begin = std::min(begin, segment.offset);
+    end = std::max(end, segment.offset + segment.bytes);
+  }
+  return model->file.copy(begin, end, pool);
 }
 
 int64_t bytes_per_token(const ps_model& model) {

@@ -15,11 +15,14 @@ namespace ps {
 
 ps_status open_model(ps_model* model, const char* path, bool map, bool verify);
 
+// Copies the segments that hold weights, and what lies between them, into private memory.
+ps_status populate_model(ps_model* model, Pool* pool);
+
 // Bytes of weights that one token reads: every weight once, of an embedding table only a row.
 int64_t bytes_per_token(const ps_model& model);
 
 inline const uint8_t* weight_data(const ps_model& model, const Weight& weight) {
-  return model.file.data() + model.graph.segments[weight.segment].offset + weight.offset;
+  return model.file.at(model.graph.segments[weight.segment].offset + weight.offset);
 }
 
 }  // namespace ps

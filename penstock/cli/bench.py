@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from penstock.cli.options import add_weights_option
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -25,6 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--batch", default="1,8,32", metavar="N,N...", help="answers made side by side (1,8,32)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
+    add_weights_option(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         batches=_batches(args.batch),
         threads=args.threads,
         network=args.network,
+        weights=args.weights,
     )
     progress = ProgressLine()
     try:
@@ -71,6 +74,8 @@ def _table(model: str, report: Report) -> str:
         f"prefill          {report.prefill_tokens_per_s:10,.1f} tokens/s  "
         f"{report.share_of_limit['prefill']:4.0%} of the {peak} peak",
     ]
+    if report.populate_s:
+        lines.insert(3, f"copying weights  {report.populate_s * 1e3:10,.1f} ms")
     for batch, rate in report.decode_tokens_per_s.items():
         share = report.share_of_limit["decode"][batch]
         mark = "  inconsistent: faster than memory (in the cache?)" if batch in report.inconsistent else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
-__all__ = ["add_limit_options", "add_model_options", "limits_of"]
+__all__ = ["add_limit_options", "add_model_options", "add_weights_option", "limits_of"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +30,24 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), default="f32", help="type of keys and values")
 
 
+def add_weights_option(parser: argparse.ArgumentParser) -> None:
+    """Where the weights lie."""
+    parser.add_argument(
+        "--weights",
+        choices=("mmap", "huge"),
+        default="mmap",
+        help="mmap: use the file's own pages (default); huge: copy them into huge pages first",
+    )
+
+
 def limits_of(args: argparse.Namespace, *, max_requests: int, max_tokens: int = 512) -> ProgramLimits:
     """The limits that the options ask for."""
     from penstock.runtime.program import ProgramLimits
 
     return ProgramLimits(
-        max_tokens=max_tokens, max_requests=max_requests, context_len=args.context_len, kv_layout=args.kv_cache
+        max_tokens=max_tokens,
+        max_requests=max_requests,
+        context_len=args.context_len,
+        kv_layout=args.kv_cache,
+        weights=getattr(args, "weights", "mmap"),  # not every command opens what it plans
     )

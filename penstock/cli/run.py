@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import add_limit_options, add_model_options, limits_of
+from penstock.cli.options import add_limit_options, add_model_options, add_weights_option, limits_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -40,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one object instead of text")
     add_limit_options(parser)
+    add_weights_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
     with _open(args) as llm:
-        load_s = time.perf_counter() - start
+        load_s = time.perf_counter() - start - llm.populate_s
         for note in llm.notes:
             print(f"penstock: {note}", file=sys.stderr)
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
@@ -123,7 +124,7 @@ def _write(text: str) -> None:
 def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:
     from penstock.runtime.machine import peak_rss_bytes
 
-    timings = {"load_s": load_s, **result.timings, "peak_rss_bytes": peak_rss_bytes()}
+    timings = {"load_s": load_s, "populate_s": llm.populate_s, **result.timings, "peak_rss_bytes": peak_rss_bytes()}
     return {
         "text": result.text,
         "token_ids": result.token_ids,
@@ -142,8 +143,9 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
     timings, num_tokens = result.timings, len(result.token_ids)
     rate = f"{timings['decode_tokens_per_s']:,.0f} tokens/s, " if num_tokens > 1 else ""
     threads = "1 thread" if llm.info.num_threads == 1 else f"{llm.info.num_threads} threads"
+    copied = f"weights copied in {llm.populate_s * 1e3:.0f} ms, " if llm.populate_s else ""
     return (
-        f"load {load_s * 1e3:.0f} ms, first token {timings['first_token_s'] * 1e3:.0f} ms, "
+        f"load {load_s * 1e3:.0f} ms, {copied}first token {timings['first_token_s'] * 1e3:.0f} ms, "
         f"{rate}memory {format_bytes(peak_rss_bytes())} "
         f"({llm.info.scheme}, {threads}; {len(result.prompt_token_ids)} + {num_tokens} tokens, {result.finish_reason})"
     )

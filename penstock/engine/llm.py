@@ -152,13 +152,14 @@ class LLM:
         except BaseException:
             opened.program.close()
             raise
-        self.load_s = time.perf_counter() - start
+        self.load_s = time.perf_counter() - start - opened.populate_s
+        self.populate_s = opened.populate_s
 
     @classmethod
     def of_program(cls, opened: Opened, *, max_chunk: int = 0) -> LLM:
         """An LLM over a program that is open already."""
         llm = cls.__new__(cls)
-        llm.load_s = 0.0
+        llm.load_s, llm.populate_s = 0.0, opened.populate_s
         llm._start(opened, max_chunk)
         return llm
 

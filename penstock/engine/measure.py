@@ -47,6 +47,7 @@ class Bench:
     batches: tuple[int, ...] = (1, 8, 32)
     threads: int = 0
     network: str | None = None
+    weights: str = "mmap"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured."""
@@ -69,6 +70,7 @@ class Report:
     prompt_tokens: int
     new_tokens: int
     load_s: float = 0.0
+    populate_s: float = 0.0
     first_token_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: dict[int, float] = field(default_factory=dict)
@@ -116,6 +118,7 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
         max_requests=largest,
         num_pages=(pages_for(context_len) + 1) * largest,  # one to spare for each, or admission waits
         context_len=context_len,
+        weights=what.weights,
     )
     opened = open_program(
         what.model, scheme=what.scheme, threads=what.threads, limits=limits, network=what.network, progress=progress
@@ -130,7 +133,9 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
                 f"context of {context_len} tokens, but the model's is {program.info.context_len}"
             )
         work = _Work.of(read_graph(bundle)[0], program.info.plan.kv_page_bytes)
-        return _Measurement(what, program, work).report(opened.load_s)
+        report = _Measurement(what, program, work).report(opened.load_s)
+        report.populate_s = opened.populate_s
+        return report
     finally:
         program.close()
 

@@ -84,6 +84,15 @@ class Model(Handle):
         check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
         return cls(address_of(out))
 
+    def populate(self, context: Context) -> None:
+        """Copies the weights into private memory with huge pages, read by the context's threads; programs made
+        afterwards read the copy.
+
+        The file's page cache is dropped behind, so that memory holds the weights once; whether they fit is the
+        caller's to see before.  InvalidFileError when the file shrank or changed since it was opened.
+        """
+        check(library().ps_model_populate(self.handle, context.handle))
+
     @property
     def info(self) -> ModelInfo:
         """Sizes and counts."""

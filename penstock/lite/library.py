@@ -170,6 +170,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),
     "ps_cpu_level_at": (c_char_p, (c_int32, _P32)),
     "ps_model_open": (c_int32, (c_char_p, POINTER(ModelOptions), POINTER(c_void_p))),
+    "ps_model_populate": (c_int32, (c_void_p, c_void_p)),
     "ps_model_close": (None, (c_void_p,)),
     "ps_model_describe": (c_int32, (c_void_p, POINTER(ModelInfoStruct))),
     "ps_model_segment": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), _P64)),

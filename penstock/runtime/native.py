@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +61,7 @@ def fit_limits(
         num_pages=limits.num_pages or pages_for(context_len),
         context_len=context_len,
         kv_layout=limits.kv_layout,
+        weights=limits.weights,
     )
     plan = plan_limits(model, context, base)
     fixed = plan.total_bytes - plan.kv_bytes + _HEADROOM_BYTES
@@ -72,9 +75,7 @@ def fit_limits(
             if shrunk >= min(pages_for(context_len), pages_for(LEAST_CONTEXT)):
                 num_pages = shrunk
                 context_len = min(context_len, shrunk * PAGE_TOKENS)
-        base = ProgramLimits(
-            base.max_tokens, base.max_requests, base.max_rows, num_pages, context_len, limits.kv_layout
-        )
+        base = dataclasses.replace(base, num_pages=num_pages, context_len=context_len)
         plan = plan_limits(model, context, base)
     if plan.total_bytes + _HEADROOM_BYTES > available:
         raise OutOfMemoryError(_does_not_fit(plan, base, available))
@@ -115,19 +116,28 @@ class NativeProgram:
             cpu_level=context.cpu_level,
             plan=plan,
         )
+        self.populate_s = 0.0
+        """Seconds that copying the weights took; 0 when they are mapped."""
         self._closed = False
 
     @classmethod
     def open(
         cls, path: Path | str, *, threads: int = 0, limits: ProgramLimits | None = None
     ) -> tuple[NativeProgram, core.Model]:
-        """Open a bundle, plan its memory, and make the program; the model gives access to the file's segments."""
+        """Open a bundle, plan its memory, copy the weights where the limits say so, and make the program; the model
+        gives access to the file's segments."""
         context = core.Context(threads)
         try:
             model = core.Model.open(path)
             try:
                 fitted, plan = fit_limits(model, context, limits or ProgramLimits())
-                return cls(model, context, fitted, plan), model
+                start = time.perf_counter()
+                if fitted.weights == "huge":  # planned first: what does not fit is refused before it is read
+                    model.populate(context)
+                populated = time.perf_counter()
+                program = cls(model, context, fitted, plan)
+                program.populate_s = populated - start if fitted.weights == "huge" else 0.0
+                return program, model
             except BaseException:
                 model.close()
                 raise

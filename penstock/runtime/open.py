@@ -34,7 +34,8 @@ class Opened:
     """A program, and the files beside its weights by name.
 
     ``notes`` are lines that a user may want to read; ``bundle`` is the file that runs (None in eager mode);
-    ``load_s`` is the time that opening took, without the making of a bundle.
+    ``load_s`` is the time that opening took, without the making of a bundle and without ``populate_s``, the copying of
+    weights into huge pages.
     """
 
     program: Program
@@ -43,6 +44,7 @@ class Opened:
     notes: list[str]
     bundle: Path | None = None
     load_s: float = 0.0
+    populate_s: float = 0.0
 
 
 def open_program(
@@ -134,7 +136,8 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
             f"context length {program.limits.context_len} instead of the model's {longest}: "
             "more does not fit into memory (--context-len and --kv-cache choose)"
         )
-    return Opened(program, files, path, notes, path, time.perf_counter() - start)
+    load_s = time.perf_counter() - start - program.populate_s
+    return Opened(program, files, path, notes, path, load_s, program.populate_s)
 
 
 def _open_folder(
@@ -182,6 +185,10 @@ def _suggestion(program: Program) -> list[str]:
 def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
     from penstock.models.checkpoint import Checkpoint
 
+    if limits.weights != "mmap":
+        raise UnsupportedError(
+            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory"
+        )
     checkpoint = Checkpoint.open(folder)
     context_len = limits.context_len or EAGER_CONTEXT
     longest = checkpoint.config.optional_int("max_position_embeddings")

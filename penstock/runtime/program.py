@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
     from penstock.lite.core import Plan, Sampling, StepBatch
 
-__all__ = ["KV_LAYOUTS", "PAGE_TOKENS", "Program", "ProgramInfo", "ProgramLimits", "pages_for"]
+__all__ = ["KV_LAYOUTS", "PAGE_TOKENS", "WEIGHTS", "Program", "ProgramInfo", "ProgramLimits", "pages_for"]
 
 PAGE_TOKENS = 32
 """Tokens in one KV page (``PS_PAGE_TOKENS``)."""
 
 KV_LAYOUTS = ("f32", "bf16", "int8")
 """How keys and values may lie in a page."""
+
+WEIGHTS = ("mmap", "huge")
+"""Where weights lie: in the mapped file, or in a private copy of huge pages."""
 
 
 def pages_for(num_tokens: int) -> int:
@@ -38,7 +41,8 @@ class ProgramLimits:
     ``max_tokens``, ``max_requests`` and ``max_rows`` bound one step; ``num_pages`` counts KV pages per page
     group; ``context_len`` bounds one request (prompt and answer).  Zero for ``max_rows``, ``num_pages`` or
     ``context_len`` leaves the choice to ``open_program``; a program's own limits hold no zero.  A program has
-    ``max_requests`` slots, each of which remembers the token last sampled in it.
+    ``max_requests`` slots, each of which remembers the token last sampled in it.  ``weights`` is one of ``WEIGHTS``:
+    "mmap" shares the file's pages with every process that maps them and starts at once; "huge" copies them first.
     """
 
     max_tokens: int = 512
@@ -47,6 +51,7 @@ class ProgramLimits:
     num_pages: int = 0
     context_len: int = 0
     kv_layout: str = "f32"
+    weights: str = "mmap"
 
     def __post_init__(self) -> None:
         """Refuse sizes that no program could have."""
@@ -57,6 +62,8 @@ class ProgramLimits:
                 raise InvalidArgumentError(f"{name} must be a whole number of at least {least}, not {value!r}")
         if self.kv_layout not in KV_LAYOUTS:
             raise InvalidArgumentError(f"kv_cache must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout!r}")
+        if self.weights not in WEIGHTS:
+            raise InvalidArgumentError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,10 @@ def test_bench_reports_every_figure_with_its_share(penstock_command):
     assert all(share > 0 for share in found["share_of_limit"]["decode"].values())
     assert found["limits"]["read_bytes_per_s"]["highest"] > 0
     assert set(found["limits"]["ops_per_s"]) == {"f32", "bf16", "int8"}
-    assert "decode, batch 2" in penstock_command(*args).stdout
+    assert found["populate_s"] == 0
+    table = penstock_command(*args, "--weights", "huge").stdout
+    assert "decode, batch 2" in table
+    assert "copying weights" in table
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,19 @@ def test_threads_and_key_types_are_honoured(penstock_command):
     assert penstock_command(*args, "--kv-cache", "int8").returncode == 0
 
 
+def test_weights_can_be_copied_into_huge_pages(penstock_command):
+    args = ("run", DEMO, PROMPT, "--max-tokens", 8, "--temperature", 0)
+    mapped, copied = penstock_command(*args), penstock_command(*args, "--weights", "huge")
+    assert copied.stdout == mapped.stdout
+    assert "weights copied in" in copied.stderr
+    assert "copied" not in mapped.stderr
+    timings = json.loads(penstock_command(*args, "--weights", "huge", "--json").stdout)["timings"]
+    assert timings["populate_s"] > 0
+    refused = penstock_command("run", FOLDER, PROMPT, "--mode", "eager", "--weights", "huge")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "weights 'huge' goes with graph mode" in refused.stderr
+
+
 def test_the_prompt_can_come_from_standard_input(penstock_command):
     piped = penstock_command("run", DEMO, "-", "--max-tokens", 8, "--temperature", 0, stdin=PROMPT)
     given = penstock_command("run", DEMO, PROMPT, "--max-tokens", 8, "--temperature", 0)
