@@ -21,6 +21,12 @@ struct Activations {  // one block of rows: see QuantizedRows
   int rows;
 };
 
+// What a pass over tiles asks for meanwhile: `step` bytes further on with each step, one place a tile.
+struct Ahead {
+  const uint8_t* at[2];
+  int64_t step;
+};
+
 template <int n>
 struct Rows {
   static constexpr int value = n;
@@ -46,18 +52,19 @@ PS_INLINE void with_rows(int rows, F f) {
 
 // out [M][N]: sums over `steps` times four columns of N tiles of int8, w pointing at their columns.
 template <int M, int N>
-__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, I16* out) {
-  const uint8_t* p[N];
+__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, const Ahead& ahead, I16* out) {
+  const uint8_t *p[N], *next[N];
   const int8_t* q = x.q;
+  const int64_t ahead_step = ahead.step;
   I16 acc[M][N];
-  PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t];
+  PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t], next[t] = ahead.at[t];
   PS_UNROLL for (int i = 0; i < M; ++i)
     PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
   for (int64_t s = 0; s < steps; ++s, q += 4 * M) {
     W8 v[N];
     PS_UNROLL for (int t = 0; t < N; ++t) {
       v[t] = w8_load(p[t] + 64 * s);
-      prefetch(p[t] + 64 * s + kI8Ahead);
+      prefetch(next[t] + s * ahead_step);
     }
     PS_UNROLL for (int i = 0; i < M; ++i)
       PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_dot(acc[i][t], v[t], q + 4 * i);
@@ -137,12 +144,13 @@ __attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, uint8
 }
 
 // One or two tiles of int8 for a block of rows: out [rows][n].
-inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, I16* out) {
-  if (n == 1) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 1>(w, x, steps, out); });
-  if constexpr (kIntTiles == 2) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 2>(w, x, steps, out); });
-  for (int t = 0; t < 2; ++t) {
-    I16 one[kIntRows];
-    dot8_tiles(w + t, 1, x, steps, one);
+inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, const Ahead& ahead, I16* out) {
+  if (n == 1) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 1>(w, x, steps, ahead, out); });
+  if constexpr (kIntTiles == 2)
+    return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 2>(w, x, steps, ahead, out); });
+  for (int t = 0; t < n; ++t) {
+    I16 one[kIntRows] = {};
+    dot8_tiles(w + t, 1, x, steps, Ahead{{ahead.at[t], nullptr}, ahead.step}, one);
     for (int i = 0; i < x.rows; ++i) out[2 * i + t] = one[i];
   }
 }
@@ -159,16 +167,50 @@ inline void dot4_tile(const uint8_t* w, const Activations& x, int64_t pairs, I16
   }
 }
 
-// Sums to values: y [tokens][n].
-inline void scale_sums(const LinearArgs& a, int64_t first, int tokens, const F16* scales, int n, const I16* sums, F16* y) {
-  for (int i = 0; i < tokens; ++i) {
-    const F16 row_scale = f_set(a.qx.scale[first + i]);
-    for (int t = 0; t < n; ++t) {
-      F16 v = f_from_i(sums[i * a.qx.planes * n + t]);
-      if (a.qx.planes == 2) v = f_fma(v, f_set(float(kPlaneBase)), f_from_i(sums[(2 * i + 1) * n + t]));
-      y[i * n + t] = v * (scales[t] * row_scale);
-    }
+// The value of a token: its sum, or its two sums of high and low activations, n apart.
+PS_INLINE F16 value_of(const LinearArgs& a, int64_t token, const I16* sums, int64_t n, F16 scale) {
+  F16 v = f_from_i(sums[0]);
+  if (a.qx.planes == 2) v = f_fma(v, f_set(float(kPlaneBase)), f_from_i(sums[n]));
+  return v * (scale * f_set(a.qx.scale[token]));
+}
+
+struct Tile {
+  int64_t column;  // first output column
+  F16 scale;
+  const I16* sums;  // of its first token
+};
+
+__attribute__((noinline)) void finish_tile(const LinearArgs& a, const RowBlock& block, const Tile& tile, int64_t n) {
+  const int width = tail(a.weight.rows, tile.column);
+  const F16 bias = a.bias ? f_load_n(a.bias + tile.column, width) : f_set(0.f);
+  float* y = a.y + block.first * a.y_stride + tile.column;
+  const float* residual = a.residual ? a.residual + block.first * a.residual_stride + tile.column : nullptr;
+  const I16* sums = tile.sums;
+  for (int i = 0; i < block.count; ++i, y += a.y_stride, sums += a.qx.planes * n) {
+    F16 v = value_of(a, block.first + i, sums, n, tile.scale);
+    if (a.bias) v = v + bias;
+    if (residual) v = v + f_load_n(residual + i * a.residual_stride, width);
+    if (width == 16) f_store(y, v);
+    else f_store_n(y, v, width);
   }
+}
+
+__attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock& block, const Tile& gate, const Tile& up) {
+  F16 y[kIntRows * 2];
+  for (int i = 0; i < block.count; ++i) {
+    const int64_t at = i * a.qx.planes * 2;
+    y[2 * i] = value_of(a, block.first + i, gate.sums + at, 2, gate.scale);
+    y[2 * i + 1] = value_of(a, block.first + i, up.sums + at, 2, up.scale);
+  }
+  store_gated(a, block.first, gate.column / 16, block.count, 2, y, y + 1);
+}
+
+// One block reads its tiles from memory and asks for them a little earlier.  Of several, only the first would: so each
+// asks for its share of the tiles that come next, and memory is never idle.
+PS_INLINE Ahead ahead_of(const uint8_t* const* w, const uint8_t* const* next, int64_t bytes, int64_t blocks, int64_t b,
+                         int64_t steps) {
+  if (blocks == 1) return {{w[0] + kI8Ahead, w[1] + kI8Ahead}, 64};
+  return {{next[0] + bytes * b / blocks, next[1] + bytes * b / blocks}, bytes / (blocks * steps)};
 }
 
 // Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
@@ -180,15 +222,16 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
   for (int64_t tile = begin; tile < end;) {
     const int n = a.gated || (kIntTiles == 2 && tile + 2 <= end) ? 2 : 1;
-    const uint8_t *tiles[2], *w[2];
+    const uint8_t *tiles[2], *next[2] = {}, *w[2] = {};
     F16 scales[2];
     for (int t = 0; t < n; ++t) {
       const int64_t at = !t ? tile : a.gated ? tile + a.weight.rows / 32 : tile + 1;
       tiles[t] = a.weight.data + at * tile_bytes;
       scales[t] = f_load((const float*)tiles[t]);
+      next[t] = tiles[t] + (a.gated ? 1 : n) * tile_bytes;
       w[t] = tiles[t] + (four ? kI4Header : kI8Header);
       if (panel) {
-        uint8_t* const memory = a.panel + t * pairs * 1024;
+        uint8_t* const memory = a.panel + t * (pairs * 1024 + 64);  // not in the same banks
         fill_panel(w[t], pairs, memory);
         w[t] = memory;
       }
@@ -199,7 +242,6 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / 32),
                              block.count * a.qx.planes};
       I16 sums[kIntRows * 2];
-      F16 y[kIntRows * 2];
       if (four && !panel) {
         I16 one[kIntRows];
         for (int t = 0; t < n; ++t) {
@@ -207,11 +249,14 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
           for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
         }
       } else {
-        dot8_tiles(w, n, x, panel ? pairs * 16 : steps, sums);
+        const int64_t count = panel ? pairs * 16 : steps;
+        dot8_tiles(w, n, x, count, ahead_of(w, next, tile_bytes, blocks, b, count), sums);
       }
-      scale_sums(a, block.first, block.count, scales, n, sums, y);
-      if (a.gated) store_gated(a, block.first, tile, block.count, 2, y, y + 1);
-      else store_block(a, block.first, tile, block.count, n, y);
+      if (a.gated) {
+        finish_gated(a, block, {tile * 16, scales[0], sums}, {0, scales[1], sums + 1});
+      } else {
+        for (int t = 0; t < n; ++t) finish_tile(a, block, {(tile + t) * 16, scales[t], sums + t}, n);
+      }
     }
     tile += a.gated ? 1 : n;
   }
@@ -220,7 +265,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
 // Bytes of the panel that a call may need.
 int64_t linear_panel_bytes(int32_t layout, int64_t cols, int64_t m, int32_t planes) {
   if (layout != PS_T16_I4G32 || kGroupRows >= kIntRows || num_row_blocks(m, planes) <= 1) return 0;
-  return (cols + 63) / 64 * 2048;
+  return (cols + 63) / 64 * 2048 + 128;
 }
 
 }  // namespace
