@@ -68,9 +68,9 @@ PS_INLINE int32_t lane_sum(I16 v) {
   return total;
 }
 
-PS_INLINE void put_sixteen(const RowTarget& t, int64_t column, I16 v) {
+PS_INLINE void put_sixteen(const RowTarget& t, int64_t column, F16 v) {
   int8_t bytes[16];
-  f_store_i8_n(bytes, f_from_i(v), 16);
+  f_store_i8_n(bytes, v, 16);
   for (int j = 0; j < 4; ++j) __builtin_memcpy(t.q + (column / 4 + j) * 4 * t.rows, bytes + 4 * j, 4);
 }
 
@@ -84,18 +84,19 @@ inline void quantize_row(const float* x, int64_t cols, int64_t stride, float inv
     for (int p = 0; p < kPlanes; ++p) group[p] = i_set(0);
     for (int64_t j = i; j < i + 32; j += 16) {
       const int n = cols - j >= 16 ? 16 : cols > j ? int(cols - j) : 0;
-      I16 v = i_set(0);
-      if (n > 0) v = i_from_f(to_integer(f_load_n(x + j, n), inverse, kPlanes == 2 ? kLimit16 : kLimit8));
+      F16 whole = f_set(0.f);
+      if (n > 0) whole = to_integer(f_load_n(x + j, n), inverse, kPlanes == 2 ? kLimit16 : kLimit8);
+      const I16 v = i_from_f(whole);
       if constexpr (kPlanes == 2) {
         const I16 up = v + i_set(kPlaneBase * 128 + 127 + 1);  // floor(n / 255) = (n + 1) * 257 >> 16, n below 65535
         const I16 high = i_sra<16>(i_shl<8>(up) + up) - i_set(128);
         const I16 low = v - i_shl<8>(high) + high;
-        put_sixteen(t[0], j, high);
-        put_sixteen(t[1], j, low);
+        put_sixteen(t[0], j, f_from_i(high));
+        put_sixteen(t[1], j, f_from_i(low));
         group[0] = group[0] + high;
         group[1] = group[1] + low;
       } else {
-        put_sixteen(t[0], j, v);
+        put_sixteen(t[0], j, whole);
         group[0] = group[0] + v;
       }
     }
