@@ -41,7 +41,7 @@ typedef enum ps_layout {
   PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
   PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
   PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
-  /* 19 and 20 were the integer layouts of before version 0.2 of the format: refused */
+  /* 19 and 20 were these two with row sums and with float scales of groups: refused */
   PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
   PS_T16_I4G32 = 22  /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
                         u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */

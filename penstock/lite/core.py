@@ -31,13 +31,13 @@ from penstock.lite.library import (
     library_file,
     sized,
 )
-from penstock.lite.weights import crc32, layout_bytes
+from penstock.lite.weights import QuantizedRows, crc32, layout_bytes
 
 __all__ = [
     "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo", "Plan",
-    "ProgramOptions", "Sampling", "StepBatch", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas",
-    "pack", "pack_quantized", "plan", "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack",
-    "unpack_quantized", "version",
+    "ProgramOptions", "QuantizedRows", "Sampling", "StepBatch", "cpu_levels", "crc32", "layout_bytes", "library_file",
+    "op_schemas", "pack", "pack_quantized", "plan", "probe_bandwidth", "probe_compute", "run_op", "sample_logits",
+    "unpack", "unpack_quantized", "version",
 ]  # fmt: skip
 
 pack, unpack = Context.pack, Context.unpack

@@ -208,8 +208,7 @@ class _WeightReader:
         wanted = set(self._shapes) | vectors
         held = set(self._checkpoint.tensors)
         missing = sorted(wanted - held)
-        scales = {f"{name}_scale" for name in wanted if self._checkpoint.is_quantized(name)}
-        extra = held - wanted - scales
+        extra = held - wanted.union(*(self._checkpoint.beside(name) for name in wanted))
         if extra:
             extra -= self._checkpoint.redundant_names()
         if missing:
@@ -231,8 +230,7 @@ class _WeightReader:
             return pack_matrix(self._floats(name), layout)
         if found[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
             raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
-        q, scales = self._checkpoint.read_quantized(name, cols)
-        return pack_quantized(torch.from_numpy(q.copy()), torch.from_numpy(scales.copy()), layout)
+        return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype
