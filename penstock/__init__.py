@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
     from penstock.engine.llm import LLM, Delta, Result, Stream
+    from penstock.engine.options import EngineOptions, RequestOptions
     from penstock.engine.request import SamplingParams
     from penstock.errors import (
+        DeadlineError,
         FileAccessError,
         InternalError,
         InvalidArgumentError,
         InvalidFileError,
         OutOfMemoryError,
         PenstockError,
+        QueueFullError,
         UnsupportedError,
     )
     from penstock.models.loader import load_network
@@ -31,7 +34,9 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
+    "DeadlineError",
     "Delta",
+    "EngineOptions",
     "FileAccessError",
     "InternalError",
     "InvalidArgumentError",
@@ -40,6 +45,8 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "OutOfMemoryError",
     "PenstockError",
     "ProgramLimits",
+    "QueueFullError",
+    "RequestOptions",
     "Result",
     "RoundToNearest",
     "RoundToNearestConfig",
@@ -54,14 +61,17 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "penstock.engine.llm": ("LLM", "Delta", "Result", "Stream"),
+    "penstock.engine.options": ("EngineOptions", "RequestOptions"),
     "penstock.engine.request": ("SamplingParams",),
     "penstock.errors": (
+        "DeadlineError",
         "FileAccessError",
         "InternalError",
         "InvalidArgumentError",
         "InvalidFileError",
         "OutOfMemoryError",
         "PenstockError",
+        "QueueFullError",
         "UnsupportedError",
     ),
     "penstock.models.loader": ("load_network",),
