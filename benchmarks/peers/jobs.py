@@ -78,7 +78,7 @@ def missing(jobs: Iterable[Job], done: set[Key]) -> list[Job]:
 
 @dataclass
 class Results:
-    """A file of one JSON object a line: the first says what was measured, each other is a figure or a failure."""
+    """A file of one JSON object a line: a figure, a failure, or a header (what is measured); the last one counts."""
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
@@ -113,9 +113,16 @@ class Results:
                 )
         whole = self.path.read_text()
         self.path.write_text(whole[: whole.rfind("\n") + 1])
+        wider = self.header | {name: self.header[name] | header[name] for name in ("versions", "weights_read", "bits")}
+        if wider != self.header:
+            self.header = wider
+            self._append({"header": wider})
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+        self._append(row)
+
+    def _append(self, row: dict[str, Any]) -> None:
         with self.path.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
 

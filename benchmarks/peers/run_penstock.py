@@ -1,6 +1,6 @@
 """Penstock for run.py: the engine's own loop, in process, on the same prompts as its peers.
 
-Options: ``kv-cache`` (f32, bf16, int8); the default of ``penstock run`` unless given.
+Options: ``kv-cache`` (f32, bf16, int8) and ``weights`` (mmap, huge); the defaults of ``penstock run`` unless given.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def limits_of(launch: Launch) -> ProgramLimits:
 
 def chosen(launch: Launch) -> dict[str, str]:
     """Limits that the caller chose; the rest is Penstock's default."""
-    return {"kv_layout": launch.options["kv-cache"]} if "kv-cache" in launch.options else {}
+    fields = {"kv-cache": "kv_layout", "weights": "weights"}
+    return {fields[name]: value for name, value in launch.options.items()}
 
 
 class Penstock:

@@ -87,6 +87,16 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None
     assert missing([Job("348m", VLLM, ("decode:1", "decode:8"), 0)], whole.done()) == []
 
 
+def test_a_run_may_be_widened_by_systems_and_shapes(tmp_path: Path) -> None:
+    Results.read(tmp_path / "results.jsonl").begin(HEADER)
+    more: dict[str, Any] = {"bits": {"1.1b vllm w8a8": 8.5}, "versions": {"vllm": "2"}, "date": "2026-01-02"}
+    Results.read(tmp_path / "results.jsonl").begin({**HEADER, **more})
+    header = Results.read(tmp_path / "results.jsonl").header
+    assert header["bits"] == HEADER["bits"] | more["bits"]
+    assert header["versions"] == HEADER["versions"] | more["versions"]
+    assert header["date"] == HEADER["date"]
+
+
 def test_figures_of_two_builds_do_not_stand_in_one_file(tmp_path: Path) -> None:
     Results.read(tmp_path / "results.jsonl").begin(HEADER)
     with pytest.raises(SystemExit, match="penstock was '0', now it is '1'"):
@@ -188,7 +198,7 @@ def test_a_process_is_probed_around_each_figure_and_its_failure_is_recorded(
 
 def test_penstock_measures_itself_by_the_protocol() -> None:
     command = [sys.executable, str(PEERS / "run_penstock.py"), str(ROOT / "demo" / "demo.psm"), "--mode", "w4a8"]
-    command += ["--threads", "1", "--option", "kv-cache=int8", "decode:1", "decode:2"]
+    command += ["--threads", "1", "--option", "kv-cache=int8", "--option", "weights=huge", "decode:1", "decode:2"]
     environment = processes._environment(processes.Bench(ROOT, 1), PENSTOCK)
     done = subprocess.run(command, input="\n\n", capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
