@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
+    from penstock.engine.async_llm import AsyncLLM, AsyncStream
     from penstock.engine.llm import LLM, Delta, Result, Stream
     from penstock.engine.options import EngineOptions, RequestOptions
     from penstock.engine.request import SamplingParams
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 - in the order of sorted()
+    "AsyncLLM",
+    "AsyncStream",
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
@@ -60,6 +63,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 
 _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
+    "penstock.engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "penstock.engine.llm": ("LLM", "Delta", "Result", "Stream"),
     "penstock.engine.options": ("EngineOptions", "RequestOptions"),
     "penstock.engine.request": ("SamplingParams",),

@@ -39,8 +39,8 @@ __all__ = ["Engine", "interrupt_after"]
 class Engine:
     """A program, its scheduler and its pages.
 
-    ``observer``, when set, is called at the end of each step with the requests that got a token or ended since the
-    last one, in the thread that stepped, while no other can step.
+    ``observer``, when set, is called with the requests that got a token or ended, after each step and after an abort
+    between steps, in the thread that did it, while no other can step.  It must return soon and raise nothing.
     """
 
     def __init__(self, program: Program, options: EngineOptions | None = None) -> None:
@@ -59,8 +59,9 @@ class Engine:
         self._lock = threading.RLock()
         self._incoming: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
-        self._ended: list[Request] = []  # between steps; the next one tells
+        self._ended: list[Request] = []  # not told to anybody yet
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._wanted: set[object] = set()  # who waits for the end of the step
         self._stepping = False
         self._closed = False
 
@@ -144,15 +145,19 @@ class Engine:
                 try:
                     self._expire()
                     news = self._step()
-                    news += self._ended
-                    self._ended.clear()
-                    if self.observer is not None and news:
-                        self.observer(news)
-                    return news
+                    return self._tell(news)
                 finally:
                     self._stepping = False  # while the lock is held: the next step may be another thread's
         finally:
             self._settle()
+
+    def _tell(self, news: list[Request]) -> list[Request]:
+        """Add what has ended besides, and let the observer know."""
+        news += self._ended
+        self._ended.clear()
+        if self.observer is not None and news:
+            self.observer(news)
+        return news
 
     def _step(self) -> list[Request]:
         try:
@@ -233,11 +238,35 @@ class Engine:
     @contextmanager
     def between_steps(self) -> Iterator[Scheduler]:
         """The scheduler while no step runs, for work beside the loop."""
-        with self._lock:
+        ticket = object()
+        self._wanted.add(ticket)
+        try:
+            self._lock.acquire()
+        finally:
+            self._wanted.discard(ticket)
+        try:
             self._check_open()
             with interrupt_after():
                 self._accept_calls()
             yield self.scheduler
+        finally:
+            self._lock.release()
+            self._settle()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would have anything to do, from any thread."""
+        return bool(self._incoming or self._aborts or self.scheduler.has_work)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another thread waits for the end of the step to work between two."""
+        return bool(self._wanted)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._closed
 
     def figures(self) -> EngineFigures:
         """Counters of this moment, from any thread."""
@@ -277,6 +306,7 @@ class Engine:
             for request in self._everyone():
                 self._end(request, "abort")
             self._closed = True
+            self._tell([])
             self.program.close()
 
     def _everyone(self) -> list[Request]:
@@ -295,6 +325,7 @@ class Engine:
                     return
                 with interrupt_after():
                     self._accept_calls()
+                    self._tell([])
             finally:
                 self._lock.release()
 

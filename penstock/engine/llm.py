@@ -99,6 +99,17 @@ class Stream:
         text = "" if self._request.text is None else self._request.text.take()
         return Delta(text, ids, self._request.finish_reason if self._ended else None)
 
+    @property
+    def id(self) -> int:
+        """The request's number in its engine."""
+        return self._request.id
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next piece is there without a step."""
+        request = self._request
+        return self._ended or request.status is Status.FINISHED or len(request.output_ids) > self._num_given
+
     def abort(self) -> None:
         """End the answer here; its memory is free when the running step ends."""
         self._engine.abort(self._request)
