@@ -49,6 +49,7 @@ class FakeProgram:
         self._logits = np.zeros((0, vocab_size), np.float32)
         self.closed = False
         self.num_runs = 0
+        self.num_tokens_run = 0
         self.fail_next: Exception | None = None
 
     @property
@@ -64,6 +65,7 @@ class FakeProgram:
             error, self.fail_next = self.fail_next, None
             raise error
         self.num_runs += 1
+        self.num_tokens_run += len(batch.token_ids)
         self._check(batch)
         self._logits = np.zeros((len(batch.output_rows), self._info.vocab_size), np.float32)
         rows = {int(token): row for row, token in enumerate(batch.output_rows)}
@@ -93,9 +95,23 @@ class FakeProgram:
         for array in (batch.token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows):
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
-        for group in range(len(batch.page_tables)):
-            held = batch.page_tables[group][batch.page_tables[group] >= 0]
-            assert len(set(held.tolist())) == len(held), "two requests write one page"
+        for group, window in enumerate(self._info.page_windows):
+            self._check_group(batch, batch.page_tables[group], window)
+
+    @staticmethod
+    def _check_group(batch: StepBatch, tables: NDArray[np.int32], window: int) -> None:
+        """A page that the step writes belongs to one request alone."""
+        read: set[int] = set()
+        written: list[int] = []
+        for request, table in enumerate(tables):
+            start, stop = batch.request_starts[request : request + 2]
+            begin, end = int(batch.positions[start]), int(batch.positions[stop - 1])
+            oldest = max(0, begin - window + 1) if window else 0
+            first, border = oldest // PAGE_TOKENS, begin // PAGE_TOKENS
+            read.update(table[first:border].tolist())
+            written += table[border : end // PAGE_TOKENS + 1].tolist()
+        assert len(set(written)) == len(written), "two requests write one page"
+        assert not read & set(written), "a page is read and written by one step"
 
     def _hash_logits(self, tables: NDArray[np.int32], position: int) -> NDArray[np.float32]:
         state = 0
