@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engine.request import Request
+from penstock.errors import InternalError, InvalidArgumentError, PenstockError
+from penstock.lite.arrays import ROW_NOT_FINITE, ROW_OK
 from penstock.lite.core import Sampling
 
-__all__ = ["sampling_arrays"]
+__all__ = ["row_error", "sampling_arrays"]
 
 
 def sampling_arrays(requests: Sequence[Request]) -> Sampling:
@@ -24,6 +26,15 @@ def sampling_arrays(requests: Sequence[Request]) -> Sampling:
         top_p=np.array([n.top_p for n in numbers], np.float32),
         seed=np.array([n.seed for n in numbers], np.uint64),
         counter=np.array([(0, request.num_tokens) for request in requests], np.int64).reshape(-1, 2),
-        slot=None,
-        mask=None,
+        num_logprobs=np.full(len(numbers), -1, np.int32),
+        per_row=True,
     )
+
+
+def row_error(status: int) -> PenstockError | None:
+    """Why a row has no token; None when it has one."""
+    if status == ROW_OK:
+        return None
+    if status == ROW_NOT_FINITE:
+        return InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
+    return InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")
