@@ -9,9 +9,9 @@ import numpy as np
 from penstock.engine.request import Request
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError
 from penstock.lite.arrays import ROW_NOT_FINITE, ROW_OK
-from penstock.lite.core import Sampling
+from penstock.lite.core import Sampled, Sampling
 
-__all__ = ["row_error", "sampling_arrays"]
+__all__ = ["accept_row", "sampling_arrays"]
 
 
 def sampling_arrays(requests: Sequence[Request]) -> Sampling:
@@ -31,10 +31,14 @@ def sampling_arrays(requests: Sequence[Request]) -> Sampling:
     )
 
 
-def row_error(status: int) -> PenstockError | None:
-    """Why a row has no token; None when it has one."""
-    if status == ROW_OK:
-        return None
+def accept_row(request: Request, rows: Sampled, index: int) -> None:
+    """Give a request the token of its row; raises when the row failed."""
+    if rows.status[index] != ROW_OK:
+        raise _row_error(int(rows.status[index]))
+    request.accept(int(rows.ids[index]))
+
+
+def _row_error(status: int) -> PenstockError:
     if status == ROW_NOT_FINITE:
         return InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
     return InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")

@@ -52,6 +52,7 @@ class FakeProgram:
         self.num_runs = 0
         self.num_tokens_run = 0
         self.fail_next: Exception | None = None
+        self.spoil_row: int | None = None  # of the next run: its logits become NaN
 
     @property
     def info(self) -> ProgramInfo:
@@ -80,6 +81,9 @@ class FakeProgram:
                     self._pages[group, page, position % PAGE_TOKENS] = (token, position)
                 if index in rows:
                     self._logits[rows[index]] = self._hash_logits(tables, position)
+        if self.spoil_row is not None:
+            self._logits[self.spoil_row] = np.nan
+            self.spoil_row = None
 
     def _check(self, batch: StepBatch) -> None:
         limits, num_tokens = self._limits, len(batch.token_ids)
