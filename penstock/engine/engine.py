@@ -182,13 +182,13 @@ class Engine:
             for chunk in chunks:
                 self._end(chunk.request, "error", _as_ours(error))
             return []
-        for index, request in enumerate(sampled):
-            self._accept(request, rows, index)
+        for row, request in enumerate(sampled):
+            self._accept(request, rows, row)
         return sampled
 
-    def _accept(self, request: Request, rows: Sampled, index: int) -> None:
+    def _accept(self, request: Request, rows: Sampled, row: int) -> None:
         try:
-            accept_row(request, rows, index)
+            accept_row(request, rows, row)
         except Exception as error:
             self._end(request, "error", _as_ours(error))
             return
