@@ -153,6 +153,7 @@ Phases gather_rows_phases(const Call&);
 Phases all_reduce_phases(const Call&);
 Phases argmax_phases(const Call&);
 Phases topk_phases(const Call&);
+ps_status topk_scratch(const Call&, Scratch*);
 
 // Elements of one row: the product of the dims after the first.
 inline int64_t row_elements(const Tensor& t) {

@@ -25,13 +25,14 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, ResolvedSampling, Status
-from penstock.engine.sampler import sampling_arrays
+from penstock.engine.sampler import accept_row, sampling_arrays
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
     from penstock.engine.text import TextStream
+    from penstock.lite.core import Sampled
 
 __all__ = ["Engine", "interrupt_after"]
 
@@ -172,23 +173,22 @@ class Engine:
         try:
             batch = self.layout.lay_out(chunks)
             if sampled:
-                tokens = self.program.step(batch, sampling_arrays(sampled))[0].tolist()
+                rows = self.program.step(batch, sampling_arrays(sampled))
             else:
                 self.program.run(batch)
-                tokens = []
             for chunk in chunks:
                 self.scheduler.advance(chunk)
         except Exception as error:
             for chunk in chunks:
                 self._end(chunk.request, "error", _as_ours(error))
             return []
-        for request, token in zip(sampled, tokens, strict=True):
-            self._accept(request, token)
+        for row, request in enumerate(sampled):
+            self._accept(request, rows, row)
         return sampled
 
-    def _accept(self, request: Request, token: int) -> None:
+    def _accept(self, request: Request, rows: Sampled, row: int) -> None:
         try:
-            request.accept(token)
+            accept_row(request, rows, row)
         except Exception as error:
             self._end(request, "error", _as_ours(error))
             return

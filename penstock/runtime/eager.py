@@ -121,20 +121,25 @@ class EagerProgram:
         """The last step's logits, [R, vocab]."""
         return self._logits
 
-    def sample(self, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Sample every row of the last step: token ids [R] and their log-probabilities [R]."""
+    def sample(self, sampling: core.Sampling) -> core.Sampled:
+        """Sample every row of the last step."""
         most = self._limits.max_requests
         if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= most)).any():
             raise InvalidArgumentError(f"slot: expected -1 or a slot below {most}, found {sampling.slot.tolist()}")
         plain = replace(sampling, slot=None)  # slots are this program's own affair
-        ids, logprobs = core.sample_logits(self._context, np.ascontiguousarray(self._logits), plain)
+        if sampling.penalties is not None:
+            history = self._resolve_slots(sampling.penalties.history)
+            plain = replace(plain, penalties=replace(sampling.penalties, history=history))
+        sampled = core.sample_logits(self._context, np.ascontiguousarray(self._logits), plain)
         if sampling.slot is not None:
-            self._slots.update(
-                (int(slot), int(token)) for slot, token in zip(sampling.slot, ids, strict=True) if slot >= 0
-            )
-        return ids, logprobs
+            for slot, token in zip(sampling.slot.tolist(), sampled.ids.tolist(), strict=True):
+                if slot >= 0:
+                    self._slots[slot] = token
+                    if token < 0:  # the row failed: nothing was sampled
+                        del self._slots[slot]
+        return sampled
 
-    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> core.Sampled:
         """``run`` and ``sample`` in one call."""
         self.run(batch)
         return self.sample(sampling)

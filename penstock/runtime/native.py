@@ -178,11 +178,11 @@ class NativeProgram:
         """The last step's logits, [R, vocab], a view."""
         return self._core.logits()
 
-    def sample(self, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def sample(self, sampling: core.Sampling) -> core.Sampled:
         """Sample every row of the last step."""
         return self._core.sample(sampling)
 
-    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> core.Sampled:
         """Compute one step and sample its rows in one native call."""
         return self._core.step(batch, sampling)
 
