@@ -17,7 +17,7 @@ import penstock
 
 ROOT = Path(__file__).parents[1]
 SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
-LIMITS = {"f32": 0.0, "w8a16": 0.3, "w8a8": 0.3, "w4a16": 1.5, "w4a8": 1.5}
+LIMITS = {"f32": 0.0, "w8a16": 0.3, "w8a8": 0.3, "w4a16": 0.8, "w4a8": 0.9}
 
 
 def read_windows(llm: penstock.LLM, args: argparse.Namespace) -> list[list[int]]:
