@@ -32,6 +32,7 @@ HEADER: dict[str, Any] = {
     "versions": {"penstock": "abc", "openvino": "1"},
     "limits": {"read": 34e9, "int8": 8e11, "bf16": 4e11, "f32": 2e11},
     "weights_read": {"348m": 300_000_000},
+    "layer_weights": {"348m": 250_000_000},
     "bits": {f"348m {system.name}": 8.0 for system in SYSTEMS},
     "date": "2026-01-01",
 }
@@ -164,6 +165,7 @@ def test_the_report_names_what_is_below_its_goal_and_what_failed() -> None:
     assert "1.03 **below** (goal 1.5, openvino int8)" in text
     assert "Below their goal: 348m 8 bit decode 8 (1.03 of 1.5)." in text
     assert "1.12 (goal 1.05, openvino int8)" in text
+    assert "share of the arithmetic peak: 348m 8 bit 56%." in text  # 900 x 2 x 250 M of 800 G
     assert "- 348m llama.cpp Q8_0 decode:8: out of memory" in text
 
 
