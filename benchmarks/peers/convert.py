@@ -125,12 +125,16 @@ def bits_per_weight(path: Path, config: dict[str, int], embedding_bits: float) -
     return stored / num_weights_read(config)
 
 
-def num_weights_read(config: dict[str, int]) -> int:
-    """Of the linear layers and the head, which every token reads."""
+def num_layer_weights(config: dict[str, int]) -> int:
+    """Of the linear layers without the head, which every token of a prompt is multiplied with."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-    layer = hidden * (2 * hidden + 2 * kv + 3 * inner)
-    return config["num_hidden_layers"] * layer + config["vocab_size"] * hidden
+    return config["num_hidden_layers"] * hidden * (2 * hidden + 2 * kv + 3 * inner)
+
+
+def num_weights_read(config: dict[str, int]) -> int:
+    """Of the linear layers and the head, which every new token reads."""
+    return num_layer_weights(config) + config["vocab_size"] * config["hidden_size"]
 
 
 def config_of(folder: Path, shape: str) -> dict[str, int]:

@@ -113,7 +113,8 @@ class Results:
                 )
         whole = self.path.read_text()
         self.path.write_text(whole[: whole.rfind("\n") + 1])
-        wider = self.header | {name: self.header[name] | header[name] for name in ("versions", "weights_read", "bits")}
+        wide = ("versions", "weights_read", "layer_weights", "bits")
+        wider = self.header | {name: self.header[name] | header[name] for name in wide}
         if wider != self.header:
             self.header = wider
             self._append({"header": wider})

@@ -82,6 +82,7 @@ def _tools(bench: Bench) -> Path:
 def _environment(bench: Bench, peer: str) -> dict[str, str]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(bench.folder / "vllm-cache")}
     environment.pop("PYTHONSAFEPATH", None)  # scripts import what lies beside them
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every peer's installation has its bytecode compiled
     if peer != PENSTOCK:  # a path to our sources is not for others
         environment.pop("PYTHONPATH", None)
     return environment

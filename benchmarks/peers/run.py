@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from convert import ROOT, bits_per_weight, config_of, convert, num_weights_read, penstock_fingerprint
+from convert import ROOT, bits_per_weight, config_of, convert, num_layer_weights, num_weights_read, penstock_fingerprint
 from install import install, versions_of
 from jobs import Job, Results, Rounds, missing, plan
 from processes import Bench, probe, run_job
@@ -68,12 +68,11 @@ def versions(folder: Path, systems: list[System]) -> dict[str, str]:
 
 def header_of(bench: Bench, systems: list[System], shapes: list[str]) -> dict[str, Any]:
     bits = {}
-    weights = {shape: num_weights_read(config_of(bench.folder, shape)) for shape in shapes}
-    for shape in shapes:
+    configs = {shape: config_of(bench.folder, shape) for shape in shapes}
+    for shape, config in configs.items():
         for system in systems:
             path = convert(bench.folder, shape, system)
             if system.peer != PENSTOCK:  # it tells the bytes that it reads itself
-                config = config_of(bench.folder, shape)
                 bits[f"{shape} {system.name}"] = bits_per_weight(path, config, system.embedding_bits)
     return {
         "machine": machine(),
@@ -82,7 +81,8 @@ def header_of(bench: Bench, systems: list[System], shapes: list[str]) -> dict[st
         "options": bench.options,
         "versions": versions(bench.folder, systems),
         "limits": probe(bench, "--compute"),
-        "weights_read": weights,
+        "weights_read": {shape: num_weights_read(config) for shape, config in configs.items()},
+        "layer_weights": {shape: num_layer_weights(config) for shape, config in configs.items()},
         "bits": bits,
         "date": time.strftime("%Y-%m-%d"),
     }

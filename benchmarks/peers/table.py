@@ -63,6 +63,20 @@ def ratio_lines(results: Results) -> list[str]:
     return [*lines, f"Below their goal: {', '.join(names)}." if names else "Every cell that was measured is met.", ""]
 
 
+def peak_lines(results: Results) -> list[str]:
+    """Penstock's prefill as a share of the arithmetic peak: layers alone, attention and one row of the head not."""
+    limits, shares = results.header["limits"], []
+    for shape in shapes_in(results):
+        for system in SYSTEMS:
+            rows = rows_of(results, shape, system, "prefill:512").values() if system.peer == PENSTOCK else ()
+            if rows:
+                rate = statistics.median(value_of(row, "prefill:512") for row in rows)
+                peak = limits["bf16" if system.precision == "bf16" else "int8"]
+                share = 2 * results.header["layer_weights"][shape] * rate / peak
+                shares.append(f"{shape} {system.precision} {share:.0%}")
+    return [f"Penstock's prefill as a share of the arithmetic peak: {', '.join(shares)}.", ""] if shares else []
+
+
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """The median, and the range when there are several."""
     median = f"{statistics.median(values):,.{digits}f}"
@@ -148,8 +162,8 @@ def head_lines(results: Results) -> list[str]:
 
 
 def report(results: Results) -> str:
-    lines = [*head_lines(results), *ratio_lines(results), *value_lines(results), *failure_lines(results)]
-    return "\n".join(lines)
+    lines = [*head_lines(results), *ratio_lines(results), *peak_lines(results)]
+    return "\n".join([*lines, *value_lines(results), *failure_lines(results)])
 
 
 def main() -> None:

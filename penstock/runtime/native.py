@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import OutOfMemoryError
-from penstock.graph.ir import KvLayout
 from penstock.lite import core
 from penstock.runtime.machine import memory
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
@@ -23,7 +22,8 @@ LEAST_CONTEXT = 2048
 """A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
 _HEADROOM_BYTES = 64 << 20
 """Left for Python, the tokenizer and the text."""
-_LAYOUTS = {"f32": KvLayout.F32, "bf16": KvLayout.BF16, "int8": KvLayout.INT8}
+_LAYOUTS = {"f32": 1, "bf16": 2, "int8": 3}
+"""By the numbers of ``ps_kv_layout``; ``graph.ir``, which has them too, takes as long to import as a decode step."""
 
 
 def _options(limits: ProgramLimits) -> core.ProgramOptions:

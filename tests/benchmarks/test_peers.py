@@ -16,6 +16,7 @@ sys.path.append(str(PEERS))
 
 import goals  # noqa: E402
 import processes  # noqa: E402
+from convert import bits_per_weight, num_weights_read  # noqa: E402
 from jobs import Job, Results, Rounds, missing, plan  # noqa: E402
 from systems import MEASURES, PENSTOCK, PRECISIONS, SHAPES, SYSTEMS, System, find_system  # noqa: E402
 from table import report  # noqa: E402
@@ -32,6 +33,7 @@ HEADER: dict[str, Any] = {
     "versions": {"penstock": "abc", "openvino": "1"},
     "limits": {"read": 34e9, "int8": 8e11, "bf16": 4e11, "f32": 2e11},
     "weights_read": {"348m": 300_000_000},
+    "layer_weights": {"348m": 250_000_000},
     "bits": {f"348m {system.name}": 8.0 for system in SYSTEMS},
     "date": "2026-01-01",
 }
@@ -164,6 +166,7 @@ def test_the_report_names_what_is_below_its_goal_and_what_failed() -> None:
     assert "1.03 **below** (goal 1.5, openvino int8)" in text
     assert "Below their goal: 348m 8 bit decode 8 (1.03 of 1.5)." in text
     assert "1.12 (goal 1.05, openvino int8)" in text
+    assert "share of the arithmetic peak: 348m 8 bit 56%." in text  # 900 x 2 x 250 M of 800 G
     assert "- 348m llama.cpp Q8_0 decode:8: out of memory" in text
 
 
@@ -207,3 +210,26 @@ def test_penstock_measures_itself_by_the_protocol() -> None:
     for line in lines[1::2]:
         assert line["tokens_per_s"] > 0
         assert line["kv_cache"] == "int8"
+
+
+def test_quick_takes_three_peers_and_leaves_out_the_minute_long_start(tmp_path: Path) -> None:
+    command = [sys.executable, str(PEERS / "run.py"), str(tmp_path), "--quick", "--dry-run"]
+    environment = processes._environment(processes.Bench(ROOT, 1), PENSTOCK)
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+    assert {line.split()[1] for line in lines} == {"penstock", "llama.cpp", "openvino", "vllm"}
+    assert [line for line in lines if "vllm" in line] == ["348m vllm w8a8 decode:1 decode:8 decode:32 prefill:512 #1"]
+    assert len([line for line in lines if "penstock w4a8 decode:1 " in line]) == 5
+    assert not list(tmp_path.iterdir())
+
+
+def test_bits_per_weight_count_what_a_token_reads(tmp_path: Path) -> None:
+    """The 348M shape has 348.7 M weights, 32.8 M of them in the embedding, and a few thousand in norms."""
+    hidden, vocab = 1024, 32000
+    config = {"hidden_size": hidden, "intermediate_size": 2816, "vocab_size": vocab, "num_hidden_layers": 24}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 8}
+    read = 348_701_696 - hidden * vocab - 49 * hidden
+    assert num_weights_read(config) == read
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.truncate((hidden * vocab * 16 + read * 8) // 8)
+    (tmp_path / "tokenizer.json").write_text("not a weight")
+    assert bits_per_weight(tmp_path, config, 16.0) == pytest.approx(8.0)
