@@ -88,9 +88,10 @@ def main() -> None:
         after = probe_bandwidth(context)
         times = [(run[0]["end_ns"] - run[0]["begin_ns"]) / 1e9 for run in runs]
         median = statistics.median(times)
+        rate = info.weight_bytes_per_token / median / 1e9
         print(
-            f"{args.bundle.name} {case}: {median * 1e3:.3f} ms a step ({min(times) * 1e3:.3f} to {max(times) * 1e3:.3f}), "
-            f"{tokens / median:.1f} tokens/s, reads {info.weight_bytes_per_token / median / 1e9:.1f} GB/s of weights; "
+            f"{args.bundle.name} {case}: {median * 1e3:.3f} ms a step ({min(times) * 1e3:.3f} to "
+            f"{max(times) * 1e3:.3f}), {tokens / median:.1f} tokens/s, reads {rate:.1f} GB/s of weights; "
             f"probed {before / 1e9:.1f} and {after / 1e9:.1f} GB/s"
         )
         if not args.brief:

@@ -51,7 +51,7 @@ def starved(context: Callable[[], Context]) -> Iterator[Context]:
     before = set(os.listdir("/proc/self/task"))
     made = context()
     (worker,) = (int(task) for task in set(os.listdir("/proc/self/task")) - before)
-    busy = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass" % CORES[-1]
+    busy = f"import os\nos.sched_setaffinity(0, [{CORES[-1]}])\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as other:
         try:
             if other.stdout:
