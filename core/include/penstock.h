@@ -102,7 +102,8 @@ PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const
 /* ---- program ---------------------------------------------------------------------------------------- */
 #define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures the executor alone */
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
-#define PS_PROGRAM_ALL_THREADS 4u   /* use every thread for every step, however short: for tests and measurements */
+#define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
+                                       for tests and measurements */
 
 typedef struct ps_program_options {
   uint32_t struct_size;

@@ -61,7 +61,7 @@ void run_attention(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 
 // Two tokens may meet in a page, never in a slot of it.
 constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
-constexpr Phase kAttention = {SPLIT_DYNAMIC, token_heads, run_attention, 0, 1, true, false, false, true, false};
+constexpr Phase kAttention = {SPLIT_SHARES, token_heads, run_attention, 0, 1, true, false, false, true, false};
 
 }  // namespace
 

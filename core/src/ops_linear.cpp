@@ -1,4 +1,5 @@
 // linear and embedding.
+#include "fuse.h"
 #include "memory.h"
 #include "ops.h"
 
@@ -42,7 +43,7 @@ QuantizedRows quantized_rows(const Call& c) {
 }
 
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
-int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.in[1].dims[0] + 15) / 16 : 0; }
+int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + 15) / 16 : 0; }
 
 void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0], c.in[1].layout,
@@ -60,6 +61,9 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   args.y_stride = c.out[0].row_stride;
   args.m = static_cast<int32_t>(c.in[0].dims[0]);
   args.panel = c.thread_scratch + thread * c.thread_scratch_bytes;
+  args.gated = c.gated;
+  args.residual = f32(c.in[kResidual]);
+  args.residual_stride = c.in[kResidual].row_stride;
   c.kernels->linear[c.attrs[1].i](args, begin, end);
 }
 
@@ -68,9 +72,10 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                        c.out[0].row_stride, begin, end);
 }
 
+constexpr int64_t kTilesAtOnce = 4;  // of the widest kernels
 constexpr Phase kLinear[] = {
     {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, linear_tiles, run_linear, 0, 1, true, true, false, false, false},
+    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
 };
 constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
 

@@ -21,7 +21,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 40, 92, 64
 _COLORS = {"prefill": "#c2410c", "decode": "#1d4ed8"}
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
-_TEXT_HEIGHT, _TEXT_WIDTH = 16, 7.3
+_TEXT_HEIGHT, _TEXT_WIDTH = 16, 7.6
 _NAME_AT = 0.22
 """Where along the memory's line its name stands."""
 _LEAST_SHARE = 0.002
@@ -129,7 +129,8 @@ def _title(report: ProfileReport, model: str) -> Iterator[str]:
         yield f"<circle cx='{x + 6:.0f}' cy='56' r='6' fill='{_COLORS[phase.phase]}' fill-opacity='0.75'/>"
         yield _text(x + 18, 60, text, f"fill='{_INK}'")
         x += 48 + len(text) * _TEXT_WIDTH
-    yield _text(_LEFT, 80, "area and percentage: share of the phase's time", f"fill='{_FAINT}' font-size='12'")
+    note = "area and percentage: share of the phase's time; above the memory's line: bytes came from a cache"
+    yield _text(_LEFT, 80, note, f"fill='{_FAINT}' font-size='12'")
 
 
 def _decades(low: float, high: float) -> Iterator[float]:

@@ -150,7 +150,9 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
 
     Raises InvalidArgumentError when the sizes do not fit the model, and what ``open_program`` raises.
     """
-    longest = max(what.prompt_tokens if "prefill" in what.phases else 1, what.context + 1)
+    longest = max(
+        what.prompt_tokens if "prefill" in what.phases else 1, what.context + 1 if "decode" in what.phases else 1
+    )
     limits = ProgramLimits(
         max_tokens=max(min(STEP_TOKENS, longest), what.batch),
         max_requests=what.batch,
@@ -167,10 +169,8 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
         if not isinstance(program, NativeProgram) or bundle is None:
             raise UnsupportedError("profile measures graph mode")
         if program.info.context_len < longest:
-            raise InvalidArgumentError(
-                f"prompt_tokens {what.prompt_tokens} or context {what.context} and one more is over the model's "
-                f"context of {program.info.context_len} tokens"
-            )
+            asked = f"prompt_tokens {longest}" if longest > what.context + 1 else f"context {what.context} and one more"
+            raise InvalidArgumentError(f"{asked} is over the model's context of {program.info.context_len} tokens")
         return _Profiler(what, program, read_graph(bundle)[0], pages_for(longest)).report()
     finally:
         program.close()
