@@ -95,7 +95,8 @@ def convert(folder: Path, shape: str, system: System) -> Path:
     remove(partial)
     start = time.monotonic()
     for command in _commands(folder, shape, system, partial):
-        call(command, folder / "convert.log", HF_HUB_OFFLINE="1")
+        # The safe path: the installed package is exported with, not the sources that we may stand in.
+        call(command, folder / "convert.log", HF_HUB_OFFLINE="1", PYTHONSAFEPATH="1")
     if system.peer == PENSTOCK:
         for old in path.parent.glob(f"penstock-{system.mode}-*.psm"):
             old.unlink()
