@@ -9,6 +9,8 @@ namespace {
 
 constexpr const char* kLevel = "avx2";
 constexpr int kFloatM = 6, kFloatN = 1, kInt8M = 4, kInt8N = 1, kInt4M = 3, kInt4N = 1, kQueries = 2;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 2, kWeighColumns = 2, kScoreChains = 2;
 constexpr bool kUnsignedActivations = false;
 
 struct F16 { __m256 a, b; };

@@ -9,6 +9,8 @@ namespace {
 
 constexpr const char* kLevel = "avx512";
 constexpr int kFloatM = 6, kFloatN = 4, kInt8M = 4, kInt8N = 4, kInt4M = 6, kInt4N = 2, kQueries = 8;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 4, kWeighColumns = 4, kScoreChains = 4;
 // vpdpbusd multiplies unsigned by signed: activations for 8-bit weights are stored with 128 added.
 constexpr bool kUnsignedActivations = true;
 

@@ -10,6 +10,8 @@ namespace {
 constexpr const char* kLevel = "generic";
 // Register blocks: rows of activations x tiles of weights; query heads that share a page's loads.
 constexpr int kFloatM = 2, kFloatN = 1, kInt8M = 2, kInt8N = 1, kInt4M = 2, kInt4N = 1, kQueries = 1;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 1, kWeighColumns = 1, kScoreChains = 1;
 constexpr bool kUnsignedActivations = false;
 
 struct F16 { float v[16]; };
