@@ -1,8 +1,10 @@
 """Perplexity of held-out text under each scheme, as the table of docs/quantization.md.
 
-    python benchmarks/perplexity.py [--model demo/model] [--text demo/model/valid.txt] [--schemes w8a8,w4a8] [--kv-cache int8]
+    python benchmarks/perplexity.py [--model demo/model] [--text demo/model/valid.txt] [--schemes w8a8,w4a8]
+        [--kv-cache int8]
 
-Windows of 512 tokens that do not overlap; every token of a window but its first is scored, given those before it.  The f32 scheme, with float32 keys and values, is what the others are compared with.
+Windows of 512 tokens that do not overlap; every token of a window but its first is scored, given those before it.
+The f32 scheme, with float32 keys and values, is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -42,9 +44,7 @@ def score(llm: penstock.LLM, windows: list[list[int]]) -> tuple[float, int]:
 def measure(args: argparse.Namespace, scheme: str) -> tuple[float, int, int]:
     """Perplexity, tokens scored, bytes of weights."""
     limits = ProgramLimits(kv_layout=args.kv_cache if scheme != "f32" else "f32")
-    llm = penstock.LLM(
-        args.model, scheme=scheme, mode=args.mode, threads=args.threads, use_cache=False, limits=limits
-    )
+    llm = penstock.LLM(args.model, scheme=scheme, mode=args.mode, threads=args.threads, use_cache=False, limits=limits)
     try:
         perplexity, count = score(llm, read_windows(llm, args))
         return perplexity, count, llm.info.weight_bytes
