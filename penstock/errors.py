@@ -6,6 +6,8 @@
     ├── UnsupportedError       a sound request that Penstock cannot serve; the message says what to use instead
     ├── OutOfMemoryError       a plan that does not fit (a MemoryError too)
     ├── FileAccessError        the operating system refused (an OSError too)
+    ├── QueueFullError         as many requests wait as may wait: try again later
+    ├── DeadlineError          a request was not done in the time it was given (a TimeoutError too)
     └── InternalError          our bug
 
 A message says what was expected and what was found.
@@ -14,12 +16,14 @@ A message says what was expected and what was found.
 from __future__ import annotations
 
 __all__ = [
+    "DeadlineError",
     "FileAccessError",
     "InternalError",
     "InvalidArgumentError",
     "InvalidFileError",
     "OutOfMemoryError",
     "PenstockError",
+    "QueueFullError",
     "UnsupportedError",
 ]
 
@@ -46,6 +50,14 @@ class OutOfMemoryError(PenstockError, MemoryError):
 
 class FileAccessError(PenstockError, OSError):
     """The operating system refused to read or write."""
+
+
+class QueueFullError(PenstockError):
+    """As many requests wait as may wait."""
+
+
+class DeadlineError(PenstockError, TimeoutError):
+    """A request was not done in the time it was given."""
 
 
 class InternalError(PenstockError):

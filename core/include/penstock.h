@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define PS_API __attribute__((visibility("default")))
-#define PS_ABI_VERSION 1
+#define PS_ABI_VERSION 2
 #define PS_PAGE_TOKENS 32 /* tokens in one KV page */
 
 typedef enum ps_status {
@@ -41,7 +41,7 @@ typedef enum ps_layout {
   PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
   PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
   PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
-  /* 19 and 20 were the integer layouts of before version 0.2 of the format: refused */
+  /* 19 and 20 were these two with row sums and with float scales of groups: refused */
   PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
   PS_T16_I4G32 = 22  /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
                         u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */
@@ -102,7 +102,8 @@ PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const
 /* ---- program ---------------------------------------------------------------------------------------- */
 #define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures the executor alone */
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
-#define PS_PROGRAM_ALL_THREADS 4u   /* use every thread for every step, however short: for tests and measurements */
+#define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
+                                       for tests and measurements */
 
 typedef struct ps_program_options {
   uint32_t struct_size;
@@ -138,23 +139,55 @@ typedef struct ps_batch {
   const int32_t* output_rows;    /* [num_rows]; indices of tokens whose logits are wanted */
 } ps_batch;
 
+/* How to sample: arrays of one entry a row.  The order of processing is that of docs/numerics.md. */
 typedef struct ps_sampling {
   uint32_t struct_size;
   int32_t num_rows;         /* the last step's */
-  const float* temperature; /* [num_rows]; 0: greedy */
-  const int32_t* top_k;     /* [num_rows]; 0: off */
-  const float* top_p;       /* [num_rows]; 1: off */
-  const uint64_t* seed;     /* [num_rows] */
+  const float* temperature; /* 0: greedy */
+  const int32_t* top_k;     /* 0: off */
+  const float* top_p;       /* 1: off */
+  const uint64_t* seed;
   const int64_t* counter;   /* [num_rows][2]: sample index, position of the token to be sampled */
-  const int32_t* slot;      /* [num_rows] or null; where to remember the token, -1: nowhere */
+  const int32_t* slot;      /* or null; where to remember the token, -1: nowhere */
   const uint32_t* mask;     /* [num_rows][(vocab+31)/32] or null; bit set: token allowed */
+  const float* min_p;       /* or null; 0: off */
+  const float* typical_p;   /* or null; 1: off */
+  const float* repetition_penalty; /* or null; 1: off; of the tokens in a row's history */
+  const float* presence_penalty;   /* or null; 0: off; of the history's tokens behind the prompt */
+  const float* frequency_penalty;  /* or null; 0: off; of the history's tokens behind the prompt */
+  const int32_t* history_starts;   /* [num_rows+1] or null: where each row's history begins, from 0 */
+  const int32_t* prompt_lens;      /* how many of a row's history are the prompt's */
+  const int32_t* history;          /* token ids, the prompt's first; -1-s: the token last sampled in slot s */
+  const int32_t* bias_starts;      /* [num_rows+1] or null: where each row's biases begin, from 0 */
+  const int32_t* bias_ids;         /* tokens */
+  const float* bias;               /* added to their logits; minus infinity forbids one */
+  const int32_t* target;           /* or null; the token to score instead of sampling one, -1: sample */
+  const int32_t* num_logprobs;     /* or null: 0; how many of the likeliest tokens to list, -1: no log-probability */
 } ps_sampling;
 
+typedef enum ps_row_status {
+  PS_ROW_OK = 0,
+  PS_ROW_NOT_FINITE = 1, /* the row's logits hold a NaN or an infinity */
+  PS_ROW_MASKED = 2      /* no token is allowed */
+} ps_row_status;
+
+/* What sampling makes.  Log-probabilities are those of the logits as the graph made them, before any bias, penalty or
+ * temperature.  A row that failed has the id -1; without row_status the call fails instead. */
+typedef struct ps_sampled {
+  uint32_t struct_size;
+  int32_t num_top;     /* columns of the lists of likeliest tokens; 0: none */
+  int32_t* ids;        /* [num_rows] */
+  float* logprobs;     /* [num_rows] or null; NaN where none was asked for */
+  int32_t* ranks;      /* [num_rows] or null; 1: the likeliest token; of equals the smaller id is ahead */
+  int32_t* row_status; /* [num_rows] or null: ps_row_status */
+  int32_t* top_ids;    /* [num_rows][num_top], likeliest first; -1 behind the row's num_logprobs */
+  float* top_logprobs; /* [num_rows][num_top] */
+} ps_sampled;
+
 PS_API ps_status ps_program_run(ps_program* program, const ps_batch* batch);
-/* ids [num_rows]; logprobs [num_rows] or null: log-probability of the token under the unmodified logits. */
-PS_API ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, int32_t* ids, float* logprobs);
+PS_API ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out);
 PS_API ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
-                                 int32_t* ids, float* logprobs);
+                                 const ps_sampled* out);
 /* The last step's logits, [num_rows][vocab] f32, in the program's memory until the next run. */
 PS_API ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab);
 /* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
@@ -217,7 +250,7 @@ PS_API const char* ps_op_schema(int32_t index);
 
 /* Sampling over logits that do not belong to a program (eager mode). */
 PS_API ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,
-                           int32_t* ids, float* logprobs);
+                           const ps_sampled* out);
 
 PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
 /* Packs num_rows source rows (row-major, cols wide, dtype F32/F16/BF16) as rows row_start... of a weight of

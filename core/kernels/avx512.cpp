@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "avx512_bf16.h"
 #include "kernels.h"
 #include "penstock.h"
 
@@ -19,13 +20,28 @@
 #include "table.h"
 
 namespace ps {
-const Kernels* const kernels_avx512 = &table;
+namespace {
+int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
+  return dtype == PS_BF16 ? peak_bf16_dot(iterations, sink) : peak(dtype, iterations, sink);
 }
+constexpr Kernels bf16_table = table_with({linear_bf16_dot, round_rows_bf16_dot, 2, peak_with_bf16});
+}  // namespace
+
+void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, float* v) {
+  F16* y = (F16*)v;
+  if (a.gated) store_gated(a, row, tile, m, n, y, y + 1);
+  else store_block(a, row, tile, m, n, y);
+}
+
+const Kernels* const kernels_avx512 = &table;
+const Kernels* const kernels_avx512_bf16 = &bf16_table;
+}  // namespace ps
 
 #else
 
 namespace ps {
 const Kernels* const kernels_avx512 = nullptr;
+const Kernels* const kernels_avx512_bf16 = nullptr;
 }
 
 #endif

@@ -10,6 +10,7 @@ constexpr int kPageTokens = PS_PAGE_TOKENS;
 // bytes of one head of one page; where its values begin; 16 elements from element index i.
 struct KvF32 {
   static constexpr bool kScaled = false;
+  static constexpr int kElement = 4;  // bytes
   PS_INLINE static int64_t head_bytes(int64_t dim) { return 2 * kPageTokens * dim * 4; }
   PS_INLINE static const uint8_t* values(const uint8_t* head, int64_t dim) { return head + kPageTokens * dim * 4; }
   PS_INLINE static F16 load(const uint8_t* p, int64_t i) { return f_load((const float*)p + i); }
@@ -17,6 +18,7 @@ struct KvF32 {
 };
 struct KvBf16 {
   static constexpr bool kScaled = false;
+  static constexpr int kElement = 2;
   PS_INLINE static int64_t head_bytes(int64_t dim) { return 2 * kPageTokens * dim * 2; }
   PS_INLINE static const uint8_t* values(const uint8_t* head, int64_t dim) { return head + kPageTokens * dim * 2; }
   PS_INLINE static F16 load(const uint8_t* p, int64_t i) { return f_load_bf16((const uint16_t*)p + i); }
@@ -24,6 +26,7 @@ struct KvBf16 {
 };
 struct KvInt8 {  // scales of the 32 keys follow the keys, scales of the values the values
   static constexpr bool kScaled = true;
+  static constexpr int kElement = 1;
   PS_INLINE static int64_t head_bytes(int64_t dim) { return 2 * kPageTokens * (dim + 4); }
   PS_INLINE static const uint8_t* values(const uint8_t* head, int64_t dim) { return head + kPageTokens * (dim + 4); }
   PS_INLINE static F16 load(const uint8_t* p, int64_t i) { return f_load_i8((const int8_t*)p + i); }

@@ -9,6 +9,8 @@ namespace {
 
 constexpr const char* kLevel = "avx2";
 constexpr int kFloatM = 6, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 4, kQueries = 2;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 2, kWeighColumns = 2, kScoreChains = 2;
 
 struct F16 { __m256 a, b; };
 struct I16 { __m256i a, b; };

@@ -9,6 +9,8 @@ namespace {
 
 constexpr const char* kLevel = "avx512";
 constexpr int kFloatM = 6, kFloatN = 4, kIntRows = 12, kIntTiles = 2, kGroupRows = 2, kQueries = 8;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 4, kWeighColumns = 4, kScoreChains = 4;
 
 struct F16 { __m512 v; };
 struct I16 { __m512i v; };

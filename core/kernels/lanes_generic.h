@@ -10,6 +10,8 @@ namespace {
 constexpr const char* kLevel = "generic";
 // Register blocks: rows of activations x tiles of weights; query heads that share a page's loads.
 constexpr int kFloatM = 2, kFloatN = 1, kIntRows = 2, kIntTiles = 1, kGroupRows = 1, kQueries = 1;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 1, kWeighColumns = 1, kScoreChains = 1;
 
 struct F16 { float v[16]; };
 struct I16 { int32_t v[16]; };

@@ -9,6 +9,8 @@ namespace {
 
 constexpr const char* kLevel = "neon";
 constexpr int kFloatM = 4, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 1, kQueries = 2;
+// Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
+constexpr int kWeighQueries = 2, kWeighColumns = 2, kScoreChains = 2;
 
 struct F16 { float32x4_t v[4]; };
 struct I16 { int32x4_t v[4]; };

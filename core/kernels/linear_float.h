@@ -9,47 +9,57 @@ namespace {
 // column j of a step as 16 floats.
 struct WeightF32 {
   static constexpr int kStep = 1, kStepBytes = 64, kHeader = 0;
+  static constexpr bool kRounded = false;
   PS_INLINE static F16 load(const uint8_t* p, int) { return f_load((const float*)p); }
-  static constexpr bool kRounds = false;
   PS_INLINE static F16 finish(const uint8_t*, F16 acc) { return acc; }
 };
 struct WeightF16 {
   static constexpr int kStep = 1, kStepBytes = 32, kHeader = 0;
+  static constexpr bool kRounded = false;
   PS_INLINE static F16 load(const uint8_t* p, int) { return f_load_f16((const uint16_t*)p); }
-  static constexpr bool kRounds = false;
   PS_INLINE static F16 finish(const uint8_t*, F16 acc) { return acc; }
 };
 struct WeightBf16 {
   static constexpr int kStep = 2, kStepBytes = 64, kHeader = 0;
+  static constexpr bool kRounded = true;
   PS_INLINE static F16 load(const uint8_t* p, int j) {
     I16 w = i_load(p);
     return f_bits(j ? w & i_set(int32_t(0xffff0000u)) : i_shl<16>(w));
   }
-  static constexpr bool kRounds = true;
   PS_INLINE static F16 finish(const uint8_t*, F16 acc) { return acc; }
 };
 struct WeightI8 {
   static constexpr int kStep = 4, kStepBytes = 64, kHeader = 128;
+  static constexpr bool kRounded = false;
   PS_INLINE static F16 load(const uint8_t* p, int j) {
     I16 w = i_load(p);
     return f_from_i(i_sra<24>(j == 0 ? i_shl<24>(w) : j == 1 ? i_shl<16>(w) : j == 2 ? i_shl<8>(w) : w));
   }
-  static constexpr bool kRounds = false;
   PS_INLINE static F16 finish(const uint8_t* tile, F16 acc) { return acc * f_load((const float*)tile); }
 };
 
-constexpr int kRoundedColumns = 256;
-
-inline void round_to_bf16(const float* x, int64_t n, float* y) {
-  for (int64_t i = 0; i < n; i += 16) {
-    uint16_t h[16];
-    f_store_bf16_n(h, f_load_n(x + i, tail(n, i)), 16);
-    f_store(y + i, f_load_bf16(h));
+// For levels without a dot product of bf16: its values as f32.
+void round_rows_bf16(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+                     int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* src = x + row * x_stride;
+    float* y = (float*)(out.q + row * out.stride);
+    for (int64_t i = 0; i < out.stride / 4; i += 16) {
+      const int n = cols - i >= 16 ? 16 : cols > i ? int(cols - i) : 0;
+      uint16_t h[16];
+      f_store_bf16_n(h, n > 0 ? f_load_n(src + i, n) : f_set(0.f), 16);
+      f_store(y + i, f_load_bf16(h));
+    }
   }
 }
 
 template <class W>
 struct LinearFloat {
+  // Rounded rows lie in the scratch memory, as floats.
+  PS_INLINE static const float* row_of(const LinearArgs& a, int64_t row) {
+    if constexpr (W::kRounded) return (const float*)(a.qx.q + row * a.qx.stride);
+    else return a.x + row * a.x_stride;
+  }
   // Formats that widen several columns a step need registers for it where there are sixteen only.
   static constexpr int kM = W::kStep > 1 && kFloatN == 1 && kFloatM > 4 ? 4 : kFloatM, kN = kFloatN;
 
@@ -88,21 +98,10 @@ struct LinearFloat {
     const float* x[M];
     F16 acc[M][N];
     PS_UNROLL for (int i = 0; i < M; ++i) {
-      x[i] = a.x + (row + i) * a.x_stride;
+      x[i] = row_of(a, row + i);
       PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = f_set(0.f);
     }
-    if constexpr (W::kRounds) {  // in pieces that fit a small buffer; the chains run on from one to the next
-      float rounded[M][kRoundedColumns];
-      const float* buffers[M];
-      PS_UNROLL for (int i = 0; i < M; ++i) buffers[i] = rounded[i];
-      for (int64_t k = 0; k < k_end; k += kRoundedColumns, w += kRoundedColumns / W::kStep * W::kStepBytes) {
-        const int64_t count = k_end - k < kRoundedColumns ? k_end - k : kRoundedColumns;
-        for (int i = 0; i < M; ++i) round_to_bf16(x[i] + k, count, rounded[i]);
-        columns<M, N>(acc, buffers, count, w, tile_bytes);
-      }
-    } else {
-      columns<M, N>(acc, x, k_end, w, tile_bytes);
-    }
+    columns<M, N>(acc, x, k_end, w, tile_bytes);
     PS_UNROLL for (int i = 0; i < M; ++i)
       PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = W::finish(first + t * tile_bytes, acc[i][t]);
   }

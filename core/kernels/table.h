@@ -21,18 +21,32 @@
 namespace ps {
 namespace {
 
+// What a level does with bf16 weights, which not every machine of the level does alike.
+struct Bf16Kernels {
+  void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+                     int64_t end);
+  int64_t element_bytes;
+  int64_t (*peak)(int32_t dtype, int64_t iterations, float* sink);
+};
+constexpr Bf16Kernels kWidened = {linear<LinearFloat<WeightBf16>>, round_rows_bf16, 4, peak};
+
 // In the order of LinearScheme, then of Kernels.
-const Kernels table = {
+constexpr Kernels table_with(const Bf16Kernels& bf16) {
+  return {
     kLevel,
-    {linear<LinearFloat<WeightF32>>, linear<LinearFloat<WeightF16>>, linear<LinearFloat<WeightBf16>>,
+    {linear<LinearFloat<WeightF32>>, linear<LinearFloat<WeightF16>>, bf16.linear,
      linear_integer, linear_integer, linear_integer, linear_integer},
-    quantize_rows, linear_panel_bytes, embedding, rms_norm, layer_norm, rope, rotary_embedding,
+    quantize_rows, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, embedding, rms_norm, layer_norm, rope,
+    rotary_embedding,
     binary<SiluMul>, binary<Add>, binary<Mul>, gelu,
-    kv_append, attention, attention_scratch_bytes,
+    kv_append, attention, attention_part, attention_merge, attention_scratch_bytes,
     argmax, row_max, exp_sum,
     pack, unpack,
-    read_bytes, peak,
-};
+    read_bytes, bf16.peak,
+  };
+}
+constexpr Kernels table = table_with(kWidened);
 
 }  // namespace
 }  // namespace ps

@@ -249,16 +249,20 @@ const char* ps_op_schema(int32_t index) {
   return index >= 0 && index < kNumOps ? texts[index] : nullptr;
 }
 
-ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling, int32_t* ids,
-                    float* logprobs) {
+ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,
+                    const ps_sampled* out) {
   ps_sampling s;
+  ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(read_struct(out, &o, "out"));
   if (s.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", s.num_rows);
-  PS_TRY(require(context && ((logits && ids) || s.num_rows == 0), "context, logits, ids"));
+  PS_TRY(require(context && (logits || s.num_rows == 0), "context, logits"));
   if (vocab < 1) return fail(PS_INVALID_ARGUMENT, "vocab: expected 1 or more, found %d", vocab);
-  PS_TRY(check_sampling(s, s.num_rows, 0));
+  const SampleSource source{logits, s.num_rows, vocab, nullptr, 0};
+  PS_TRY(check_sampling(s, source));
+  PS_TRY(check_sampled(s, o, source));
   Region scratch;
   if (!scratch.allocate(sample_scratch_bytes(vocab) * context->pool.num_threads()))
     return fail(PS_OUT_OF_MEMORY, "out of memory");
-  return sample_rows(context, logits, vocab, s, scratch.data(), ids, logprobs);
+  return sample_rows(context, source, s, scratch.data(), o);
 }

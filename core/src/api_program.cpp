@@ -37,16 +37,20 @@ ps_status build(ps_program* program) {
   return bind_program(program);
 }
 
-ps_status check_sample(const ps_program* program, const ps_sampling& sampling, int32_t num_rows, const int32_t* ids) {
-  PS_TRY(check_sampling(sampling, num_rows, program->options.num_slots));
-  return require(ids || num_rows == 0, "ids");
+SampleSource source_of(const ps_program& program, int32_t num_rows) {
+  return SampleSource{reinterpret_cast<const float*>(program.logits.data()), num_rows,
+                      program.model->graph.vocab_size, program.slots, program.options.num_slots};
 }
 
-ps_status sample(ps_program* program, const ps_sampling& s, int32_t* ids, float* logprobs) {
-  PS_TRY(sample_rows(program->context, reinterpret_cast<const float*>(program->logits.data()),
-                     program->model->graph.vocab_size, s, program->sample_scratch, ids, logprobs));
+ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, const ps_sampled& out) {
+  PS_TRY(check_sampling(sampling, source));
+  return check_sampled(sampling, out, source);
+}
+
+ps_status sample(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
+  PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
   for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
-    if (s.slot[r] >= 0) program->slots[s.slot[r]] = ids[r];
+    if (s.slot[r] >= 0) program->slots[s.slot[r]] = out.ids[r];
   }
   return PS_OK;
 }
@@ -109,25 +113,32 @@ ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
   return run_program(program, b);
 }
 
-ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, int32_t* ids, float* logprobs) {
+ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
   PS_TRY(require(program, "program"));
   PS_TRY(has_run(program));
   ps_sampling s;
+  ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
-  PS_TRY(check_sample(program, s, program->num_rows, ids));
-  return sample(program, s, ids, logprobs);
+  PS_TRY(read_struct(out, &o, "out"));
+  const SampleSource source = source_of(*program, program->num_rows);
+  PS_TRY(check_sample(source, s, o));
+  return sample(program, source, s, o);
 }
 
-ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, int32_t* ids,
-                          float* logprobs) {
+ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
+                          const ps_sampled* out) {
   PS_TRY(require(program, "program"));
   ps_batch b;
   ps_sampling s;
+  ps_sampled o;
   PS_TRY(read_struct(batch, &b, "batch"));
   PS_TRY(read_struct(sampling, &s, "sampling"));
-  PS_TRY(check_sample(program, s, b.num_rows, ids));  // before the step: a mistake costs nothing
+  PS_TRY(read_struct(out, &o, "out"));
+  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", b.num_rows);
+  const SampleSource source = source_of(*program, b.num_rows);
+  PS_TRY(check_sample(source, s, o));  // before the step: a mistake costs nothing
   PS_TRY(run_program(program, b));
-  return sample(program, s, ids, logprobs);
+  return sample(program, source, s, o);
 }
 
 ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab) {

@@ -75,18 +75,21 @@ ps_status bind_operand(ps_program* p, const Operand& operand, Tensor* out) {
   return PS_OK;
 }
 
-ps_status bind_node(ps_program* p, const Node& node, Call* call) {
+void run_nothing(const Call&, int64_t, int64_t, int32_t) {}
+
+ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* call) {
   Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
   call->kernels = p->context->kernels;
   PS_TRY(bind_node_attrs(node, call->attrs));
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     in[i] = spec_of(p->model->graph, node.inputs[i]);
-    PS_TRY(bind_operand(p, node.inputs[i], &call->in[i]));
   }
   PS_TRY(kOps[node.op].infer(in, call->attrs, out));
-  for (int32_t i = 0; i < node.num_outputs; ++i) {
-    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, node.outputs[i]}, &call->out[i]));
+  for (int32_t i = 0; i < run.node.num_inputs; ++i) PS_TRY(bind_operand(p, run.node.inputs[i], &call->in[i]));
+  for (int32_t i = 0; i < run.node.num_outputs; ++i) {
+    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, run.node.outputs[i]}, &call->out[i]));
   }
+  call->gated = run.gated;
   call->scratch = p->scratch.data();
   call->thread_scratch = p->thread_scratch;
   call->thread_scratch_bytes = p->plan.thread_scratch;
@@ -94,9 +97,15 @@ ps_status bind_node(ps_program* p, const Node& node, Call* call) {
   const Phases phases = kOps[node.op].phases(*call);
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
-    const int32_t counter = phase->split == SPLIT_DYNAMIC ? p->num_counters++ : -1;
-    if (!p->steps.push(Step{call, phase->run, 0, phase->split, true, counter}) || !p->phases.push(phase))
-      return no_memory();
+    const bool empty = p->options.flags & PS_PROGRAM_EMPTY_KERNELS;
+    Step step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
+    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > 1 && node.inputs[1].kind == OPERAND_WEIGHT;
+    if (streams) {
+      step.weights = call->in[1].data;
+      step.weight_bytes = p->model->graph.weights[node.inputs[1].index].bytes / (run.gated ? 2 : 1);
+      step.second_half = run.gated ? step.weight_bytes : 0;
+    }
+    if (!p->steps.push(step) || !p->phases.push(phase)) return no_memory();
   }
   return PS_OK;
 }
@@ -166,20 +175,26 @@ ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
   if (!p->calls.resize(graph.nodes.size())) return no_memory();  // once: steps point into it
-  for (int64_t i = 0; i < graph.nodes.size(); ++i) PS_TRY(bind_node(p, graph.nodes[i], &p->calls[i]));
-  if (!p->counters.allocate(p->num_counters * static_cast<int64_t>(sizeof(Counter)))) return no_memory();
+  for (int64_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->calls[i]));
+  }
+  if (!p->shares.allocate(p->context->pool.num_threads() * static_cast<int64_t>(sizeof(Share)))) return no_memory();
+  const Step* ahead = nullptr;
+  for (int64_t s = p->steps.size() - 1; s >= 0; --s) {
+    if (p->steps[s].weights) ahead = &p->steps[s];
+    p->steps[s].ahead = ahead;
+  }
   return place_barriers(p);
 }
 
 // A step needs a barrier when it touches what a step since the last barrier touched, one of them writing, unless
 // both go row by row over the same value: then each thread meets its own rows alone.
 ps_status place_barriers(ps_program* p) {
-  const Graph& graph = p->model->graph;
   Vec<Access> group;
   for (int64_t s = 0; s < p->steps.size(); ++s) {
     Step& step = p->steps[s];
     const int64_t node = step.call - p->calls.data();
-    const Accesses now = accesses_of(*p, graph.nodes[node], static_cast<int32_t>(node), *p->phases[s]);
+    const Accesses now = accesses_of(*p, p->plan.nodes[node].node, static_cast<int32_t>(node), *p->phases[s]);
     bool barrier = group.size() > kMaxGroup;
     for (int32_t i = 0; i < now.count && !barrier; ++i) {
       for (const Access& before : group) barrier |= conflict(now.items[i], before);

@@ -21,11 +21,11 @@ uint64_t enabled_state() {  // xgetbv(0): which registers the operating system s
 }
 
 struct X86 {
-  bool avx2, avx512;
+  bool avx2, avx512, bf16;
 };
 
 X86 detect() {
-  X86 found{false, false};
+  X86 found{false, false, false};
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
   const bool osxsave = c & (1u << 27), avx = c & (1u << 28), fma = c & (1u << 12), f16c = c & (1u << 29);
@@ -36,6 +36,7 @@ X86 detect() {
   const uint32_t f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
   const bool vnni = c & (1u << 11);
   found.avx512 = found.avx2 && (state & 0xE6) == 0xE6 && (b & f_dq_bw_vl) == f_dq_bw_vl && vnni;
+  found.bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
   return found;
 }
 #endif
@@ -53,7 +54,7 @@ int32_t cpu_levels(CpuLevel* out) {
   int32_t count = 0;
 #if defined(__x86_64__)
   const X86 machine = detect();
-  add_level(out, &count, "avx512", kernels_avx512, machine.avx512);
+  add_level(out, &count, "avx512", machine.bf16 ? kernels_avx512_bf16 : kernels_avx512, machine.avx512);
   add_level(out, &count, "avx2", kernels_avx2, machine.avx2);
 #endif
 #if defined(__aarch64__)

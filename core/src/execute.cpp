@@ -1,14 +1,16 @@
-// One step: the batch is checked and copied, then all threads walk the list of phases together.
+// One step: the batch is checked and copied, then all threads walk the list of phases together (walk.cpp).
 #include "clock.h"
 #include "program.h"
 
 namespace ps {
 namespace {
 
-constexpr int32_t kChunksPerThread = 8;
 // A step that one thread ends sooner than this is not shared: waking another and meeting it at every barrier costs
 // more than it saves, and thousands of times more when something else holds that thread's core.
 constexpr int64_t kShortStepNanoseconds = 500000;
+// The others wait this long for a thread, or a share of the step, before they go on without it.  Threads on cores of
+// their own are late by tens of microseconds.
+constexpr int64_t kLeastPatience = 400000, kPatienceShare = 32;  // ns; of the step
 
 ps_status check_count(const char* name, int32_t found, int32_t least, int32_t most) {
   if (found >= least && found <= most) return PS_OK;
@@ -117,43 +119,9 @@ void poison(ps_program* p) {
   memset(p->thread_scratch, 0xFF, static_cast<size_t>(p->plan.thread_scratch * p->context->pool.num_threads()));
 }
 
-void run_dynamic(const Step& step, Counter* counter, int32_t thread, int32_t num_threads, bool empty) {
-  const int64_t chunk = step.items / (num_threads * kChunksPerThread) + 1;
-  for (;;) {
-    const int64_t begin = counter->next.fetch_add(chunk, std::memory_order_relaxed);
-    if (begin >= step.items) return;
-    const int64_t end = begin + chunk < step.items ? begin + chunk : step.items;
-    if (!empty) step.run(*step.call, begin, end, thread);
-  }
-}
-
-// A thread reads about 20 bytes of weights a nanosecond and multiplies about 200 of them.
-bool is_short(const ps_program& p, int64_t num_tokens) {
-  return p.token_bytes / 20 + p.token_bytes / 200 * num_tokens < kShortStepNanoseconds;
-}
-
-// kTimed: each step's times go to the spans.
-template <bool kTimed>
-void walk(void* argument, int32_t thread) {
-  ps_program* p = static_cast<ps_program*>(argument);
-  const int32_t num_threads = p->step_threads;
-  const bool empty = p->options.flags & PS_PROGRAM_EMPTY_KERNELS;
-  Barrier& barrier = p->context->pool.barrier();
-  Counter* counters = reinterpret_cast<Counter*>(p->counters.data());
-  ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
-  for (const Step& step : p->steps) {
-    if (kTimed) span->arrive_ns = now_ns();
-    if (step.barrier && num_threads > 1) barrier.wait();
-    if (kTimed) span->begin_ns = now_ns();
-    if (step.split == SPLIT_DYNAMIC && num_threads > 1) {
-      run_dynamic(step, &counters[step.counter], thread, num_threads, empty);
-    } else {
-      int64_t begin, end;
-      split(step.items, thread, num_threads, &begin, &end);
-      if (begin < end && !empty) step.run(*step.call, begin, end, thread);
-    }
-    if (kTimed) (span++)->end_ns = now_ns();
-  }
+// Nanoseconds: a thread reads about 20 bytes of weights in one and multiplies about 200 of them.
+int64_t estimate(const ps_program& p, int64_t num_tokens) {
+  return p.token_bytes / 20 + p.token_bytes / 200 * num_tokens;
 }
 
 }  // namespace
@@ -172,11 +140,15 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   PS_TRY(take_batch(p, batch));
   set_symbols(p, batch);
   if (p->options.flags & PS_PROGRAM_POISON) poison(p);
-  Counter* counters = reinterpret_cast<Counter*>(p->counters.data());
-  for (int32_t i = 0; i < p->num_counters; ++i) counters[i].next.store(0, std::memory_order_relaxed);
-  const bool alone = !(p->options.flags & PS_PROGRAM_ALL_THREADS) && is_short(*p, batch.num_tokens);
-  p->step_threads = alone ? 1 : p->context->pool.num_threads();
-  PS_TRY(p->context->pool.run(p->profiling ? walk<true> : walk<false>, p, alone));
+  const Pool::Work work = p->profiling ? walk_steps_timed : walk_steps;
+  const int64_t nanoseconds = estimate(*p, batch.num_tokens);
+  if (p->options.flags & PS_PROGRAM_ALL_THREADS) {
+    PS_TRY(p->context->pool.walk(work, p, 0, false));
+  } else {
+    const int64_t patience = nanoseconds / kPatienceShare > kLeastPatience ? nanoseconds / kPatienceShare : kLeastPatience;
+    PS_TRY(p->context->pool.walk(work, p, patience, nanoseconds < kShortStepNanoseconds));
+  }
+  p->stamp += static_cast<uint64_t>(p->steps.size());
   if (p->profiling) {
     ps_span& whole = *spans_of(p);
     whole.arrive_ns = whole.begin_ns = start_ns;

@@ -37,7 +37,7 @@ struct LinearArgs {
   const float* bias;   // [n] or null
   const float* x;      // [m, k], row stride x_stride
   int64_t x_stride;
-  QuantizedRows qx;    // of the integer schemes
+  QuantizedRows qx;    // of the integer schemes; of bf16 its q alone
   float* y;            // [m, n] or [m, n / 2], row stride y_stride
   int64_t y_stride;
   int32_t m;
@@ -74,6 +74,8 @@ struct KvAppendArgs {
   RaggedView batch;
 };
 
+constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/numerics.md
+
 struct AttentionArgs {
   const float* q;  // [t, num_heads * head_dim]
   int64_t q_stride;
@@ -86,6 +88,9 @@ struct AttentionArgs {
   float softcap;           // 0: off
   const float* alibi;      // [num_heads] slopes or null
   int32_t causal, window;  // window 0: unlimited; else keys at positions > position - window
+  // For attention_part and attention_merge alone: [t, num_heads, num_parts, 16 + head_dim to 16]
+  float* partials;
+  int32_t num_parts;
 };
 
 struct NormArgs {
@@ -147,6 +152,11 @@ struct Kernels {
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
                         const QuantizedRows& out, int64_t begin, int64_t end);
   int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
+  // x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level has a
+  // dot product of them, else the same values as f32.  q and stride (in bytes) of `out` alone are used.
+  void (*round_rows_bf16)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+                          int64_t end);
+  int64_t bf16_bytes;
 
   // begin, end: tokens (rows of the first dimension)
   void (*embedding)(const WeightView& weight, const int32_t* ids, float* y, int64_t y_stride, int64_t begin, int64_t end);
@@ -165,6 +175,10 @@ struct Kernels {
   void (*kv_append)(const KvAppendArgs&, int64_t begin, int64_t end);
   // begin, end: items token * num_kv_heads + kv_head.  scratch: attention_scratch_bytes, one per thread
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
+  // The same in two passes.  attention_part: items (token * num_kv_heads + kv_head) * num_parts + partition; a
+  // partition that its token does not see is left out.  attention_merge: begin, end: tokens
+  void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
 
   // For sampling; each in the order that the numerics contract fixes.
@@ -187,6 +201,7 @@ struct Kernels {
 extern const Kernels* const kernels_generic;
 extern const Kernels* const kernels_avx2;
 extern const Kernels* const kernels_avx512;
+extern const Kernels* const kernels_avx512_bf16;  // the same level, for machines that multiply bf16 too
 extern const Kernels* const kernels_neon;
 
 }  // namespace ps

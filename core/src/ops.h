@@ -62,12 +62,13 @@ struct Call {
   uint8_t* thread_scratch;  // thread_scratch_bytes each
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
+  bool gated;  // of a linear: LinearArgs::gated
 };
 
 enum Split {
   SPLIT_ROWS,     // item i is row i of the output: the same thread has row i in every such phase
   SPLIT_ITEMS,    // equal contiguous shares
-  SPLIT_DYNAMIC,  // items cost unequal time: threads fetch chunks
+  SPLIT_SHARES,   // equal contiguous shares; a thread that is done with its own helps with the others'
 };
 
 // Which inputs (bit i: argument i) a phase reads, and what else it touches.
@@ -78,6 +79,7 @@ struct Phase {
   uint32_t reads_rows;  // item i reads row i alone
   uint32_t reads_all;
   bool writes_outputs, reads_scratch, writes_scratch, reads_state, writes_state;
+  int64_t grain = 1;  // items that are best computed together
 };
 
 struct Phases {
@@ -153,6 +155,7 @@ Phases gather_rows_phases(const Call&);
 Phases all_reduce_phases(const Call&);
 Phases argmax_phases(const Call&);
 Phases topk_phases(const Call&);
+ps_status topk_scratch(const Call&, Scratch*);
 
 // Elements of one row: the product of the dims after the first.
 inline int64_t row_elements(const Tensor& t) {

@@ -1,4 +1,5 @@
 // linear and embedding.
+#include "fuse.h"
 #include "memory.h"
 #include "ops.h"
 
@@ -41,12 +42,34 @@ QuantizedRows quantized_rows(const Call& c) {
                        round_up(c.in[0].dims[1], 64), planes(c)};
 }
 
+bool is_bf16(const Call& c) { return c.attrs[1].i == LINEAR_BF16; }
+
+// Activations rounded to bf16 lie in the shared scratch.
+ps_status rounded_bytes(const Call& c, int64_t* stride, int64_t* total) {
+  *stride = round_up(c.in[0].dims[1], 32) * c.kernels->bf16_bytes;
+  if (checked_mul(c.in[0].dims[0], *stride, total)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "max_tokens: the rounded activations do not fit in memory");
+}
+
+QuantizedRows rounded_rows(const Call& c) {
+  int64_t stride = 0, total = 0;
+  if (rounded_bytes(c, &stride, &total) != PS_OK) return QuantizedRows{};
+  QuantizedRows rows{};
+  rows.q = reinterpret_cast<int8_t*>(c.scratch);
+  rows.stride = stride;
+  return rows;
+}
+
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
-int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.in[1].dims[0] + 15) / 16 : 0; }
+int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + 15) / 16 : 0; }
 
 void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0], c.in[1].layout,
                            quantized_rows(c), begin, end);
+}
+
+void run_round(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->round_rows_bf16(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], rounded_rows(c), begin, end);
 }
 
 void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
@@ -56,10 +79,14 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   args.x = f32(c.in[0]);
   args.x_stride = c.in[0].row_stride;
   if (planes(c)) args.qx = quantized_rows(c);
+  if (is_bf16(c)) args.qx = rounded_rows(c);
   args.y = f32(c.out[0]);
   args.y_stride = c.out[0].row_stride;
   args.m = static_cast<int32_t>(c.in[0].dims[0]);
   args.panel = c.thread_scratch + thread * c.thread_scratch_bytes;
+  args.gated = c.gated;
+  args.residual = f32(c.in[kResidual]);
+  args.residual_stride = c.in[kResidual].row_stride;
   c.kernels->linear[c.attrs[1].i](args, begin, end);
 }
 
@@ -68,17 +95,27 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                        c.out[0].row_stride, begin, end);
 }
 
+constexpr int64_t kTilesAtOnce = 4, kTilesAtOnceBf16 = 6;  // of the widest kernels
 constexpr Phase kLinear[] = {
     {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, linear_tiles, run_linear, 0, 1, true, true, false, false, false},
+    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
+};
+constexpr Phase kLinearBf16[] = {
+    {SPLIT_ROWS, linear_rows, run_round, 1, 0, false, false, true, false, false},
+    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnceBf16},
 };
 constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
 
 }  // namespace
 
-Phases linear_phases(const Call& c) { return planes(c) ? Phases{kLinear, 2} : Phases{kLinear + 1, 1}; }
+Phases linear_phases(const Call& c) {
+  if (is_bf16(c)) return Phases{kLinearBf16, 2};
+  return planes(c) ? Phases{kLinear, 2} : Phases{kLinear + 1, 1};
+}
 
 ps_status linear_scratch(const Call& c, Scratch* out) {
+  int64_t stride = 0;
+  if (is_bf16(c)) return rounded_bytes(c, &stride, &out->shared);
   if (!planes(c)) return PS_OK;
   QuantizedBytes bytes;
   PS_TRY(quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes));

@@ -29,7 +29,7 @@ void run_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 void run_add_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
   NormArgs args = norm_args(c, c.in[2]);
-  args.residual = f32(c.in[1]);
+  args.residual = f32(c.in[1]);  // null where the linear before has added it (fuse.h)
   args.residual_stride = c.in[1].row_stride;
   args.sum = f32(c.out[1]);
   args.sum_stride = c.out[1].row_stride;

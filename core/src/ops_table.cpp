@@ -34,7 +34,7 @@ const OpRow kOps[kNumOps] = {
     {"gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", infer_gather_rows, gather_rows_phases, nullptr},
     {"all_reduce", 1, "(Tensor x) -> Tensor", infer_all_reduce, all_reduce_phases, nullptr},
     {"argmax", 1, "(Tensor logits) -> Tensor", infer_argmax, argmax_phases, nullptr},
-    {"topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", infer_topk, topk_phases, nullptr},
+    {"topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", infer_topk, topk_phases, topk_scratch},
 };
 #undef PS_BATCH
 

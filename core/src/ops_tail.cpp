@@ -1,5 +1,6 @@
 // What may end a graph: argmax and topk over rows of logits.
 #include "ops.h"
+#include "top.h"
 
 namespace ps {
 namespace {
@@ -14,25 +15,15 @@ void run_argmax(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
 }
 
-// By insertion, best first, the smaller index first among equals.
-void top_of_row(const float* x, int64_t n, int64_t k, float* values, int32_t* indices) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (found == k && !(x[i] > values[k - 1])) continue;
-    int64_t at = found < k ? found++ : k - 1;
-    for (; at > 0 && x[i] > values[at - 1]; --at) {
-      values[at] = values[at - 1];
-      indices[at] = indices[at - 1];
-    }
-    values[at] = x[i];
-    indices[at] = static_cast<int32_t>(i);
-  }
-}
-
-void run_topk(const Call& c, int64_t begin, int64_t end, int32_t) {
+void run_topk(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  Candidate* const best = reinterpret_cast<Candidate*>(c.thread_scratch + thread * c.thread_scratch_bytes);
   for (int64_t r = begin; r < end; ++r) {
-    top_of_row(f32(c.in[0]) + r * c.in[0].row_stride, c.in[0].dims[1], c.attrs[0].i,
-               f32(c.out[0]) + r * c.out[0].row_stride, i32(c.out[1]) + r * c.out[1].row_stride);
+    const float* x = f32(c.in[0]) + r * c.in[0].row_stride;
+    const int64_t found = take_best(x, c.in[0].dims[1], c.attrs[0].i, best);
+    for (int64_t i = 0; i < found; ++i) {
+      f32(c.out[0])[r * c.out[0].row_stride + i] = x[best[i].id];
+      i32(c.out[1])[r * c.out[1].row_stride + i] = best[i].id;
+    }
   }
 }
 
@@ -43,5 +34,9 @@ constexpr Phase kTopk = {SPLIT_ROWS, rows, run_topk, 1, 0, true, false, false, f
 
 Phases argmax_phases(const Call&) { return Phases{&kArgmax, 1}; }
 Phases topk_phases(const Call&) { return Phases{&kTopk, 1}; }
+ps_status topk_scratch(const Call& c, Scratch* out) {
+  out->per_thread = c.attrs[0].i * static_cast<int64_t>(sizeof(Candidate));  // k is at most the number of columns
+  return PS_OK;
+}
 
 }  // namespace ps

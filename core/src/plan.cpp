@@ -40,24 +40,28 @@ ps_status check_options(const Graph& graph, const ps_program_options& o) {
 
 // The lifetime of every root that lies in the temporaries.
 ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* blocks) {
-  Vec<int32_t> last;
+  Vec<int32_t> first, last;
   if (!last.resize(graph.values.size())) return no_memory();
-  for (int64_t n = 0; n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
+  if (!first.resize(graph.values.size())) return no_memory();
+  for (int32_t& node : first) node = -1;
+  for (int64_t n = 0; n < plan.nodes.size(); ++n) {
+    if (plan.nodes[n].skipped) continue;
+    const Node& node = plan.nodes[n].node;
+    for (int32_t i = 0; i < node.num_outputs; ++i) first[node.outputs[i]] = static_cast<int32_t>(n);
     for (int32_t i = 0; i < node.num_inputs; ++i) {
       if (node.inputs[i].kind == OPERAND_VALUE) last[graph.values[node.inputs[i].index].root] = static_cast<int32_t>(n);
     }
   }
   for (int64_t v = 0; v < graph.values.size(); ++v) {
     const Value& value = graph.values[v];
-    if (value.producer < 0 || v == graph.output) continue;
+    if (first[v] < 0 || v == graph.output) continue;
     const int64_t rows = evaluate(value.dims[0], plan.symbols);
     int64_t bytes;
     if (!checked_mul(rows, value.row_stride, &bytes) || !checked_mul(bytes, dtype_bytes(value.dtype), &bytes) ||
         !checked_align(bytes, 64, &bytes)) {
       return too_large("max_tokens");
     }
-    const Block block{static_cast<int32_t>(v), value.producer, std::max(last[v], value.producer), bytes, 0};
+    const Block block{static_cast<int32_t>(v), first[v], std::max(last[v], first[v]), bytes, 0};
     if (!blocks->push(block)) return no_memory();
   }
   return PS_OK;
@@ -165,6 +169,7 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   out->symbols[ROLE_PAGES] = max_table_width(graph);
   out->symbols[ROLE_ROWS] = o.max_rows;
   out->shared_scratch = out->thread_scratch = out->kv_page_bytes = out->kv_bytes = 0;
+  PS_TRY(fuse_nodes(graph, &out->nodes));
   PS_TRY(plan_temporaries(graph, out));
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "context.h"
+#include "fuse.h"
 #include "model.h"
 #include "ops.h"
 #include "pages.h"
@@ -14,6 +15,7 @@ namespace ps {
 // Where everything lies; made from limits alone, before anything is allocated.
 struct Plan {
   int64_t symbols[NUM_ROLES];  // the most of each that a step may have
+  Vec<RunNode> nodes;          // as the program runs them
   Vec<int64_t> offsets;        // of each value's root in the temporaries; -1: elsewhere
   Vec<int64_t> sizes;          // bytes of each value's root in the temporaries
   int64_t temporary_bytes, logits_bytes, kv_bytes, kv_page_bytes;
@@ -29,14 +31,19 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
 struct Step {
   const Call* call;
   void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
-  int64_t items;
+  int64_t items, grain;
   Split split;
-  bool barrier;     // all threads finish what came before
-  int32_t counter;  // of a dynamic phase, else -1
+  bool barrier;            // all threads finish what came before
+  const uint8_t* weights;  // that the items read in order, else null
+  int64_t weight_bytes;    // of the first half when the other is read beside it
+  int64_t second_half;     // bytes from the first to it; 0: all is one
+  const Step* ahead;  // the next step, itself included, that has weights
 };
 
-struct alignas(64) Counter {
-  std::atomic<int64_t> next;
+// How many chunks of one thread's share of a step are taken.  The stamp, ever growing, says of which step, so that a
+// share needs no reset and a thread that comes late finds nothing left.
+struct alignas(64) Share {
+  std::atomic<uint64_t> taken;  // stamp << 16 | chunks
 };
 
 struct Patch {  // a size of a step inside a call
@@ -56,14 +63,14 @@ struct ps_program {
   ps::Vec<ps::Step> steps;
   ps::Vec<const ps::Phase*> phases;  // of each step
   ps::Vec<ps::Patch> patches;
-  ps::Region counters, spans;
+  ps::Region shares, spans;
+  uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
-  int32_t num_counters = 0;
   int64_t symbols[ps::NUM_ROLES] = {-1, -1, -1, -1};  // of the last step
   int32_t num_rows = -1;                              // of the last step; -1: none yet
   int64_t token_bytes = 0;   // of weights, that one token reads
-  int32_t step_threads = 1;  // that walk the step
+  int32_t step_threads = 1;  // that began the last step
   uint32_t step_number = 0;
   // The batch's private copies, inside the scratch memory.
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
@@ -81,6 +88,8 @@ ps_status bind_program(ps_program* program);                     // after its me
 ps_status place_barriers(ps_program* program);
 ps_status run_program(ps_program* program, const ps_batch& batch);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }
+void walk_steps(void* program, int32_t thread);        // by every thread of a run
+void walk_steps_timed(void* program, int32_t thread);  // noting spans
 ps_span label_span(const ps_program& program, int64_t step, int32_t thread);  // node, phase and thread
 
 }  // namespace ps

@@ -7,14 +7,24 @@
 
 namespace ps {
 
+// What the rows are sampled from.
+struct SampleSource {
+  const float* logits;  // [num_rows][vocab]
+  int32_t num_rows, vocab;
+  const int32_t* slots;  // [num_slots]: the token last sampled in each, -1: none yet
+  int32_t num_slots;
+};
+
 // Ten rounds of Philox4x32.
 void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
-// Per thread: probabilities and candidates of one row.
+// Per thread; zero before the first use.
 int64_t sample_scratch_bytes(int32_t vocab);
-ps_status check_sampling(const ps_sampling& sampling, int32_t num_rows, int32_t num_slots);
-// logits [num_rows][vocab]; scratch: sample_scratch_bytes for each thread of the context.
-ps_status sample_rows(ps_context* context, const float* logits, int32_t vocab, const ps_sampling& sampling,
-                      uint8_t* scratch, int32_t* ids, float* logprobs);
+// Every number of the arrays; the logits are not looked at.
+ps_status check_sampling(const ps_sampling& sampling, const SampleSource& source);
+ps_status check_sampled(const ps_sampling& sampling, const ps_sampled& out, const SampleSource& source);
+// After both checks.  scratch: sample_scratch_bytes for each thread of the context.
+ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_sampling& sampling, uint8_t* scratch,
+                      const ps_sampled& out);
 
 }  // namespace ps
 

@@ -206,10 +206,21 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
     const int32_t top_k[] = {0, 3};
     const uint64_t seed[] = {1, 2};
     const int64_t counter[] = {0, 2, 0, 1};
-    const ps_sampling sampling{sizeof(ps_sampling), 2, temperature, top_k, top_p, seed, counter, nullptr, nullptr};
+    ps_sampling sampling{};
+    sampling.struct_size = sizeof(sampling);
+    sampling.num_rows = 2;
+    sampling.temperature = temperature;
+    sampling.top_k = top_k;
+    sampling.top_p = top_p;
+    sampling.seed = seed;
+    sampling.counter = counter;
     int32_t out[2];
     float logprobs[2];
-    status = ps_program_sample(program, &sampling, out, logprobs);  // NaN from damaged weights is refused, in words
+    ps_sampled sampled{};
+    sampled.struct_size = sizeof(sampled);
+    sampled.ids = out;
+    sampled.logprobs = logprobs;
+    status = ps_program_sample(program, &sampling, &sampled);  // NaN from damaged weights is refused, in words
     ok = tally->expect_message(status) && ok;
     tally->sampled += status == PS_OK;
   }

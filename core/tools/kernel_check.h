@@ -32,6 +32,8 @@ inline std::vector<const ps::Kernels*> levels() {
   if (ps::kernels_avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
     found.push_back(ps::kernels_avx512);
+  if (ps::kernels_avx512_bf16 && found.back() == ps::kernels_avx512 && __builtin_cpu_supports("avx512bf16"))
+    found.push_back(ps::kernels_avx512_bf16);
 #endif
   if (ps::kernels_neon) found.push_back(ps::kernels_neon);
   return found;

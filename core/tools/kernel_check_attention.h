@@ -81,6 +81,7 @@ inline Bytes append(const ps::Kernels* k, const Prepared& p) {
   return pages;
 }
 
+// `split`: items a call; 0: the partitions one by one, from the last to the first, and then their merge.
 inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& q, Bytes& pages,
                      int64_t split) {
   const AttentionCase& c = p.c;
@@ -92,8 +93,18 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
                          kv_view(p, pages), batch.view(),
                          c.num_heads,       1.f / std::sqrt(float(c.head_dim)),
                          c.softcap,         c.alibi ? p.slopes.data() : nullptr,
-                         c.causal,          c.window};
-  const int64_t items = int64_t(batch.positions.size()) * c.num_kv_heads;
+                         c.causal,          c.window,
+                         nullptr,           0};
+  const int64_t tokens = int64_t(batch.positions.size()), items = tokens * c.num_kv_heads;
+  if (split == 0) {
+    a.num_parts = (batch.width + ps::kPartitionPages - 1) / ps::kPartitionPages;
+    Floats partials(size_t(tokens * c.num_heads * a.num_parts * (16 + (c.head_dim + 15) / 16 * 16)), NAN);
+    a.partials = partials.data();
+    for (int64_t i = items * a.num_parts; i-- > 0;) k->attention_part(a, i, i + 1, scratch.data());
+    k->attention_merge(a, 0, tokens / 2);
+    k->attention_merge(a, tokens / 2, tokens);
+    return out;
+  }
   for (int64_t i = 0; i < items; i += split) k->attention(a, i, i + split < items ? i + split : items, scratch.data());
   return out;
 }
@@ -177,6 +188,7 @@ inline void check_attention_case(const AttentionCase& c, Random& random) {
     Floats out = attend(k, p, batch, p.q, own, 1 << 20);
     expect_same(out, expected, what, k->level);
     expect_same(attend(k, p, batch, p.q, own, 7), out, what + " split", k->level);
+    expect_same(attend(k, p, batch, p.q, own, 0), out, what + " by partitions", k->level);
     compare_attention(p, out, what, k->level);
     compare_alone(k, p, batch, own, out, what);
   }

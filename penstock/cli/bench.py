@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from penstock.cli.bench_online import add_online_options, refuse_online_options, run_online
 from penstock.cli.options import add_weights_option
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
@@ -21,13 +22,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("bench", help="measure speed against this machine's limits")
     parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
     parser.add_argument("--scheme", help="for a folder; the checkpoint's own type unless given")
-    parser.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="tokens of each prompt (512)")
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="decode steps to measure (128)")
-    parser.add_argument("--batch", default="1,8,32", metavar="N,N...", help="answers made side by side (1,8,32)")
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens of each prompt (512; online 256)")
+    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens of each answer (128; online 64)")
+    parser.add_argument("--batch", metavar="N,N...", help="answers made side by side (1,8,32)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
     add_weights_option(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
+    add_online_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -40,6 +42,11 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    if args.online:
+        if args.batch is not None:
+            raise InvalidArgumentError("--batch does not go with --online: --rate decides how many run")
+        return run_online(args)
+    refuse_online_options(args)
     from dataclasses import asdict
 
     from penstock.engine.measure import Bench, bench
@@ -47,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     what = Bench(
         args.model,
         scheme=args.scheme,
-        prompt_tokens=args.prompt_tokens,
-        new_tokens=args.new_tokens,
-        batches=_batches(args.batch),
+        prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
+        new_tokens=128 if args.new_tokens is None else args.new_tokens,
+        batches=_batches(args.batch or "1,8,32"),
         threads=args.threads,
         network=args.network,
         weights=args.weights,

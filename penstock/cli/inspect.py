@@ -152,6 +152,7 @@ def _described(found: dict[str, Any]) -> list[str]:
     lines = [
         f"parameters     {found['parameters']:,}, {format_bytes(found['weight_bytes'])} of weights, "
         f"{each_token} read for each token",
+        f"linear layers  {found['bits_per_weight']:.2f} bits a weight, output head and scales included",
     ]
     lines += [f"  {name:<16} {format_bytes(size):>10}" for name, size in found["bytes_by_part"].items()]
     layouts = ", ".join(f"{name} {format_bytes(size)}" for name, size in found["bytes_by_layout"].items())

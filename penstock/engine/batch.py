@@ -1,4 +1,4 @@
-"""Lays a step out as the flat arrays that a program reads."""
+"""A step's chunks as the flat arrays that a program runs."""
 
 from __future__ import annotations
 
@@ -7,49 +7,78 @@ from itertools import accumulate
 
 import numpy as np
 
-from penstock.engine.pages import FREED
+from penstock.engine.pages import FREED, PageTables
 from penstock.engine.scheduler import Chunk
 from penstock.errors import InternalError
 from penstock.lite.core import StepBatch
 
-__all__ = ["lay_out"]
+__all__ = ["BatchLayout"]
 
 
-def lay_out(chunks: Sequence[Chunk], *, every_row: bool = False) -> StepBatch:
-    """The arrays of one step, T tokens of B requests.
+class BatchLayout:
+    """Lays steps out.  It keeps the page tables of running requests as one array, row by slot, and writes only those
+    that changed: of the decodes of a step one in 32.
 
-    ``output_rows`` names the last token of each chunk that samples; with ``every_row`` each token of the step.
+    ``num_groups`` page groups, ``max_requests`` slots and one row for a request without a slot, ``max_pages`` in a
+    table.
     """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    for chunk in chunks:
-        stop = chunk.start + chunk.num_tokens
-        token_ids += chunk.request.tokens(chunk.start, stop)
-        positions += range(chunk.start, stop)
-    starts = np.fromiter(accumulate((c.num_tokens for c in chunks), initial=0), np.int32, len(chunks) + 1)
-    if every_row:
-        rows = np.arange(len(token_ids), dtype=np.int32)
-    else:
-        rows = np.array([end - 1 for c, end in zip(chunks, starts[1:], strict=True) if c.samples], np.int32)
-    return StepBatch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=np.array(positions, np.int32),
-        request_starts=starts,
-        page_tables=_page_tables(chunks),
-        output_rows=rows,
-    )
 
+    def __init__(self, num_groups: int, max_requests: int, max_pages: int) -> None:
+        self._tables = np.full((num_groups, max_requests + 1, max(1, max_pages)), FREED, np.int32)
+        self._lengths = np.zeros(max_requests + 1, np.int32)
+        self._owners: list[PageTables | None] = [None] * (max_requests + 1)
+        self._versions = [0] * (max_requests + 1)
 
-def _page_tables(chunks: Sequence[Chunk]) -> np.ndarray:
-    """[groups, B, widest]: the page of each 32 positions, -1 where there is none."""
-    tables = []
-    for chunk in chunks:
-        if chunk.request.pages is None:
-            raise InternalError(f"batch: request {chunk.request.id} is scheduled without pages")
-        tables.append(chunk.request.pages.tables)
-    width = max((len(table) for groups in tables for table in groups), default=1)
-    arrays = np.full((len(tables[0]), len(tables), max(1, width)), FREED, np.int32)
-    for row, groups in enumerate(tables):
-        for group, table in enumerate(groups):
-            arrays[group, row, : len(table)] = table
-    return arrays
+    def lay_out(self, chunks: Sequence[Chunk], *, every_row: bool = False) -> StepBatch:
+        """The arrays of one step, T tokens of B requests.
+
+        ``output_rows`` names the last token of each chunk that samples; with ``every_row`` each token of the step.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        for chunk in chunks:
+            start, request = chunk.start, chunk.request
+            if chunk.num_tokens == 1:
+                token_ids.append(request.token_at(start))
+                positions.append(start)
+            else:
+                stop = start + chunk.num_tokens
+                token_ids += request.tokens(start, stop)
+                positions += range(start, stop)
+        starts = np.fromiter(accumulate((c.num_tokens for c in chunks), initial=0), np.int32, len(chunks) + 1)
+        if every_row:
+            rows = np.arange(len(token_ids), dtype=np.int32)
+        else:
+            rows = starts[1:][[c.samples for c in chunks]] - np.int32(1)
+        return StepBatch(
+            token_ids=np.array(token_ids, np.int32),
+            positions=np.array(positions, np.int32),
+            request_starts=starts,
+            page_tables=self._page_tables(chunks),
+            output_rows=rows,
+        )
+
+    def _page_tables(self, chunks: Sequence[Chunk]) -> np.ndarray:
+        """[groups, B, widest]: the page of each 32 positions, -1 where there is none."""
+        slots = []
+        for chunk in chunks:
+            slot, pages = chunk.request.slot, chunk.request.pages
+            if pages is None:
+                raise InternalError(f"batch: request {chunk.request.id} is scheduled without pages")
+            if self._owners[slot] is not pages or self._versions[slot] != pages.version:
+                self._copy(slot, pages)
+            slots.append(slot)
+        width = int(self._lengths[slots].max())
+        arrays = np.empty((len(self._tables), len(slots), width), np.int32)
+        for group, table in enumerate(self._tables):
+            arrays[group] = table[slots, :width]
+        return arrays
+
+    def _copy(self, slot: int, pages: PageTables) -> None:
+        old_len = int(self._lengths[slot])
+        for group, table in enumerate(pages.tables):
+            self._tables[group, slot, : len(table)] = table
+            self._tables[group, slot, len(table) : old_len] = FREED
+        self._lengths[slot] = max(len(table) for table in pages.tables)
+        self._owners[slot] = pages
+        self._versions[slot] = pages.version

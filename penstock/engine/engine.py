@@ -2,31 +2,37 @@
 
 A step is: schedule, run, sample, update.  Requests join and leave between steps.  Any thread may submit and
 abort; whoever waits for a request drives the loop, one step at a time under a lock, and serves the others'
-requests on the way.
+requests on the way.  Whatever goes wrong in a step ends that step's requests with the error, never the engine.
 """
 
 from __future__ import annotations
 
+import heapq
 import signal
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from operator import index
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock.engine.batch import lay_out
+from penstock.engine.batch import BatchLayout
+from penstock.engine.figures import EngineFigures
+from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
+from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, ResolvedSampling, Status
-from penstock.engine.sampler import sampling_arrays
-from penstock.engine.scheduler import Chunk, Scheduler
-from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.runtime.program import PAGE_TOKENS, Program
+from penstock.engine.sampler import accept_row, sampling_arrays
+from penstock.engine.scheduler import Scheduler
+from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
+from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
     from penstock.engine.text import TextStream
+    from penstock.lite.core import Sampled
 
 __all__ = ["Engine", "interrupt_after"]
 
@@ -34,23 +40,37 @@ __all__ = ["Engine", "interrupt_after"]
 class Engine:
     """A program, its scheduler and its pages.
 
-    ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget, ``limits.max_tokens``).
+    ``observer``, when set, is called with the requests that got a token or ended, after each step and after an abort
+    between steps, in the thread that did it, while no other can step.  It must return soon and raise nothing.
     """
 
-    def __init__(self, program: Program, *, max_chunk: int = 0) -> None:
+    def __init__(self, program: Program, options: EngineOptions | None = None) -> None:
         limits, info = program.limits, program.info
         self.program = program
+        self.options = options or EngineOptions()
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
-        ledger = PageLedger(limits.num_pages, info.page_windows)
         max_requests = min(limits.max_requests, limits.max_rows or limits.max_requests)
-        self.scheduler = Scheduler(ledger, limits.max_tokens, max_requests, max_chunk)
+        self.scheduler = self._new_scheduler(max_requests)
+        self.layout = BatchLayout(len(info.page_windows), max_requests, pages_for(self.max_len))
         self.num_steps = 0
+        self.num_output_tokens = 0
+        self.observer: Callable[[Sequence[Request]], None] | None = None
+        self._num_finished: Counter[str] = Counter()
         self._ids = count()
         self._lock = threading.RLock()
         self._incoming: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
+        self._ended: list[Request] = []  # not told to anybody yet
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._wanted: set[object] = set()  # who waits for the end of the step
         self._stepping = False
         self._closed = False
+
+    def _new_scheduler(self, max_requests: int) -> Scheduler:
+        limits, options = self.program.limits, self.options
+        ledger = PageLedger(limits.num_pages, self.program.info.page_windows)
+        keys = PageKeys() if options.prefix_cache else None
+        return Scheduler(ledger, limits.max_tokens, max_requests, options.max_chunk, keys)
 
     def submit(
         self,
@@ -59,15 +79,27 @@ class Engine:
         *,
         stop_ids: frozenset[int] = frozenset(),
         text: TextStream | None = None,
+        options: RequestOptions | None = None,
     ) -> Request:
-        """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it."""
+        """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it.
+
+        QueueFullError when as many requests wait as may.
+        """
         self._check_open()
-        ids = self.check_prompt(prompt_ids)
-        sampling = sampling or ResolvedSampling()
+        sampling, options = sampling or ResolvedSampling(), options or RequestOptions()
+        ids = self.check_prompt(prompt_ids) if not options.truncate_prompt else self._truncate(prompt_ids, sampling)
+        num_waiting = len(self.scheduler.waiting) + len(self._incoming)
+        if 0 < self.options.max_waiting <= num_waiting:
+            raise QueueFullError(f"{num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}")
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
-        request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text)
+        request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options)
         self._incoming.append(request)
         return request
+
+    def _truncate(self, prompt_ids: Sequence[int], sampling: ResolvedSampling) -> list[int]:
+        room = min(sampling.max_tokens, self.max_len // 2)
+        keep = max(1, self.max_len - room)
+        return self.check_prompt(prompt_ids[-keep:] if hasattr(prompt_ids, "__len__") else prompt_ids)
 
     def check_prompt(self, prompt_ids: Sequence[int], answer_len: int = 1) -> list[int]:
         """The prompt as a list of ids; InvalidArgumentError when it is empty, too long or has an id out of range."""
@@ -112,34 +144,75 @@ class Engine:
                 self._accept_calls()
                 self._stepping = True
                 try:
-                    return self._step()
+                    self._expire()
+                    news = self._step()
+                    return self._tell(news)
                 finally:
                     self._stepping = False  # while the lock is held: the next step may be another thread's
         finally:
             self._settle()
 
+    def _tell(self, news: list[Request]) -> list[Request]:
+        """Add what has ended besides, and let the observer know."""
+        news += self._ended
+        self._ended.clear()
+        if self.observer is not None and news:
+            self.observer(news)
+        return news
+
     def _step(self) -> list[Request]:
-        chunks = self.scheduler.schedule()
+        try:
+            chunks = self.scheduler.schedule()
+        except Exception as error:  # its books may be wrong: nobody's pages can be trusted
+            self._start_over(error)
+            return []
         if not chunks:
             return []
         sampled = [chunk.request for chunk in chunks if chunk.samples]
         self.num_steps += 1
         try:
-            batch = lay_out(chunks)
+            batch = self.layout.lay_out(chunks)
             if sampled:
-                tokens = self.program.step(batch, sampling_arrays(sampled))[0].tolist()
+                rows = self.program.step(batch, sampling_arrays(sampled))
             else:
                 self.program.run(batch)
-                tokens = []
-        except PenstockError as error:
-            return self._fail(chunks, error)
-        for chunk in chunks:
-            self.scheduler.advance(chunk)
-        for request, token in zip(sampled, tokens, strict=True):
-            request.accept(token)
-            if request.status is Status.FINISHED:
-                self.scheduler.remove(request)
+            for chunk in chunks:
+                self.scheduler.advance(chunk)
+        except Exception as error:
+            for chunk in chunks:
+                self._end(chunk.request, "error", _as_ours(error))
+            return []
+        for row, request in enumerate(sampled):
+            self._accept(request, rows, row)
         return sampled
+
+    def _accept(self, request: Request, rows: Sampled, row: int) -> None:
+        try:
+            accept_row(request, rows, row)
+        except Exception as error:
+            self._end(request, "error", _as_ours(error))
+            return
+        self.num_output_tokens += 1
+        if request.status is Status.FINISHED:
+            self.scheduler.remove(request)
+            self._num_finished[request.finish_reason or "error"] += 1
+
+    def _start_over(self, error: Exception) -> None:
+        """Every request ends with the error; the engine goes on with all pages free."""
+        everyone = [*self.scheduler.running, *self.scheduler.waiting]
+        self.scheduler = self._new_scheduler(self.scheduler.max_requests)
+        for request in everyone:
+            request.pages, request.slot = None, -1
+            self._end(request, "error", _as_ours(error))
+
+    def _expire(self) -> None:
+        """End the requests whose time is over."""
+        now = time.perf_counter()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            where = "waited" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
+            error = DeadlineError(f"deadline_s {request.options.deadline_s:g} is over: the request still {where}")
+            self._end(request, "error", error)
 
     def wait(self, request: Request, num_tokens: int) -> bool:
         """Drive the loop until the request has more than ``num_tokens`` answer tokens or has ended.
@@ -165,11 +238,59 @@ class Engine:
     @contextmanager
     def between_steps(self) -> Iterator[Scheduler]:
         """The scheduler while no step runs, for work beside the loop."""
-        with self._lock:
+        ticket = object()
+        self._wanted.add(ticket)
+        try:
+            self._lock.acquire()
+        finally:
+            self._wanted.discard(ticket)
+        try:
             self._check_open()
             with interrupt_after():
                 self._accept_calls()
             yield self.scheduler
+        finally:
+            self._lock.release()
+            self._settle()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would have anything to do, from any thread."""
+        return bool(self._incoming or self._aborts or self.scheduler.has_work)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another thread waits for the end of the step to work between two."""
+        return bool(self._wanted)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._closed
+
+    def figures(self) -> EngineFigures:
+        """Counters of this moment, from any thread."""
+        scheduler = self.scheduler
+        pools = scheduler.ledger.pools
+        fullest = min(pools, key=lambda pool: pool.num_free)
+        return EngineFigures(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + len(self._incoming),
+            num_pages=fullest.num_pages,
+            num_held_pages=fullest.num_pages - fullest.num_free,
+            num_named_pages=max(pool.num_named for pool in pools),
+            num_steps=self.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_finished=dict(self._num_finished),
+        )
+
+    def forget_prefixes(self) -> None:
+        """Drop what the prefix cache knows; requests keep what they hold."""
+        with self._lock:
+            self.scheduler.ledger.forget()
 
     def check_integrity(self) -> None:
         """InternalError unless scheduler and pages agree."""
@@ -185,6 +306,7 @@ class Engine:
             for request in self._everyone():
                 self._end(request, "abort")
             self._closed = True
+            self._tell([])
             self.program.close()
 
     def _everyone(self) -> list[Request]:
@@ -203,25 +325,38 @@ class Engine:
                     return
                 with interrupt_after():
                     self._accept_calls()
+                    self._tell([])
             finally:
                 self._lock.release()
 
     def _accept_calls(self) -> None:
         while self._incoming:
-            self.scheduler.add(self._incoming.popleft())
+            request = self._incoming.popleft()
+            self.scheduler.add(request)
+            if request.options.deadline_s is not None:
+                when = request.timings.submitted + request.options.deadline_s
+                heapq.heappush(self._deadlines, (when, request.id, request))
         while self._aborts:
             self._end(self._aborts.popleft(), "abort")
+        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._everyone()):
+            self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
+            heapq.heapify(self._deadlines)
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:
         if request.status is not Status.FINISHED:
             self.scheduler.remove(request)
             request.finish(reason, error)
+            self._num_finished[reason] += 1
+            self._ended.append(request)
 
-    def _fail(self, chunks: Sequence[Chunk], error: PenstockError) -> list[Request]:
-        """The step failed: its requests end with the error, the engine goes on."""
-        for chunk in chunks:
-            self._end(chunk.request, "error", error)
-        return [chunk.request for chunk in chunks]
+
+def _as_ours(error: Exception) -> PenstockError:
+    """Whatever a step raised as an error that a request can end with."""
+    if isinstance(error, PenstockError):
+        return error
+    ours = InternalError(f"the step failed: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours
 
 
 @contextmanager

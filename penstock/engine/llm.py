@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineFields, EngineOptions, RequestOptions
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
 from penstock.engine.text import TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -32,7 +33,8 @@ class Result:
 
     ``token_ids`` are the answer's, an end token included; ``text`` is without special tokens and stop strings.
     ``finish_reason``: "length", "stop" or "abort".  ``timings`` in seconds, ``decode_tokens_per_s`` after the
-    first token.  ``seed`` gives the same answer again.
+    first token.  ``seed`` gives the same answer again.  ``num_cached_tokens`` of the prompt were shared with an
+    earlier request's instead of computed.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Result:
     timings: dict[str, float]
     prompt_token_ids: list[int]
     seed: int
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def _result(request: Request) -> Result:
         timings=request.timings.summary(len(request.output_ids)),
         prompt_token_ids=request.prompt_ids,
         seed=request.sampling.seed,
+        num_cached_tokens=request.num_cached,
     )
 
 
@@ -95,6 +99,17 @@ class Stream:
         text = "" if self._request.text is None else self._request.text.take()
         return Delta(text, ids, self._request.finish_reason if self._ended else None)
 
+    @property
+    def id(self) -> int:
+        """The request's number in its engine."""
+        return self._request.id
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next piece is there without a step."""
+        request = self._request
+        return self._ended or request.status is Status.FINISHED or len(request.output_ids) > self._num_given
+
     def abort(self) -> None:
         """End the answer here; its memory is free when the running step ends."""
         self._engine.abort(self._request)
@@ -116,7 +131,8 @@ class LLM:
     ``model``: a ``.psm`` bundle or a checkpoint folder.  ``scheme``: how weights are stored ("w8a8" ...; None: as in
     the file).  ``mode``: "graph" (the native core) or "eager" (PyTorch, for debugging).  ``threads``: 0 for as many
     as the machine allows.  ``network``: "file.py:Class", a network script of your own.  ``limits``: the sizes that
-    memory is planned for.  ``use_cache``: keep the bundle that a folder makes for the next time.
+    memory is planned for.  ``use_cache``: keep the bundle that a folder makes for the next time.  ``prefix_cache``,
+    ``max_waiting``, ``max_chunk``: see EngineOptions.
 
     Any number of threads may use one LLM; their requests share each step and get the tokens they would get alone.
     """
@@ -132,7 +148,9 @@ class LLM:
         limits: ProgramLimits | None = None,
         use_cache: bool = True,
         progress: Callable[[Any], None] | None = None,
+        **engine: Unpack[EngineFields],
     ) -> None:
+        options = EngineOptions(**engine)
         start = time.perf_counter()
         opened = open_program(
             model,
@@ -148,7 +166,7 @@ class LLM:
             longest = opened.program.info.context_len
             if limits is not None and limits.context_len > longest:
                 raise InvalidArgumentError(f"context_len {limits.context_len} is more than the model's {longest}")
-            self._start(opened)
+            self._start(opened, options)
         except BaseException:
             opened.program.close()
             raise
@@ -156,19 +174,19 @@ class LLM:
         self.populate_s = opened.populate_s
 
     @classmethod
-    def of_program(cls, opened: Opened, *, max_chunk: int = 0) -> LLM:
+    def of_program(cls, opened: Opened, options: EngineOptions | None = None) -> LLM:
         """An LLM over a program that is open already."""
         llm = cls.__new__(cls)
         llm.load_s, llm.populate_s = 0.0, opened.populate_s
-        llm._start(opened, max_chunk)
+        llm._start(opened, options)
         return llm
 
-    def _start(self, opened: Opened, max_chunk: int = 0) -> None:
+    def _start(self, opened: Opened, options: EngineOptions | None = None) -> None:
         self._files = opened.files
         self.notes = opened.notes
         self._tokenizer: Tokenizer | None = None
         self.generation: GenerationConfig = read_generation_config(opened.files)
-        self.engine = Engine(opened.program, max_chunk=max_chunk)
+        self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
         self._defaults = ResolvedSampling(
             max_tokens=self.generation.max_new_tokens or ResolvedSampling.max_tokens,
@@ -226,12 +244,14 @@ class LLM:
             raise
         return results[0] if is_one else results
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Stream:
         """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
         several, is_one = _split_prompts(prompt)
         if not is_one:
             raise InvalidArgumentError("stream takes one prompt; generate takes several")
-        return Stream(self.engine, self._submit(self._ids(several[0]), _split_params(params, 1)[0]))
+        return Stream(self.engine, self._submit(self._ids(several[0]), _split_params(params, 1)[0], options))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
         """Answer a conversation: messages with "role" and "content", rendered by the model's own chat template.
@@ -274,14 +294,16 @@ class LLM:
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
-    def _submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
+    def _submit(
+        self, prompt_ids: Sequence[int], params: SamplingParams, options: RequestOptions | None = None
+    ) -> Request:
         has_text = self._tokenizer is not None or "tokenizer.json" in self._files
         if params.stop and not has_text:
             raise UnsupportedError("stop: the model has no tokenizer.json, so its answers have no text to search")
         stop_ids = frozenset() if params.ignore_eos else self._stop_ids
         text = TextStream(self.tokenizer, params.stop, stop_ids) if has_text else None
         sampling = ResolvedSampling.of(params, self._defaults)
-        return self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text)
+        return self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options)
 
 
 def _split_prompts(prompts: object) -> tuple[list[Any], bool]:

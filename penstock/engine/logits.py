@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.batch import lay_out
 from penstock.engine.engine import Engine, interrupt_after
 from penstock.engine.pages import PageTables
 from penstock.engine.request import Request
@@ -35,7 +34,8 @@ def prompt_logits(engine: Engine, token_ids: Sequence[int]) -> NDArray[np.float3
                 with interrupt_after():
                     _make_room(scheduler, pages, stop)
                     request = Request(-1, ids, 0, num_computed=start, pages=pages)
-                    program.run(lay_out([Chunk(request, start, stop - start, samples=False)], every_row=True))
+                    chunk = Chunk(request, start, stop - start, samples=False)
+                    program.run(engine.layout.lay_out([chunk], every_row=True))
                     logits[start:stop] = program.logits()
                     scheduler.ledger.slide(pages, stop)
         finally:

@@ -1,11 +1,15 @@
-"""KV pages: who holds which.  A page keeps the keys and values of 32 tokens.
+"""KV pages: who holds which, and what they hold.  A page keeps the keys and values of 32 tokens.
 
 Layers that see equally far back share a page group; every group has its own pool and every request one page
-table per group, so that a windowed layer can give up pages that a full one keeps.  No tensors here.
+table per group, so that a windowed layer can give up pages that a full one keeps.  A page that is full may be
+given a name, a key made of all tokens up to its end (``prefix.py``): who comes later with the same tokens shares
+it.  A named page that nobody holds stays until its place is needed, the one unused for longest goes first.  No
+tensors here.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,25 +28,54 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # named, held by nobody, least recently used first
         self._references = [0] * num_pages
+        self._key_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
+        """Pages that nobody holds, whether their content is known or not."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_named(self) -> int:
+        """Pages whose content may be shared."""
+        return len(self._page_of)
 
     def take(self) -> int:
-        """A free page, now held once.  InternalError when there is none: the caller asks ``num_free`` first."""
-        if not self._free:
+        """A free page, now held once.  InternalError when there is none: the caller asks ``num_free`` first.
+
+        While no page is blank, the named one that was unused for longest loses its name.
+        """
+        if self._free:
+            page = self._free.pop()
+        elif self._idle:
+            page, _ = self._idle.popitem(last=False)
+            del self._page_of[self._key_of.pop(page)]
+        else:
             raise InternalError("page pool: a page was taken when none was free")
-        page = self._free.pop()
         self._references[page] = 1
         return page
 
-    def share(self, page: int) -> None:
-        """Hold a page once more."""
+    def find(self, key: bytes) -> int | None:
+        """The page of that name."""
+        return self._page_of.get(key)
+
+    def name(self, page: int, key: bytes) -> None:
+        """Let others find a page that is held; without effect when another page has the name already."""
         if self._references[page] < 1:
-            raise InternalError(f"page pool: page {page} is shared but nobody holds it")
+            raise InternalError(f"page pool: page {page} is named but nobody holds it")
+        if key not in self._page_of and page not in self._key_of:
+            self._page_of[key] = page
+            self._key_of[page] = key
+
+    def share(self, page: int) -> None:
+        """Hold a page once more; one that nobody holds must have a name."""
+        if self._references[page] == 0:
+            if page not in self._idle:
+                raise InternalError(f"page pool: page {page} is shared but nobody holds it")
+            del self._idle[page]
         self._references[page] += 1
 
     def give_back(self, page: int) -> None:
@@ -51,7 +84,17 @@ class PagePool:
             raise InternalError(f"page pool: page {page} is given back but nobody holds it")
         self._references[page] -= 1
         if self._references[page] == 0:
-            self._free.append(page)
+            if page in self._key_of:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def forget(self) -> None:
+        """Drop every name: nothing computed so far is shared again."""
+        self._free += self._idle
+        self._idle.clear()
+        self._key_of.clear()
+        self._page_of.clear()
 
     def check_integrity(self, held: Sequence[int]) -> None:
         """InternalError unless exactly the pages in ``held`` (repeated when shared) are held."""
@@ -60,19 +103,29 @@ class PagePool:
             counted[page] += 1
         if counted != self._references:
             raise InternalError(f"page pool: tables hold {counted}, the pool counts {self._references}")
-        free = set(self._free)
-        if len(free) != len(self._free):
+        free = [*self._free, *self._idle]
+        if len(set(free)) != len(free):
             raise InternalError("page pool: a page is free twice")
-        if free != {page for page, count in enumerate(counted) if count == 0}:
-            raise InternalError("page pool: the free list and the reference counts disagree")
+        if set(free) != {page for page, count in enumerate(counted) if count == 0}:
+            raise InternalError("page pool: the free pages and the reference counts disagree")
+        if {page: key for key, page in self._page_of.items()} != self._key_of:
+            raise InternalError("page pool: names and pages disagree")
+        if any(page in self._key_of for page in self._free) or any(page not in self._key_of for page in self._idle):
+            raise InternalError("page pool: a blank page has a name, or an idle one has none")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PageTables:
-    """A request's pages: one table per group; entry i holds positions 32 i to 32 i + 31, or FREED."""
+    """A request's pages: one table per group; entry i holds positions 32 i to 32 i + 31, or FREED.
+
+    ``num_freed`` counts the leading entries given up in each group, ``num_named`` the leading pages that were
+    named.  ``version`` grows with every change, so that a copy knows when it is old.
+    """
 
     tables: list[list[int]]
-    num_freed: list[int] = field(default_factory=list)  # leading entries given up, per group
+    num_freed: list[int] = field(default_factory=list)
+    num_named: int = 0
+    version: int = 0
 
     def __post_init__(self) -> None:
         """Start with nothing given up."""
@@ -115,26 +168,93 @@ class PageLedger:
         for table, pool in zip(pages.tables, self.pools, strict=True):
             while len(table) < needed:
                 table.append(pool.take())
+        pages.version += 1
         return True
 
     def slide(self, pages: PageTables, next_position: int) -> None:
         """Give up pages that no token from ``next_position`` on can see."""
         for group, window in self._windowed:
+            self._give_up(pages, group, min(len(pages.tables[group]), _first_seen(next_position, window)))
+
+    def _give_up(self, pages: PageTables, group: int, stop: int) -> None:
+        """The leading entries of a table, up to ``stop``."""
+        table = pages.tables[group]
+        for index in range(pages.num_freed[group], stop):
+            self.pools[group].give_back(table[index])
+            table[index] = FREED
+            pages.num_freed[group] = index + 1
+            pages.version += 1
+
+    def known(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+        """How many leading pages the request has or could share: the most, n, so that a token at 32 n sees those alone.
+
+        ``num_own``: its leading pages whose content it has computed or shares already.  ``keys``: the names of its
+        leading pages.
+        """
+        longest = len(keys)
+        for window, pool in zip(self.windows, self.pools, strict=True):
+            if window <= 0:
+                found = num_own
+                while found < longest and pool.find(keys[found]) is not None:
+                    found += 1
+                longest = found
+        return longest if not self._windowed else self._known_in_windows(pages, num_own, keys[:longest])
+
+    def _known_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+        sound = [True] * (len(keys) + 1)
+        for group, window in self._windowed:
+            run_start = pages.num_freed[group]  # pages run_start to index - 1 are known
+            for index in range(num_own, len(keys) + 1):
+                if run_start > _first_seen(index * PAGE_TOKENS, window):
+                    sound[index] = False
+                if index < len(keys) and self.pools[group].find(keys[index]) is None:
+                    run_start = index + 1
+        return max((n for n in range(num_own, len(keys) + 1) if sound[n]), default=num_own)
+
+    def adopt(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> None:
+        """Share the pages ``num_own`` to ``len(keys)``, which ``known`` has found; a partly written one is replaced."""
+        for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
             table = pages.tables[group]
-            oldest = next_position - window + 1
-            while pages.num_freed[group] < len(table) and (pages.num_freed[group] + 1) * PAGE_TOKENS <= oldest:
-                index = pages.num_freed[group]
-                self.pools[group].give_back(table[index])
-                table[index] = FREED
-                pages.num_freed[group] += 1
+            first = _first_seen(len(keys) * PAGE_TOKENS, window) if window > 0 else 0
+            self._give_up(pages, group, min(first, num_own, len(table)))
+            for begun in table[max(num_own, pages.num_freed[group]) :]:
+                pool.give_back(begun)
+            del table[num_own:]
+            for index in range(num_own, len(keys)):
+                if index < first:
+                    table.append(FREED)
+                    continue
+                page = pool.find(keys[index])
+                if page is None:
+                    raise InternalError("page tables: a page to share is not known")
+                table.append(page)
+                pool.share(page)
+            pages.num_freed[group] = max(pages.num_freed[group], min(first, len(table)))
+        pages.num_named = len(keys)
+        pages.version += 1
+
+    def name(self, pages: PageTables, keys: Sequence[bytes]) -> None:
+        """Let others find the leading ``len(keys)`` pages, which are full and computed."""
+        for table, pool in zip(pages.tables, self.pools, strict=True):
+            for index in range(pages.num_named, len(keys)):
+                if table[index] != FREED:
+                    pool.name(table[index], keys[index])
+        pages.num_named = max(pages.num_named, len(keys))
 
     def close(self, pages: PageTables) -> None:
-        """Give back every page of a request."""
+        """Give back every page of a request; the last first, so that a shared beginning stays longest."""
         for group, (table, pool) in enumerate(zip(pages.tables, self.pools, strict=True)):
-            for page in table[pages.num_freed[group] :]:
+            for page in reversed(table[pages.num_freed[group] :]):
                 pool.give_back(page)
             table.clear()
             pages.num_freed[group] = 0
+        pages.num_named = 0
+        pages.version += 1
+
+    def forget(self) -> None:
+        """Drop every name."""
+        for pool in self.pools:
+            pool.forget()
 
     def check_integrity(self, holders: Iterable[PageTables]) -> None:
         """InternalError unless exactly these tables hold exactly the pages that are not free."""
@@ -146,3 +266,8 @@ class PageLedger:
                 head = pages.num_freed[group]
                 if any((page == FREED) != (i < head) for i, page in enumerate(pages.tables[group])):
                     raise InternalError("page tables: freed entries are not the leading ones")
+
+
+def _first_seen(position: int, window: int) -> int:
+    """The first page that the token at ``position`` sees: its window is ``window`` tokens, itself included."""
+    return max(0, position - window + 1) // PAGE_TOKENS

@@ -10,6 +10,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
@@ -151,13 +152,17 @@ class Timings:
     finished: float = 0.0
 
     def summary(self, num_tokens: int) -> dict[str, float]:
-        """Seconds queued, to the first token and in all, and tokens per second after the first."""
+        """Seconds queued, from there to the first token (prefill), from submission to it, in all and per later token;
+        tokens per second after the first.
+        """
         decode_s = self.finished - self.first_token
         rate = (num_tokens - 1) / decode_s if num_tokens > 1 and decode_s > 0 else 0.0
         return {
             "queued_s": max(0.0, self.scheduled - self.submitted) if self.scheduled else 0.0,
+            "prefill_s": max(0.0, self.first_token - self.scheduled) if self.first_token else 0.0,
             "first_token_s": self.first_token - self.submitted if self.first_token else 0.0,
             "total_s": self.finished - self.submitted,
+            "per_token_s": 1 / rate if rate else 0.0,
             "decode_tokens_per_s": rate,
         }
 
@@ -167,7 +172,9 @@ class Request:
     """One prompt being continued.
 
     ``num_computed`` counts the leading tokens whose keys and values are in pages; a preempted request falls
-    back to 0 and is computed again from its prompt and its answer so far.
+    back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
+    not computed for it but shared.  ``order`` sorts requests by urgency and arrival.  ``slot`` is its place among the
+    running ones, ``page_keys`` are the names of its leading pages.
     """
 
     id: int
@@ -184,6 +191,15 @@ class Request:
     error: PenstockError | None = None
     num_preemptions: int = 0
     timings: Timings = field(default_factory=Timings)
+    options: RequestOptions = field(default_factory=RequestOptions)
+    order: tuple[int, int] = (0, 0)
+    slot: int = -1
+    num_cached: int = 0
+    page_keys: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """The order follows from priority and id."""
+        self.order = (self.options.priority, self.id)
 
     @property
     def num_tokens(self) -> int:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engine.request import Request
-from penstock.lite.core import Sampling
+from penstock.errors import InternalError, InvalidArgumentError, PenstockError
+from penstock.lite.arrays import ROW_NOT_FINITE, ROW_OK
+from penstock.lite.core import Sampled, Sampling
 
-__all__ = ["sampling_arrays"]
+__all__ = ["accept_row", "sampling_arrays"]
 
 
 def sampling_arrays(requests: Sequence[Request]) -> Sampling:
@@ -24,6 +26,19 @@ def sampling_arrays(requests: Sequence[Request]) -> Sampling:
         top_p=np.array([n.top_p for n in numbers], np.float32),
         seed=np.array([n.seed for n in numbers], np.uint64),
         counter=np.array([(0, request.num_tokens) for request in requests], np.int64).reshape(-1, 2),
-        slot=None,
-        mask=None,
+        num_logprobs=np.full(len(numbers), -1, np.int32),
+        per_row=True,
     )
+
+
+def accept_row(request: Request, rows: Sampled, index: int) -> None:
+    """Give a request the token of its row; raises when the row failed."""
+    if rows.status[index] != ROW_OK:
+        raise _row_error(int(rows.status[index]))
+    request.accept(int(rows.ids[index]))
+
+
+def _row_error(status: int) -> PenstockError:
+    if status == ROW_NOT_FINITE:
+        return InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
+    return InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")

@@ -1,27 +1,34 @@
 """Which tokens run in the next step.  No tensors, no numpy: plain lists and numbers.
 
-First come, first served: requests that run keep running, decodes before prompts, so that a long prompt never
-stalls an answer; a prompt is computed in chunks within the step's token budget; waiting requests join when a
-place and pages are free.  When pages run out, the youngest running request gives up all of its own and waits
-at the front to be computed again; the oldest always proceeds, so nobody starves.
+The more urgent priority goes first, and within one the earlier arrival.  Requests that run keep running, decodes
+before prompts, so that a long prompt never stalls an answer; a prompt is computed in chunks within the step's
+token budget; waiting requests join when a place and pages are free.  When pages run out, the last running request
+in that order gives up all of its own and waits to be computed again; the first always proceeds, so nobody of
+its priority starves.  A waiting request takes places and pages from less urgent ones, never from its equals.
+
+A prompt's pages that are known already are shared instead of computed, also when they become known while it is
+under way; while another request of the same step computes the very page a prompt needs next, the prompt waits.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections import deque
 from dataclasses import dataclass
 
 from penstock.engine.pages import PageLedger
+from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS, pages_for
 
 __all__ = ["Chunk", "Scheduler"]
 
+_MOST_PASSED = 4
+"""Waiting requests that may be passed by in a step because what they need is just being computed."""
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class Chunk:
     """Tokens ``start`` to ``start + num_tokens`` of a request; ``samples`` when the next token follows from them."""
 
@@ -31,14 +38,31 @@ class Chunk:
     samples: bool
 
 
+@dataclass(slots=True)
+class _Step:
+    """What the step under way has so far; ``pending`` are names of pages that it computes."""
+
+    budget: int
+    chunks: dict[int, Chunk]
+    pending: set[bytes]
+    short_of_pages: bool = False
+
+
 class Scheduler:
     """The queue of waiting requests, the running ones, and their pages.
 
     ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, and ``max_chunk``
-    bounds the tokens of one request in one step.
+    bounds the tokens of one request in one step.  ``keys`` names pages so that requests share them; None shares none.
     """
 
-    def __init__(self, ledger: PageLedger, max_tokens: int, max_requests: int, max_chunk: int = 0) -> None:
+    def __init__(
+        self,
+        ledger: PageLedger,
+        max_tokens: int,
+        max_requests: int,
+        max_chunk: int = 0,
+        keys: PageKeys | None = None,
+    ) -> None:
         if max_tokens < 1 or max_requests < 1:
             raise InvalidArgumentError(
                 f"max_tokens and max_requests must be at least 1, not {max_tokens} and {max_requests}"
@@ -47,9 +71,13 @@ class Scheduler:
         self.max_tokens = max_tokens
         self.max_requests = max_requests
         self.max_chunk = max_chunk or max_tokens
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._keys = keys
+        self._free_slots = list(range(max_requests - 1, -1, -1))
 
     @property
     def has_work(self) -> bool:
@@ -59,57 +87,57 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         request.status = Status.WAITING
-        self.waiting.append(request)
+        bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands, and free its pages.  One that is not here is left alone."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
-        if request.pages is not None:
-            self.ledger.close(request.pages)
-            request.pages = None
+        if not _take_out(self.running, request):
+            _take_out(self.waiting, request)
+        self._release(request)
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step; empty when nothing waits or runs."""
-        chunks: dict[int, Chunk] = {}
-        budget = self.max_tokens
-        preempted = False
+        step = _Step(self.max_tokens, {}, set())
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
             (decodes if request.num_tokens - request.num_computed == 1 else prompts).append(request)
-        for request in decodes + prompts:
-            if request.status is not Status.RUNNING or budget == 0:
+        for request in decodes:
+            if request.status is not Status.RUNNING or not step.budget:
                 continue
-            num_tokens = self._chunk_len(request, budget)
-            while not self._grow(request, request.num_computed + num_tokens):
-                victim = self.running[-1]
-                preempted = True
-                dropped = chunks.pop(victim.id, None)
-                budget += dropped.num_tokens if dropped else 0
-                self._preempt(victim)
-                if victim is request:
-                    break
-            else:
-                chunks[request.id] = self._chunk(request, num_tokens)
-                budget -= num_tokens
-        if not preempted:
-            self._admit(chunks, budget)
-        return list(chunks.values())
+            # A page that is begun has room: 31 of 32 decodes need no look at the tables.
+            if request.num_computed % PAGE_TOKENS or self._make_room(step, request, 1):
+                step.chunks[request.id] = Chunk(request, request.num_computed, 1, True)
+                step.budget -= 1
+        for request in prompts:
+            self._admit(step, before=request.options.priority)
+            if request.status is Status.RUNNING and step.budget:
+                self._continue(step, request)
+        self._admit(step)
+        return list(step.chunks.values())
 
     def advance(self, chunk: Chunk) -> None:
         """A chunk ran: its keys and values are in pages.  Call before the sampled token is appended."""
-        request = chunk.request
-        request.num_computed = chunk.start + chunk.num_tokens
-        if request.pages is not None:
-            self.ledger.slide(request.pages, request.num_computed)
+        request, pages = chunk.request, chunk.request.pages
+        request.num_computed = computed = chunk.start + chunk.num_tokens
+        if pages is None:
+            return
+        if self._keys is not None and computed // PAGE_TOKENS > pages.num_named:
+            num_full = computed // PAGE_TOKENS
+            self._extend_keys(self._keys, request, num_full)
+            self.ledger.name(pages, request.page_keys[:num_full])
+        self.ledger.slide(pages, computed)
 
     def preempt(self, request: Request) -> None:
-        """Drop a running request's pages; it waits at the front and is computed again."""
-        if request in self.running:
-            self._preempt(request)
+        """Drop a running request's pages; it waits in front of later ones and is computed again."""
+        if not _take_out(self.running, request):
+            return
+        self._release(request)
+        request.num_computed = 0
+        request.num_preemptions += 1
+        request.status = Status.WAITING
+        self.num_preemptions += 1
+        bisect.insort(self.waiting, request, key=_order)
 
     def check_integrity(self) -> None:
         """InternalError unless every page is accounted for and every request stands where its status says."""
@@ -121,65 +149,171 @@ class Scheduler:
                 raise InternalError(
                     f"scheduler: request {request.id} has {request.num_computed} of {request.num_tokens} computed"
                 )
+            if any(len(table) != pages_for(request.num_computed) for table in request.pages.tables):
+                raise InternalError(f"scheduler: request {request.id} has pages for other than its computed tokens")
         for request in self.waiting:
             if request.status is not Status.WAITING or request.pages is not None or request.num_computed != 0:
                 raise InternalError(f"scheduler: request {request.id} waits but holds pages")
         everyone = [r.id for r in self.running] + [r.id for r in self.waiting]
         if len(set(everyone)) != len(everyone) or len(self.running) > self.max_requests:
             raise InternalError("scheduler: a request is listed twice, or too many run")
-        if [r.id for r in self.running] != sorted(r.id for r in self.running):
-            raise InternalError("scheduler: running requests are not in order of arrival")
+        for listed in (self.running, self.waiting):
+            if [_order(r) for r in listed] != sorted(_order(r) for r in listed):
+                raise InternalError("scheduler: requests are not in order of priority and arrival")
+        slots = sorted([*self._free_slots, *(r.slot for r in self.running)])
+        if slots != list(range(self.max_requests)):
+            raise InternalError(f"scheduler: free and used slots are {slots}")
 
-    def _chunk_len(self, request: Request, budget: int) -> int:
-        return min(request.num_tokens - request.num_computed, budget, self.max_chunk)
-
-    @staticmethod
-    def _chunk(request: Request, num_tokens: int) -> Chunk:
-        samples = request.num_computed + num_tokens == request.num_tokens
-        return Chunk(request, request.num_computed, num_tokens, samples)
-
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        if request.pages is None:
-            raise InternalError(f"scheduler: request {request.id} runs without page tables")
-        return self.ledger.grow(request.pages, num_tokens)
-
-    def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
+    def _release(self, request: Request) -> None:
         if request.pages is not None:
             self.ledger.close(request.pages)
-        request.pages = None
+            request.pages = None
+        if request.slot >= 0:
+            self._free_slots.append(request.slot)
+            request.slot = -1
+
+    def _make_room(self, step: _Step, request: Request, num_tokens: int) -> bool:
+        """Pages for ``num_tokens`` more tokens of a running request, taken from the last ones if need be.
+
+        False when the request was the last one itself: it waits again.
+        """
+        if request.pages is None:
+            raise InternalError(f"scheduler: request {request.id} runs without page tables")
+        while not self.ledger.grow(request.pages, request.num_computed + num_tokens):
+            step.short_of_pages = True
+            victim = self.running[-1]
+            self._drop(step, victim)
+            if victim is request:
+                return False
+        return True
+
+    def _drop(self, step: _Step, victim: Request) -> None:
+        """Preempt a request that may have a chunk in this step already."""
+        chunk = step.chunks.pop(victim.id, None)
+        step.budget += chunk.num_tokens if chunk else 0
+        if chunk:
+            step.pending.difference_update(victim.page_keys)
+        self.preempt(victim)
+
+    def _continue(self, step: _Step, request: Request) -> None:
+        """The next chunk of a running request's prompt, or of what it computes again; none while it waits for another's
+        pages.
+        """
+        if self._shares_or_waits(step, request):
+            return
+        num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
+        if not self._make_room(step, request, num_tokens):
+            return
+        stop = request.num_computed + num_tokens
+        step.chunks[request.id] = Chunk(request, request.num_computed, num_tokens, stop == request.num_tokens)
+        step.budget -= num_tokens
+        step.pending.update(request.page_keys[request.num_computed // PAGE_TOKENS : stop // PAGE_TOKENS])
+
+    def _shares_or_waits(self, step: _Step, request: Request) -> bool:
+        """Share what is known of the tokens to come; True when the step computes what comes next already."""
+        pages = request.pages
+        if self._keys is None or pages is None:
+            return False
+        most = (request.num_tokens - 1) // PAGE_TOKENS  # one token at least is computed, for its logits
+        self._extend_keys(self._keys, request, most)
+        own = request.num_computed // PAGE_TOKENS
+        known = self.ledger.known(pages, own, request.page_keys[:most])
+        if known > own:
+            self.ledger.adopt(pages, own, request.page_keys[:known])
+            gained = known * PAGE_TOKENS - request.num_computed
+            request.num_computed = known * PAGE_TOKENS
+            if request.num_preemptions == 0:
+                request.num_cached += gained
+                self.num_cached_tokens += gained
+        next_page = request.num_computed // PAGE_TOKENS
+        return next_page < most and request.page_keys[next_page] in step.pending
+
+    @staticmethod
+    def _extend_keys(keys: PageKeys, request: Request, num_pages: int) -> None:
+        have = len(request.page_keys)
+        if have < num_pages:
+            tokens = request.tokens(have * PAGE_TOKENS, num_pages * PAGE_TOKENS)
+            keys.extend(request.page_keys, request.options.cache_salt, tokens)
+
+    def _admit(self, step: _Step, before: int | None = None) -> None:
+        """Let waiting requests join; with ``before`` only those more urgent than that priority."""
+        index = 0
+        while index < min(len(self.waiting), _MOST_PASSED) and step.budget > 0:
+            request = self.waiting[index]
+            if before is not None and request.options.priority >= before:
+                return
+            if step.short_of_pages or not self._join(step, request):
+                return
+            if request.id not in step.chunks and request.status is Status.WAITING:
+                index += 1  # what it needs is being computed
+
+    def _join(self, step: _Step, request: Request) -> bool:
+        """Let a waiting request run, if there is a place and pages; False when there is none.
+
+        One that would compute what the step computes already goes on waiting: True, but it has no chunk.
+        """
+        while len(self.running) >= self.max_requests:
+            if not self._displace(step, request):
+                return False
+        request.pages = self.ledger.open()
+        if self._shares_or_waits(step, request):
+            self._undo(request)
+            return True
+        while not self._has_room(step, request):
+            if not self._displace(step, request):
+                self._undo(request)
+                return False
+        self.waiting.remove(request)
+        request.status = Status.RUNNING
+        request.slot = self._free_slots.pop()
+        if not request.timings.scheduled:
+            request.timings.scheduled = time.perf_counter()
+            self.num_prompt_tokens += len(request.prompt_ids)
+        bisect.insort(self.running, request, key=_order)
+        self._continue(step, request)
+        return True
+
+    def _displace(self, step: _Step, request: Request) -> bool:
+        """Preempt the last running request for a more urgent one."""
+        if not self.running or self.running[-1].options.priority <= request.options.priority:
+            return False
+        self._drop(step, self.running[-1])
+        return True
+
+    def _undo(self, request: Request) -> None:
+        """A waiting request holds nothing."""
+        self._release(request)
+        if request.num_preemptions == 0:
+            self.num_cached_tokens -= request.num_cached
+            request.num_cached = 0
         request.num_computed = 0
-        request.num_preemptions += 1
-        request.status = Status.WAITING
-        self.num_preemptions += 1
-        # In front of everyone younger, behind older ones that were preempted before it.
-        bisect.insort(self.waiting, request, key=lambda r: r.id)
 
-    def _admit(self, chunks: dict[int, Chunk], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.max_requests:
-            request = self.waiting[0]
-            pages = self.ledger.open()
-            num_tokens = self._chunk_len(request, budget)
-            if not self._has_room(request, num_tokens) or not self.ledger.grow(pages, num_tokens):
-                break
-            self.waiting.popleft()
-            request.pages = pages
-            request.status = Status.RUNNING
-            if not request.timings.scheduled:
-                request.timings.scheduled = time.perf_counter()
-            bisect.insort(self.running, request, key=lambda r: r.id)
-            chunks[request.id] = self._chunk(request, num_tokens)
-            budget -= num_tokens
-
-    def _has_room(self, request: Request, num_tokens: int) -> bool:
+    def _has_room(self, step: _Step, request: Request) -> bool:
         """Whether all known tokens fit now, beside one page of growth for each running request.
 
         Admitting on the first chunk alone would only have the request preempted again before its prompt is
-        through.  A windowed group keeps the window and a chunk, never more.
+        through.
         """
-        for window, pool in zip(self.ledger.windows, self.ledger.pools, strict=True):
-            held = request.num_tokens if window <= 0 else min(request.num_tokens, window + num_tokens + PAGE_TOKENS)
-            needed = pages_for(held) + len(self.running)
-            if self.running and needed > pool.num_free:
+        if not self.running or request.pages is None:
+            return True
+        num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
+        for window, pool, table in zip(self.ledger.windows, self.ledger.pools, request.pages.tables, strict=True):
+            needed = pages_for(request.num_tokens) - len(table)
+            if window > 0:  # it keeps the window and a chunk, never more
+                needed = min(needed, pages_for(window + num_tokens + PAGE_TOKENS))
+            if needed + len(self.running) > pool.num_free:
                 return False
         return True
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
+
+
+def _take_out(listed: list[Request], request: Request) -> bool:
+    """Remove a request from a list in order; False when it is not there."""
+    index = bisect.bisect_left(listed, request.order, key=_order)
+    if index < len(listed) and listed[index] is request:
+        del listed[index]
+        return True
+    return False

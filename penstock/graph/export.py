@@ -120,8 +120,7 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
         raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
-    scales = {f"{name}_scale" for name in wanted if checkpoint.is_quantized(name)}
-    extra = set(checkpoint.tensors) - set(wanted) - scales
+    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.beside(name) for name in wanted))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:
@@ -217,9 +216,9 @@ class _Packer:
         if info is None:
             raise InvalidFileError("expected a tensor, found none")
         if self._checkpoint.is_quantized(name):
-            q, scales = self._checkpoint.read_quantized(name, weight.cols)
+            integers = self._checkpoint.read_quantized(name, weight.cols)
             at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
-            core.pack_quantized(self._context, *at, np.ascontiguousarray(q), np.ascontiguousarray(scales), packed)
+            core.pack_quantized(self._context, *at, integers, packed)
             self._checkpoint.release(name)
         elif weight.rows == 1:
             source = self._checkpoint.read(name).reshape(1, -1)

@@ -20,7 +20,8 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
     """A bundle's contents as plain data; ``verify`` also checks every segment's checksum.
 
     Keys: file_bytes, network, scheme, vocab_size, context_len, parameters, weight_bytes, weight_bytes_per_token,
-    bytes_by_part, bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties.
+    bits_per_weight (of the linear layers, output head, scales and padding included; 0 without any), bytes_by_part,
+    bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties.
     """
     with Model.open(path, verify=verify) as model:
         info = model.info
@@ -34,6 +35,7 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
         "parameters": sum(weight.rows * weight.cols for weight in graph.weights.values()),
         "weight_bytes": info.weight_bytes,
         "weight_bytes_per_token": info.weight_bytes_per_token,
+        "bits_per_weight": _bits_per_weight(graph),
         "bytes_by_part": _bytes_by(graph, _part_of),
         "bytes_by_layout": _bytes_by(graph, lambda weight: weight.layout.name.lower()),
         "ops": dict(Counter(node.op for node in graph.nodes)),
@@ -46,6 +48,13 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
         "segments": [{"name": s.name, "bytes": s.num_bytes, "crc32": f"{s.crc32:08x}"} for s in segments],
         "properties": dict(graph.properties),
     }
+
+
+def _bits_per_weight(graph: Graph) -> float:
+    names = {operand.name for node in graph.nodes if node.op == "linear" for operand in node.inputs}
+    matrices = [weight for name, weight in graph.weights.items() if name in names and weight.rows > 1]
+    values = sum(weight.rows * weight.cols for weight in matrices)
+    return 8 * sum(weight.num_bytes for weight in matrices) / values if values else 0.0
 
 
 def _part_of(weight: Weight) -> str:

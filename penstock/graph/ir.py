@@ -38,8 +38,8 @@ class Layout(IntEnum):
     T16_F32 = 16
     T16_F16 = 17
     T16_BF16 = 18
-    T16_I8 = 19
-    T16_I4G32 = 20
+    T16_I8 = 21
+    T16_I4G32 = 22
 
 
 class KvLayout(IntEnum):

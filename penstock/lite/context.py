@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from penstock import env
 from penstock.errors import InvalidArgumentError
 from penstock.lite.library import ContextOptions, check, library, sized
-from penstock.lite.weights import DTYPE_BYTES, Data, data_address, layout_bytes, scales_shape
+from penstock.lite.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
 
 __all__ = ["Context", "Handle", "address_of"]
 
@@ -112,31 +113,33 @@ class Context(Handle):
         cols: int,
         row_start: int,
         num_rows: int,
-        q: Data,
-        scales: Data,
+        values: QuantizedRows,
         dst: Data,
     ) -> None:
-        """Packs values that are quantized already: q int8 [num_rows, cols]; scales float32 [num_rows] (8 bit) or
-        [num_rows, groups of 32] (4 bit, values that float16 holds)."""
-        values = data_address(q, num_rows * cols, "q")
-        factors = data_address(scales, 4 * int(np.prod(scales_shape(layout, num_rows, cols))), "scales")
+        """Packs ``num_rows`` rows that are quantized already."""
+        shape = groups_shape(layout, num_rows, cols)
+        if (shape is None) != (values.groups is None):
+            raise InvalidArgumentError(f"groups: expected {'none' if shape is None else 'steps and offsets'}")
+        q = data_address(values.q, num_rows * cols, "q")
+        scales = data_address(values.scales, 4 * num_rows, "scales")
+        groups = None if values.groups is None else data_address(values.groups, math.prod(shape or ()), "groups")
         target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
-        check(
-            library().ps_pack_quantized(self.handle, layout, rows, cols, row_start, num_rows, values, factors, target)
-        )
+        at = (layout, rows, cols, row_start, num_rows)
+        check(library().ps_pack_quantized(self.handle, *at, q, scales, groups, target))
 
     def unpack_quantized(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
-    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-        """The exact inverse of ``pack_quantized``: (q, scales)."""
+    ) -> QuantizedRows:
+        """The exact inverse of ``pack_quantized``."""
         source = data_address(src, layout_bytes(layout, rows, cols), "src")
-        q = np.zeros((max(num_rows, 0), cols), np.int8)
-        scales = np.zeros(scales_shape(layout, max(num_rows, 0), cols), np.float32)
-        status = library().ps_unpack_quantized(
-            self.handle, layout, rows, cols, row_start, num_rows, source, q.ctypes.data, scales.ctypes.data
-        )
-        check(status)
-        return q, scales
+        num = max(num_rows, 0)
+        shape = groups_shape(layout, num, cols)
+        groups = None if shape is None else np.zeros(shape, np.int8)
+        found = QuantizedRows(np.zeros((num, cols), np.int8), np.zeros(num, np.float32), groups)
+        addresses = [None if array is None else array.ctypes.data for array in found]
+        at = (layout, rows, cols, row_start, num_rows)
+        check(library().ps_unpack_quantized(self.handle, *at, source, *addresses))
+        return found
 
     def unpack(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data

@@ -17,7 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidArgumentError
-from penstock.lite.arrays import Sampling, StepBatch, batch_struct, sampling_struct
+from penstock.lite.arrays import (
+    Biases,
+    Penalties,
+    Sampled,
+    Sampling,
+    StepBatch,
+    batch_struct,
+    sampled_struct,
+    sampling_struct,
+)
 from penstock.lite.context import Context, Handle, address_of
 from penstock.lite.library import (
     AttrStruct,
@@ -31,13 +40,13 @@ from penstock.lite.library import (
     library_file,
     sized,
 )
-from penstock.lite.weights import crc32, layout_bytes
+from penstock.lite.weights import QuantizedRows, crc32, layout_bytes
 
 __all__ = [
-    "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo", "Plan",
-    "ProgramOptions", "Sampling", "StepBatch", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas",
-    "pack", "pack_quantized", "plan", "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack",
-    "unpack_quantized", "version",
+    "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
+    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "Sampled", "Sampling", "StepBatch", "cpu_levels", "crc32",
+    "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan", "probe_bandwidth", "probe_compute",
+    "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
 ]  # fmt: skip
 
 pack, unpack = Context.pack, Context.unpack
@@ -176,24 +185,22 @@ class CoreProgram(Handle):
         self._check_parents()
         check(library().ps_program_run(self.handle, ctypes.byref(batch_struct(batch, self._num_page_groups))))
 
-    def sample(self, sampling: Sampling) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Samples the last step's R rows: ids [R], and their log-probabilities [R] under the unmodified logits."""
+    def sample(self, sampling: Sampling) -> Sampled:
+        """Samples the last step's R rows."""
         self._check_parents()
         struct, rows = sampling_struct(sampling, self._vocab_size)
-        ids, logprobs = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
-        out = (ids.ctypes.data, logprobs.ctypes.data)
-        check(library().ps_program_sample(self.handle, ctypes.byref(struct), *out))
-        return ids, logprobs
+        out, sampled = sampled_struct(sampling, rows)
+        check(library().ps_program_sample(self.handle, ctypes.byref(struct), ctypes.byref(out)))
+        return sampled
 
-    def step(self, batch: StepBatch, sampling: Sampling) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         """``run`` and ``sample`` in one native call."""
         self._check_parents()
         step = batch_struct(batch, self._num_page_groups)
         struct, rows = sampling_struct(sampling, self._vocab_size)
-        ids, logprobs = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
-        out = (ids.ctypes.data, logprobs.ctypes.data)
-        check(library().ps_program_step(self.handle, ctypes.byref(step), ctypes.byref(struct), *out))
-        return ids, logprobs
+        out, sampled = sampled_struct(sampling, rows)
+        check(library().ps_program_step(self.handle, ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)))
+        return sampled
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
@@ -257,10 +264,8 @@ def run_op(
     check(status)
 
 
-def sample_logits(
-    context: Context, logits: npt.NDArray[np.float32], sampling: Sampling
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Samples rows of logits [R, vocab] that belong to no program: ids [R] and log-probabilities [R]."""
+def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: Sampling) -> Sampled:
+    """Samples rows of logits [R, vocab] that belong to no program."""
     if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise InvalidArgumentError(
             f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}"
@@ -268,10 +273,12 @@ def sample_logits(
     struct, rows = sampling_struct(sampling, logits.shape[1])
     if rows != logits.shape[0]:
         raise InvalidArgumentError(f"temperature: expected one of each of {logits.shape[0]} rows, found {rows}")
-    ids, logprobs = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
-    out = (ids.ctypes.data, logprobs.ctypes.data)
-    check(library().ps_sample(context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), *out))
-    return ids, logprobs
+    out, sampled = sampled_struct(sampling, rows)
+    status = library().ps_sample(
+        context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), ctypes.byref(out)
+    )
+    check(status)
+    return sampled
 
 
 def probe_bandwidth(context: Context, buffer_bytes: int = 256 << 20, passes: int = 5) -> float:

@@ -21,7 +21,7 @@ from penstock.errors import (
 
 __all__ = ["check", "library", "library_file", "sized"]
 
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _P32, _P64 = POINTER(c_int32), POINTER(c_int64)
 _ERRORS: dict[int, type[PenstockError]] = {
     1: InvalidArgumentError,
@@ -134,6 +134,32 @@ class SamplingStruct(ctypes.Structure):
         ("counter", c_void_p),
         ("slot", c_void_p),
         ("mask", c_void_p),
+        ("min_p", c_void_p),
+        ("typical_p", c_void_p),
+        ("repetition_penalty", c_void_p),
+        ("presence_penalty", c_void_p),
+        ("frequency_penalty", c_void_p),
+        ("history_starts", c_void_p),
+        ("prompt_lens", c_void_p),
+        ("history", c_void_p),
+        ("bias_starts", c_void_p),
+        ("bias_ids", c_void_p),
+        ("bias", c_void_p),
+        ("target", c_void_p),
+        ("num_logprobs", c_void_p),
+    ]
+
+
+class SampledStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("num_top", c_int32),
+        ("ids", c_void_p),
+        ("logprobs", c_void_p),
+        ("ranks", c_void_p),
+        ("row_status", c_void_p),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
     ]
 
 
@@ -178,8 +204,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_create": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(c_void_p))),
     "ps_program_destroy": (None, (c_void_p,)),
     "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),
-    "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), c_void_p, c_void_p)),
-    "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), c_void_p, c_void_p)),
+    "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
+    "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
     "ps_program_kv": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), _P64)),
     "ps_program_profile": (c_int32, (c_void_p, c_int32)),
@@ -187,11 +213,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_model_node": (c_int32, (c_void_p, c_int32, POINTER(NodeInfoStruct))),
     "ps_op_run": (c_int32, (c_void_p, c_char_p, POINTER(TensorStruct), c_int32, POINTER(AttrStruct), c_int32)),
     "ps_op_schema": (c_char_p, (c_int32,)),
-    "ps_sample": (c_int32, (c_void_p, c_void_p, c_int32, POINTER(SamplingStruct), c_void_p, c_void_p)),
+    "ps_sample": (c_int32, (c_void_p, c_void_p, c_int32, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_layout_bytes": (c_int32, (c_int32, c_int64, c_int64, _P64)),
     "ps_pack": (c_int32, (c_void_p, c_int32, *_RANGE, c_int32, c_void_p, c_void_p)),
-    "ps_pack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p)),
-    "ps_unpack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p)),
+    "ps_pack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "ps_unpack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
     "ps_unpack": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),
     "ps_probe_bandwidth": (c_int32, (c_void_p, c_int64, c_int32, POINTER(c_double))),
     "ps_probe_compute": (c_int32, (c_void_p, c_int32, c_double, POINTER(c_double))),

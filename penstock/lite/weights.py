@@ -8,7 +8,7 @@ numbers of ``ps_layout`` and ``ps_dtype``.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,24 @@ import numpy.typing as npt
 from penstock.errors import InvalidArgumentError
 from penstock.lite.library import check, library
 
-__all__ = ["DTYPE_BYTES", "Data", "crc32", "data_address", "layout_bytes", "scales_shape"]
+__all__ = ["DTYPE_BYTES", "Data", "QuantizedRows", "crc32", "data_address", "groups_shape", "layout_bytes"]
 
 Data: TypeAlias = npt.NDArray[Any] | int
 
 DTYPE_BYTES = {1: 4, 2: 2, 3: 2}
-_T16_I8, _GROUP = 19, 32
+_T16_I4G32, _GROUP = 22, 32
+
+
+class QuantizedRows(NamedTuple):
+    """Rows of an integer weight: a value is ``scale * q`` (8 bit) or ``scale * (step * q + offset)`` (4 bit).
+
+    ``q`` int8 [rows, cols], -127 to 127 or 0 to 15; ``scales`` float32 [rows]; ``groups`` int8 [rows, groups, 2], the
+    step (the bits of a uint8, 1 to 17) and the offset of each 32 columns, or None for 8 bit.
+    """
+
+    q: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    groups: npt.NDArray[np.int8] | None = None
 
 
 def data_address(data: Data, num_bytes: int, name: str, *, written: bool = False) -> int:
@@ -43,9 +55,9 @@ def layout_bytes(layout: int, rows: int, cols: int) -> int:
     return out.value
 
 
-def scales_shape(layout: int, num_rows: int, cols: int) -> tuple[int, ...]:
-    """The shape of a quantized weight's scales: one per row (8 bit) or per row and group of 32 columns (4 bit)."""
-    return (num_rows,) if layout == _T16_I8 else (num_rows, -(-cols // _GROUP))
+def groups_shape(layout: int, num_rows: int, cols: int) -> tuple[int, int, int] | None:
+    """The shape of a quantized weight's steps and offsets; None where it has none."""
+    return (num_rows, -(-cols // _GROUP), 2) if layout == _T16_I4G32 else None
 
 
 def crc32(data: bytes | bytearray | memoryview | npt.NDArray[Any], value: int = 0) -> int:

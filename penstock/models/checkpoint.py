@@ -7,6 +7,7 @@ is run: no pickles, no Python files.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.lite.core import QuantizedRows
 from penstock.models.tensor_file import TensorFile, TensorInfo, open_regular
 from penstock.quant.folder import QUANTIZED_VERSION
-from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme
+from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
 __all__ = ["SIDE_FILES", "Checkpoint", "FileStamp", "TensorInfo", "read_small_file"]
 
@@ -31,6 +33,8 @@ SIDE_FILES: Final = (
 )
 HEAD_NAME: Final = "lm_head.weight"
 MAX_SIDE_BYTES: Final = 256 << 20
+_SCALE: Final = "_scale"
+_GROUPS: Final = "_groups"
 _COMPARE_BYTES: Final = 1 << 22
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -129,7 +133,8 @@ class Checkpoint:
     """An opened folder: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
 
     ``scheme`` is None but for a folder that ``penstock quantize`` made: there a linear weight ``X.weight`` of int8
-    values (int4: two to a byte) has its scales beside it in ``X.weight_scale``, and ``tensors`` lists both.
+    values (int4: two to a byte) has its scales beside it in ``X.weight_scale`` and, of int4, the steps and offsets of
+    its groups in ``X.weight_groups``; ``tensors`` lists them all.
     Files are mapped: a file that shrinks while it is open ends the process, as with every mapped file.
     """
 
@@ -142,7 +147,7 @@ class Checkpoint:
         self.dtype = self._stored_dtype()
         section = config.quantization()
         if section is not None:
-            section.int("version", min=QUANTIZED_VERSION, max=QUANTIZED_VERSION)
+            self._check_version(section.int("version", min=1))
             quantized = [scheme.name for scheme in SCHEMES.values() if scheme.quantized]
             self.scheme = section.one_of("scheme", quantized)
             self.dtype = section.one_of("dtype", ("f32", "f16", "bf16"))
@@ -177,23 +182,44 @@ class Checkpoint:
         best = max(totals, key=lambda name: totals[name])
         return best if totals[best] else (self.config.dtype() or "f32")
 
+    def _check_version(self, version: int) -> None:
+        if version != QUANTIZED_VERSION:
+            raise UnsupportedError(
+                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, found {version}: quantize "
+                "the original checkpoint again"
+            )
+
     def _check_quantized(self) -> None:
         for name, info in self.tensors.items():
-            if info.dtype not in ("i8", "u8"):
+            if info.dtype not in ("i8", "u8") or name.endswith(_GROUPS):
                 continue
-            scale = self.tensors.get(f"{name}_scale")
-            if scale is None or len(info.shape) != 2:
-                raise InvalidFileError(
-                    f"{info.file}: tensor {show(name)}: expected a matrix with {show(name + '_scale')}"
-                )
-            four_bit = info.dtype == "u8"
-            groups = (info.shape[1] * 2 + 31) // 32
-            shapes = ((info.shape[0], groups),) if four_bit else ((info.shape[0],), (info.shape[0], 1))
-            if scale.dtype != ("f16" if four_bit else "f32") or scale.shape not in shapes:
-                raise InvalidFileError(
-                    f"{scale.file}: tensor {show(name + '_scale')}: expected {'F16' if four_bit else 'F32'} of shape "
-                    f"{list(shapes[0])}, found {scale.dtype.upper()} of {list(scale.shape)}"
-                )
+            if len(info.shape) != 2:
+                raise InvalidFileError(f"{info.file}: tensor {show(name)}: expected a matrix, found {list(info.shape)}")
+            wanted: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
+                (f"{name}{_SCALE}", "f32", ((info.shape[0],), (info.shape[0], 1)))
+            ]
+            if info.dtype == "u8":
+                num_groups = (info.shape[1] * 2 + GROUP_LEN - 1) // GROUP_LEN
+                wanted.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
+            for beside, dtype, shapes in wanted:
+                self._check_beside(name, beside, dtype, shapes)
+
+    def _check_beside(self, name: str, beside: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
+        found = self.tensors.get(beside)
+        if found is None:
+            file = self.tensors[name].file
+            raise InvalidFileError(f"{file}: tensor {show(name)}: expected {show(beside)} beside it, found none")
+        if found.dtype != dtype or found.shape not in shapes:
+            raise InvalidFileError(
+                f"{found.file}: tensor {show(beside)}: expected {dtype.upper()} of shape {list(shapes[0])}, found "
+                f"{found.dtype.upper()} of {list(found.shape)}"
+            )
+
+    def beside(self, name: str) -> set[str]:
+        """The tensors that belong to a quantized one: its scales and, of 4 bit, its groups."""
+        if not self.is_quantized(name):
+            return set()
+        return {f"{name}{end}" for end in (_SCALE, _GROUPS) if f"{name}{end}" in self.tensors}
 
     def read(self, name: str) -> NDArray[Any]:
         """The stored tensor, zero-copy: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
@@ -204,26 +230,27 @@ class Checkpoint:
 
     def is_quantized(self, name: str) -> bool:
         """Whether the tensor is stored as integers with scales."""
-        return self.scheme is not None and name in self.tensors and self.tensors[name].dtype in ("i8", "u8")
+        is_integer = name in self.tensors and self.tensors[name].dtype in ("i8", "u8")
+        return self.scheme is not None and is_integer and not name.endswith(_GROUPS)
 
-    def read_quantized(self, name: str, cols: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-        """A quantized weight of ``cols`` columns: values [rows, cols] int8 and scales float32 [rows] or [rows, groups].
+    def read_quantized(self, name: str, cols: int) -> QuantizedRows:
+        """A quantized weight of ``cols`` columns.  Four-bit values lie two to a byte, the even column in the low half.
 
-        Four-bit values lie two to a byte, the even column in the low half, each as value + 8.
+        Whether groups keep their values within int8 is for the packer to see, which refuses a row that does not.
         """
-        stored, scales = self.read(name), self.read(f"{name}_scale")
+        stored, scales = self.read(name), self._finite(name, self.read(f"{name}{_SCALE}").reshape(-1))
         if self.tensors[name].dtype == "i8":
             if stored.shape[1] != cols:
                 raise self._wrong_cols(name, cols, stored.shape[1])
             if not (stored > -128).all():
                 raise InvalidFileError(f"{name}: expected values from -127 to 127, found -128")
-            return stored, self._finite(name, scales.reshape(-1))
+            return QuantizedRows(stored, scales)
         if stored.shape[1] != (cols + 1) // 2:
             raise self._wrong_cols(name, cols, 2 * stored.shape[1])
         values = np.empty((stored.shape[0], 2 * stored.shape[1]), np.int8)
-        values[:, 0::2] = (stored & 15).view(np.int8) - np.int8(8)
-        values[:, 1::2] = (stored >> 4).view(np.int8) - np.int8(8)
-        return np.ascontiguousarray(values[:, :cols]), self._finite(name, scales.view(np.float16).astype(np.float32))
+        values[:, 0::2] = (stored & 15).view(np.int8)
+        values[:, 1::2] = (stored >> 4).view(np.int8)
+        return QuantizedRows(np.ascontiguousarray(values[:, :cols]), scales, self.read(f"{name}{_GROUPS}"))
 
     def _wrong_cols(self, name: str, cols: int, found: int) -> InvalidFileError:
         return InvalidFileError(
@@ -232,7 +259,7 @@ class Checkpoint:
 
     def _finite(self, name: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
         if not np.isfinite(scales).all():
-            raise InvalidFileError(f"{name}_scale: expected finite scales")
+            raise InvalidFileError(f"{name}{_SCALE}: expected finite scales")
         return scales
 
     def choose_scheme(self, scheme: str | None) -> str:

@@ -1,7 +1,8 @@
 """Checkpoint to quantized checkpoint, without PyTorch: what ``penstock quantize`` runs.
 
 The result is a folder that loads wherever a checkpoint does.  A linear weight ``X.weight`` becomes integers with
-their scales in ``X.weight_scale``; everything else is copied as it is.  docs/quantization.md describes the folder.
+their scales in ``X.weight_scale`` and, of 4 bit, ``X.weight_groups``; everything else is copied as it is.
+docs/quantization.md describes the folder.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _write_tensor(
         writer.add(name, data)
         return
     try:
-        for values, scales in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
-            add_quantized(writer, name, scheme, values, scales)
+        for rows in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
+            add_quantized(writer, name, scheme, rows)
     except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
         raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}") from None

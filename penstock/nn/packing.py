@@ -86,11 +86,11 @@ def pack_matrix(values: Tensor, layout: int) -> Tensor:
     return shape_packed(packed, layout, rows)
 
 
-def pack_quantized(q: Tensor, scales: Tensor, layout: int) -> Tensor:
-    """Values that are quantized already: q [rows, cols] int8, scales float32 [rows] or [rows, groups]."""
-    rows, cols = q.shape
-    q, scales, packed = q.contiguous(), scales.contiguous(), _empty(layout, rows, cols)
-    core.pack_quantized(core_context(), layout, rows, cols, 0, rows, q.data_ptr(), scales.data_ptr(), packed.data_ptr())
+def pack_quantized(values: core.QuantizedRows, layout: int) -> Tensor:
+    """Values that are quantized already."""
+    rows, cols = values.q.shape
+    packed = _empty(layout, rows, cols)
+    core.pack_quantized(core_context(), layout, rows, cols, 0, rows, values, packed.data_ptr())
     return shape_packed(packed, layout, rows)
 
 

@@ -22,7 +22,7 @@ ROWS_BF16: Final = 3
 T16_F32: Final = 16
 T16_F16: Final = 17
 T16_BF16: Final = 18
-T16_I8: Final = 19
-T16_I4G32: Final = 20
+T16_I8: Final = 21
+T16_I4G32: Final = 22
 
 TILE_ROWS: Final = 16

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
-from penstock.quant.matrix import scale_shape, stored_values
+from penstock.lite.core import QuantizedRows
+from penstock.quant.matrix import group_shape, stored_values
 from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
@@ -26,27 +24,27 @@ __all__ = [
     "quantized_entries",
 ]  # fmt: skip
 
-QUANTIZED_VERSION: Final = 1
+QUANTIZED_VERSION: Final = 2
 PARTIAL_SUFFIX: Final = ".partial"
 _RANDOM_CHARS: Final = 8  # of tempfile
 _GRACE_SECONDS: Final = 5.0
 
 
 def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[TensorEntry]:
-    """The two tensors that a quantized weight becomes."""
-    if scheme.weight_bits == 4:
-        stored, scale = TensorEntry(name, "U8", (rows, -(-cols // 2))), "F16"
-    else:
-        stored, scale = TensorEntry(name, "I8", (rows, cols)), "F32"
-    return [stored, TensorEntry(f"{name}_scale", scale, scale_shape(scheme, rows, cols))]
+    """The tensors that a quantized weight becomes: values, scales and, of 4 bit, steps and offsets."""
+    scale = TensorEntry(f"{name}_scale", "F32", (rows,))
+    if scheme.weight_bits == 8:
+        return [TensorEntry(name, "I8", (rows, cols)), scale]
+    groups = TensorEntry(f"{name}_groups", "I8", group_shape(rows, cols))
+    return [TensorEntry(name, "U8", (rows, -(-cols // 2))), scale, groups]
 
 
-def add_quantized(
-    writer: TensorWriter, name: str, scheme: Scheme, values: NDArray[np.int8], scales: NDArray[np.float32]
-) -> None:
-    """Rows of a quantized weight and their scales, as the folder stores them."""
-    writer.add(name, stored_values(scheme, values))
-    writer.add(f"{name}_scale", scales.astype(np.float16) if scheme.weight_bits == 4 else scales)
+def add_quantized(writer: TensorWriter, name: str, scheme: Scheme, rows: QuantizedRows) -> None:
+    """Rows of a quantized weight, as the folder stores them."""
+    writer.add(name, stored_values(scheme, rows.q))
+    writer.add(f"{name}_scale", rows.scales)
+    if rows.groups is not None:
+        writer.add(f"{name}_groups", rows.groups)
 
 
 def quantized_config(config: dict[str, Any], scheme: str, dtype: str) -> bytes:

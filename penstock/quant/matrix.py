@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.lite import core
+from penstock.lite.core import QuantizedRows
 from penstock.quant.scheme import GROUP_LEN, Scheme
 
 if TYPE_CHECKING:
     from penstock.lite.core import Context
 
-__all__ = ["quantize_rows", "stored_values"]
+__all__ = ["group_shape", "joined", "quantize_rows", "stored_values"]
 
 TILE_ROWS: Final = 16
 _PIECE_VALUES: Final = 1 << 23
@@ -22,10 +23,8 @@ SOURCE_DTYPES: Final = {"f32": 1, "f16": 2, "bf16": 3}
 """Element types by name, with the numbers of ``ps_dtype``."""
 
 
-def quantize_rows(
-    context: Context, scheme: Scheme, matrix: NDArray[Any], dtype: str
-) -> Iterator[tuple[NDArray[np.int8], NDArray[np.float32]]]:
-    """Values [n, cols] int8 and scales float32 [n] (8 bit) or [n, groups] (4 bit), for runs of n rows.
+def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype: str) -> Iterator[QuantizedRows]:
+    """The matrix as integers, in runs of rows.
 
     ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  Rows are rounded by
     the packer and taken out of its layout again, so that packing the result gives the same bytes as packing the
@@ -42,17 +41,27 @@ def quantize_rows(
         yield core.unpack_quantized(context, scheme.layout, num_rows, cols, 0, num_rows, packed)
 
 
+def joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
+    """Runs of rows, one after another."""
+    groups = [piece.groups for piece in pieces if piece.groups is not None]
+    return QuantizedRows(
+        np.concatenate([piece.q for piece in pieces]),
+        np.concatenate([piece.scales for piece in pieces]),
+        np.concatenate(groups) if groups else None,
+    )
+
+
 def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:
-    """As a checkpoint stores them: int8 as they are; 4 bit two to a byte, the even column low, each as value + 8."""
+    """As a checkpoint stores them: int8 as they are; 4 bit two to a byte, the even column in the low half."""
     if scheme.weight_bits == 8:
         return values
     rows, cols = values.shape
-    even = np.full((rows, cols + cols % 2), 8, np.uint8)
-    even[:, :cols] = (values + np.int8(8)).view(np.uint8)
+    even = np.zeros((rows, cols + cols % 2), np.uint8)
+    even[:, :cols] = values.view(np.uint8)
     pairs: NDArray[np.uint8] = even[:, 0::2] | (even[:, 1::2] << np.uint8(4))
     return pairs
 
 
-def scale_shape(scheme: Scheme, rows: int, cols: int) -> tuple[int, ...]:
-    """The shape of the scales of a matrix."""
-    return (rows,) if scheme.weight_bits == 8 else (rows, -(-cols // GROUP_LEN))
+def group_shape(rows: int, cols: int) -> tuple[int, int, int]:
+    """The shape of the steps and offsets of a 4-bit matrix."""
+    return (rows, -(-cols // GROUP_LEN), 2)

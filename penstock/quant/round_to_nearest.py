@@ -24,10 +24,11 @@ from torch import nn
 from penstock.config import ConfigReader
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.lite import core
+from penstock.lite.core import QuantizedRows
 from penstock.ops.reference import shape_packed
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
-from penstock.quant.matrix import quantize_rows
-from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
+from penstock.quant.matrix import joined, quantize_rows
+from penstock.quant.scheme import GROUP_LEN, Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = ["RoundToNearest", "RoundToNearestConfig"]
@@ -50,8 +51,7 @@ class RoundToNearestConfig:
 class _Quantized:
     scheme: Scheme
     layers: tuple[Any, ...]
-    values: NDArray[np.int8]
-    scales: NDArray[np.float32]
+    rows: QuantizedRows
 
 
 def _is_a(layer: nn.Module, kind: str) -> bool:
@@ -65,6 +65,16 @@ def _as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
     if dtype is None:
         raise InvalidArgumentError(f"weight: expected float32, float16 or bfloat16, found {tensor.dtype}")
     return (tensor if dtype == "f32" else tensor.view(torch.uint16)).numpy(), dtype
+
+
+def _values_of(rows: QuantizedRows) -> NDArray[np.float32]:
+    """The float32 values that a kernel computes with."""
+    integers = rows.q.astype(np.float32)
+    if rows.groups is not None:
+        steps, offsets = rows.groups[..., 0].view(np.uint8), rows.groups[..., 1]
+        wide = [np.repeat(part, GROUP_LEN, axis=1)[:, : rows.q.shape[1]] for part in (steps, offsets)]
+        integers = integers * wide[0] + wide[1]
+    return np.multiply(integers, rows.scales[:, None], dtype=np.float32)
 
 
 class RoundToNearest:
@@ -99,13 +109,9 @@ class RoundToNearest:
     def _round(self, context: core.Context, name: str, scheme: Scheme, layers: list[Any]) -> None:
         weight = layers[0].weight
         array, dtype = _as_array(weight)
-        pieces = list(quantize_rows(context, scheme, array, dtype))
-        values = np.concatenate([piece for piece, _ in pieces])
-        scales = np.concatenate([piece for _, piece in pieces])
-        self._quantized[name] = _Quantized(scheme, tuple(layers), values, scales)
-        cols = values.shape[1]
-        wide = scales[:, None] if scales.ndim == 1 else np.repeat(scales, 32, axis=1)[:, :cols]
-        rounded = torch.from_numpy(values.astype(np.float32) * wide)
+        rows = joined(list(quantize_rows(context, scheme, array, dtype)))
+        self._quantized[name] = _Quantized(scheme, tuple(layers), rows)
+        rounded = torch.from_numpy(_values_of(rows))
         parameter = nn.Parameter(rounded.to(weight.device), requires_grad=False)
         for layer in layers:
             layer.weight = parameter
@@ -115,12 +121,10 @@ class RoundToNearest:
         self._check_applied(network)
         with core.Context() as context:
             for entry in self._quantized.values():
-                rows, cols = entry.values.shape
+                rows, cols = entry.rows.q.shape
                 layout = entry.scheme.layout
                 packed = np.zeros(core.layout_bytes(layout, rows, cols), np.uint8)
-                core.pack_quantized(
-                    context, layout, rows, cols, 0, rows, entry.values, np.ascontiguousarray(entry.scales), packed
-                )
+                core.pack_quantized(context, layout, rows, cols, 0, rows, entry.rows, packed)
                 tensor = shape_packed(torch.from_numpy(packed), layout, rows)
                 for layer in entry.layers:
                     layer.set_packed(tensor, entry.scheme.name)
@@ -154,7 +158,7 @@ class RoundToNearest:
         }  # fmt: skip
         entries = [TensorEntry(name, _as_array(value)[1].upper(), tuple(value.shape)) for name, value in rest.items()]
         for name, entry in self._quantized.items():
-            entries += quantized_entries(name, entry.scheme, *entry.values.shape)
+            entries += quantized_entries(name, entry.scheme, *entry.rows.q.shape)
         with new_folder(Path(path)) as folder:
             for name, data in side_files.items():
                 (folder / name).write_bytes(data)
@@ -164,5 +168,5 @@ class RoundToNearest:
             for name, value in rest.items():
                 writer.add(name, _as_array(value)[0])
             for name, entry in self._quantized.items():
-                add_quantized(writer, name, entry.scheme, entry.values, entry.scales)
+                add_quantized(writer, name, entry.scheme, entry.rows)
             writer.close()

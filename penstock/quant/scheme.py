@@ -15,15 +15,16 @@ from penstock.ops import layouts
 __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
 
 GROUP_LEN: Final = 32
-"""Columns that share a scale in a 4-bit weight."""
+"""Columns that share a step and an offset in a 4-bit weight."""
 
 
 @dataclass(frozen=True)
 class Scheme:
     """One row of the table.
 
-    ``group_len`` is the number of columns that share a scale (0: the whole row, or no scale at all);
-    ``activation_bits`` is 32 (float32, kept), 16 (rounded to bf16) or 8 (int8, one scale per token);
+    ``group_len`` is the number of columns that share a step and an offset in units of the row's scale (0: none do);
+    ``activation_bits`` is 32 (float32, kept), 16 (bf16; with integer weights 16-bit integers, one scale per token) or
+    8 (int8, one scale per token);
     ``layout`` is the ``ps_layout`` of a linear weight; ``head`` names the scheme of the output head (and so
     of an embedding tied to it); ``version`` counts changes of the packed values, and is part of cache keys.
     """
@@ -48,10 +49,10 @@ SCHEMES: Final[dict[str, Scheme]] = {
         Scheme("f32", 32, 0, 32, layout=layouts.T16_F32, head="f32"),
         Scheme("f16", 16, 0, 32, layout=layouts.T16_F16, head="f16"),
         Scheme("bf16", 16, 0, 16, layout=layouts.T16_BF16, head="bf16"),
-        Scheme("w8a16", 8, 0, 32, layout=layouts.T16_I8, head="w8a16"),
-        Scheme("w8a8", 8, 0, 8, layout=layouts.T16_I8, head="w8a8"),
-        Scheme("w4a16", 4, GROUP_LEN, 32, layout=layouts.T16_I4G32, head="w8a16"),
-        Scheme("w4a8", 4, GROUP_LEN, 8, layout=layouts.T16_I4G32, head="w8a8"),
+        Scheme("w8a16", 8, 0, 16, layout=layouts.T16_I8, head="w8a16", version=2),
+        Scheme("w8a8", 8, 0, 8, layout=layouts.T16_I8, head="w8a8", version=2),
+        Scheme("w4a16", 4, GROUP_LEN, 16, layout=layouts.T16_I4G32, head="w8a16", version=2),
+        Scheme("w4a8", 4, GROUP_LEN, 8, layout=layouts.T16_I4G32, head="w8a8", version=2),
     )
 }
 

@@ -31,7 +31,7 @@ from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, b
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
 
-CACHE_VERSION: Final = 1
+CACHE_VERSION: Final = 2
 """Counts changes of what a bundle of the same versions holds: format, passes, packing."""
 _POLL_SECONDS: Final = 0.05
 _FRESH_SECONDS: Final = 60.0

@@ -121,20 +121,25 @@ class EagerProgram:
         """The last step's logits, [R, vocab]."""
         return self._logits
 
-    def sample(self, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Sample every row of the last step: token ids [R] and their log-probabilities [R]."""
+    def sample(self, sampling: core.Sampling) -> core.Sampled:
+        """Sample every row of the last step."""
         most = self._limits.max_requests
         if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= most)).any():
             raise InvalidArgumentError(f"slot: expected -1 or a slot below {most}, found {sampling.slot.tolist()}")
         plain = replace(sampling, slot=None)  # slots are this program's own affair
-        ids, logprobs = core.sample_logits(self._context, np.ascontiguousarray(self._logits), plain)
+        if sampling.penalties is not None:
+            history = self._resolve_slots(sampling.penalties.history)
+            plain = replace(plain, penalties=replace(sampling.penalties, history=history))
+        sampled = core.sample_logits(self._context, np.ascontiguousarray(self._logits), plain)
         if sampling.slot is not None:
-            self._slots.update(
-                (int(slot), int(token)) for slot, token in zip(sampling.slot, ids, strict=True) if slot >= 0
-            )
-        return ids, logprobs
+            for slot, token in zip(sampling.slot.tolist(), sampled.ids.tolist(), strict=True):
+                if slot >= 0:
+                    self._slots[slot] = token
+                    if token < 0:  # the row failed: nothing was sampled
+                        del self._slots[slot]
+        return sampled
 
-    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> core.Sampled:
         """``run`` and ``sample`` in one call."""
         self.run(batch)
         return self.sample(sampling)
@@ -208,8 +213,7 @@ class _WeightReader:
         wanted = set(self._shapes) | vectors
         held = set(self._checkpoint.tensors)
         missing = sorted(wanted - held)
-        scales = {f"{name}_scale" for name in wanted if self._checkpoint.is_quantized(name)}
-        extra = held - wanted - scales
+        extra = held - wanted.union(*(self._checkpoint.beside(name) for name in wanted))
         if extra:
             extra -= self._checkpoint.redundant_names()
         if missing:
@@ -231,8 +235,7 @@ class _WeightReader:
             return pack_matrix(self._floats(name), layout)
         if found[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
             raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
-        q, scales = self._checkpoint.read_quantized(name, cols)
-        return pack_quantized(torch.from_numpy(q.copy()), torch.from_numpy(scales.copy()), layout)
+        return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import OutOfMemoryError
-from penstock.graph.ir import KvLayout
 from penstock.lite import core
 from penstock.runtime.machine import memory
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
@@ -23,7 +22,8 @@ LEAST_CONTEXT = 2048
 """A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
 _HEADROOM_BYTES = 64 << 20
 """Left for Python, the tokenizer and the text."""
-_LAYOUTS = {"f32": KvLayout.F32, "bf16": KvLayout.BF16, "int8": KvLayout.INT8}
+_LAYOUTS = {"f32": 1, "bf16": 2, "int8": 3}
+"""By the numbers of ``ps_kv_layout``; ``graph.ir``, which has them too, takes as long to import as a decode step."""
 
 
 def _options(limits: ProgramLimits) -> core.ProgramOptions:
@@ -178,11 +178,11 @@ class NativeProgram:
         """The last step's logits, [R, vocab], a view."""
         return self._core.logits()
 
-    def sample(self, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def sample(self, sampling: core.Sampling) -> core.Sampled:
         """Sample every row of the last step."""
         return self._core.sample(sampling)
 
-    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def step(self, batch: core.StepBatch, sampling: core.Sampling) -> core.Sampled:
         """Compute one step and sample its rows in one native call."""
         return self._core.step(batch, sampling)
 

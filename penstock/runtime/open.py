@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
-from penstock.quant.scheme import find_scheme
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 
 __all__ = ["MODES", "Opened", "open_program"]
@@ -116,6 +114,8 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
     program, model = NativeProgram.open(path, threads=threads, limits=limits)
     try:
         if scheme is not None and scheme != program.info.scheme:
+            from penstock.quant.scheme import find_scheme
+
             find_scheme(scheme)
             raise InvalidArgumentError(
                 f"{path}: scheme {scheme!r} was asked for, but the bundle holds {program.info.scheme!r}; "
@@ -156,6 +156,8 @@ def _open_folder(
             bundle = Cache().find_or_build(folder, scheme, network, progress)
             opened = _open_bundle(bundle, None, threads, limits)
         else:
+            import tempfile
+
             from penstock.runtime.build import build_in_child
 
             # The open bundle stays readable after its name is gone, so nothing is left however the process ends.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.lite.core import Plan, Sampling, StepBatch
+    from penstock.lite.core import Plan, Sampled, Sampling, StepBatch
 
 __all__ = ["KV_LAYOUTS", "PAGE_TOKENS", "WEIGHTS", "Program", "ProgramInfo", "ProgramLimits", "pages_for"]
 
@@ -100,10 +100,10 @@ class Program(Protocol):
     def logits(self) -> NDArray[np.float32]:
         """The last step's logits, [R, vocab]: a view that the next ``run`` overwrites."""
 
-    def sample(self, sampling: Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Sample every row of the last step: token ids [R] and their log-probabilities [R]."""
+    def sample(self, sampling: Sampling) -> Sampled:
+        """Sample every row of the last step."""
 
-    def step(self, batch: StepBatch, sampling: Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         """``run`` and ``sample`` in one call."""
 
     def close(self) -> None:

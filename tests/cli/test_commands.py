@@ -21,6 +21,8 @@ def test_inspect_shows_a_bundle(penstock_command):
     assert found["vocab_size"] == 4096
     assert found["parameters"] >= 5_475_584  # the network's constants count too
     assert found["page_windows"] == [0]
+    assert 8 < found["bits_per_weight"] < 8.5  # w8a8: a float32 scale a row
+    assert f"{found['bits_per_weight']:.2f} bits a weight" in done.stdout
 
 
 def test_inspect_plans_memory_for_the_limits_given(penstock_command):
@@ -95,9 +97,26 @@ def test_bench_reports_every_figure_with_its_share(penstock_command):
     assert "copying weights" in table
 
 
+def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_path):
+    picture = tmp_path / "latency.svg"
+    args = ("--online", "--rate", "50%,100", "--requests", 4, "--prompt-tokens", 20, "--new-tokens", 4)
+    done = penstock_command("bench", DEMO, *args, "--svg", picture)
+    assert done.returncode == 0, done.stderr
+    assert "at once" in done.stdout
+    assert "100.00" in done.stdout
+    assert picture.read_text().startswith("<svg")
+    found = json.loads(penstock_command("bench", DEMO, *args, "--no-prefix-cache", "--json").stdout)
+    assert len(found["runs"]) == 3
+    assert set(found["runs"][0]["first_token_s"]) == {"50", "90", "99"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--rate", "3"], "--rate goes with --online"),
+        (["--no-prefix-cache"], "--no-prefix-cache goes with --online"),
+        (["--online", "--batch", "1"], "--batch does not go with --online"),
+        (["--online", "--rate", "fast"], "rate must be numbers or percentages"),
         (["--batch", "1,x"], "batch"),
         (["--batch", "0"], "batch"),
         (["--batch", "1,1"], "batch"),

@@ -27,7 +27,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("fuzzer")
     options = ("-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
     subprocess.run([tool("cmake"), "-S", str(ROOT), "-B", str(build), *options], check=True, capture_output=True)
-    command = [tool("cmake"), "--build", str(build), "--target", "fuzz_bundle", "-j", "2"]
+    command = [tool("cmake"), "--build", str(build), "--target", "fuzz_bundle", "fuzz_sample", "-j", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(path for path in build.rglob("fuzz_bundle") if path.is_file())
@@ -43,3 +43,10 @@ def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]
     assert counts["opened"] > NUM_MUTANTS // 50  # mutants reach the planner and the executor too
     assert counts["ran"] > NUM_MUTANTS // 50
     assert counts["invalid_file"] > NUM_MUTANTS // 2
+
+
+def test_no_numbers_of_sampling_crash_the_core(fuzzer: Path) -> None:
+    command = [str(fuzzer.with_name("fuzz_sample")), "20000", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 10000  # most cases are sound

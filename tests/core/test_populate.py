@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, OutOfMemoryError
+from penstock.graph.ir import KvLayout
 from penstock.lite.core import Context, CoreProgram, Model
 from penstock.runtime import native
 from penstock.runtime.machine import Memory, huge_pages
@@ -109,6 +110,10 @@ def test_the_page_cache_is_dropped_behind(large: Path, context: Context) -> None
         assert total == -(-large.stat().st_size // mmap.PAGESIZE)
         model.populate(context)
         assert resident_pages(large) < total // 10
+
+
+def test_key_layouts_have_the_numbers_of_the_graph() -> None:
+    assert {name.upper(): number for name, number in native._LAYOUTS.items()} == KvLayout.__members__
 
 
 def test_a_file_that_shrank_or_changed_is_an_error(bundle_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_window_lets_old_pages_go(bundle_of: Callable[..., Path], context: Con
 
 def test_slots_feed_the_next_step(model: Model, context: Context) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
-        ids, _ = program.step(batch([(0, [7], (1,))]), sampling(1, slot=i32(2)))
+        ids = program.step(batch([(0, [7], (1,))]), sampling(1, slot=i32(2))).ids
         program.run(batch([(1, [int(ids[0])], (1,))]))
         expected = program.logits().copy()
         program.run(batch([(1, [-3], (1,))]))

@@ -276,6 +276,19 @@ def test_unknown_layout_is_refused_by_name(tmp_path: Path) -> None:
         Model.open(path)
 
 
+def test_layouts_of_older_versions_say_what_to_do(tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "x.psm", tiny_graph())
+    data = path.read_bytes()
+    for number, bits in ((19, 8), (20, 4)):
+        path.write_bytes(data)
+        graph, segments = metadata.decode_metadata(path.read_bytes()[64:])
+        graph.weights[FIRST].layout = number  # type: ignore[assignment]
+        store(path, graph, segments)
+        message = rf"\(embed.weight\): layout: {number} is how an older version stored {bits}-bit weights: export the"
+        with pytest.raises(UnsupportedError, match=message):
+            Model.open(path)
+
+
 def test_linear_that_int32_cannot_sum_is_refused(tmp_path: Path) -> None:
     wide = 131072 + 32
     graph = tiny_graph("w8a8", num_layers=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.lite.core import Sampling, StepBatch
+from penstock.lite.core import Context, Sampled, Sampling, StepBatch, sample_logits
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits
 
 _MASK = (1 << 64) - 1
@@ -24,7 +24,7 @@ def mix(state: int, value: int) -> int:
 
 
 class FakeProgram:
-    """Implements ``penstock.runtime.program.Program`` in numpy.
+    """Implements ``penstock.runtime.program.Program`` in numpy; tokens are drawn by the core.
 
     ``windows``: one per page group; a windowed group hashes the window's tokens alone.
     """
@@ -45,11 +45,14 @@ class FakeProgram:
             cpu_level="generic",
         )
         self._limits = limits
+        self._context = Context(1)
         self._pages = np.full((len(windows), limits.num_pages, PAGE_TOKENS, 2), -1, np.int64)
         self._logits = np.zeros((0, vocab_size), np.float32)
         self.closed = False
         self.num_runs = 0
+        self.num_tokens_run = 0
         self.fail_next: Exception | None = None
+        self.spoil_row: int | None = None  # of the next run: its logits become NaN
 
     @property
     def info(self) -> ProgramInfo:
@@ -64,6 +67,7 @@ class FakeProgram:
             error, self.fail_next = self.fail_next, None
             raise error
         self.num_runs += 1
+        self.num_tokens_run += len(batch.token_ids)
         self._check(batch)
         self._logits = np.zeros((len(batch.output_rows), self._info.vocab_size), np.float32)
         rows = {int(token): row for row, token in enumerate(batch.output_rows)}
@@ -77,6 +81,9 @@ class FakeProgram:
                     self._pages[group, page, position % PAGE_TOKENS] = (token, position)
                 if index in rows:
                     self._logits[rows[index]] = self._hash_logits(tables, position)
+        if self.spoil_row is not None:
+            self._logits[self.spoil_row] = np.nan
+            self.spoil_row = None
 
     def _check(self, batch: StepBatch) -> None:
         limits, num_tokens = self._limits, len(batch.token_ids)
@@ -93,9 +100,23 @@ class FakeProgram:
         for array in (batch.token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows):
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
-        for group in range(len(batch.page_tables)):
-            held = batch.page_tables[group][batch.page_tables[group] >= 0]
-            assert len(set(held.tolist())) == len(held), "two requests write one page"
+        for group, window in enumerate(self._info.page_windows):
+            self._check_group(batch, batch.page_tables[group], window)
+
+    @staticmethod
+    def _check_group(batch: StepBatch, tables: NDArray[np.int32], window: int) -> None:
+        """A page that the step writes belongs to one request alone."""
+        read: set[int] = set()
+        written: list[int] = []
+        for request, table in enumerate(tables):
+            start, stop = batch.request_starts[request : request + 2]
+            begin, end = int(batch.positions[start]), int(batch.positions[stop - 1])
+            oldest = max(0, begin - window + 1) if window else 0
+            first, border = oldest // PAGE_TOKENS, begin // PAGE_TOKENS
+            read.update(table[first:border].tolist())
+            written += table[border : end // PAGE_TOKENS + 1].tolist()
+        assert len(set(written)) == len(written), "two requests write one page"
+        assert not read & set(written), "a page is read and written by one step"
 
     def _hash_logits(self, tables: NDArray[np.int32], position: int) -> NDArray[np.float32]:
         state = 0
@@ -113,23 +134,11 @@ class FakeProgram:
     def logits(self) -> NDArray[np.float32]:
         return self._logits
 
-    def sample(self, sampling: Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def sample(self, sampling: Sampling) -> Sampled:
         assert len(sampling.temperature) == len(self._logits)
-        ids = np.zeros(len(self._logits), np.int32)
-        for row, logits in enumerate(self._logits):
-            if sampling.temperature[row] == 0:
-                ids[row] = int(logits.argmax())
-                continue
-            scaled = logits / sampling.temperature[row]
-            order = np.argsort(-scaled, kind="stable")[: int(sampling.top_k[row]) or None]
-            weights = np.exp(scaled[order] - scaled[order[0]])
-            weights /= weights.sum()
-            keep = int(np.searchsorted(np.cumsum(weights), sampling.top_p[row])) + 1
-            key = [int(sampling.seed[row]), *(int(c) for c in sampling.counter[row])]
-            ids[row] = np.random.default_rng(key).choice(order[:keep], p=weights[:keep] / weights[:keep].sum())
-        return ids, np.zeros(len(ids), np.float32)
+        return sample_logits(self._context, self._logits, sampling)
 
-    def step(self, batch: StepBatch, sampling: Sampling) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         self.run(batch)
         return self.sample(sampling)
 

@@ -210,6 +210,19 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine(make_llm):
     assert len(llm.generate(PROMPTS[0], PARAMS[0]).token_ids) == 40
 
 
+def test_a_row_that_is_no_number_ends_its_request_alone(make_llm):
+    alone = [make_llm().generate(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
+    llm = make_llm()
+    streams = [llm.stream(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
+    llm.engine.step()
+    llm.engine.program.spoil_row = 1
+    with pytest.raises(InternalError, match="logits are not finite"):
+        list(streams[1])
+    llm.engine.check_integrity()
+    for index in (0, 2):
+        assert [i for delta in streams[index] for i in delta.token_ids] == alone[index].token_ids
+
+
 def test_text_that_cannot_be_made_ends_its_request_alone(make_llm):
     class Damaged:
         text = ""

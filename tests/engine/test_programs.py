@@ -59,6 +59,21 @@ def test_preempted_matches_uninterrupted(reference):
         assert llm.engine.scheduler.num_preemptions > 0
 
 
+def test_cached_matches_uncached(reference):
+    mode, path, alone = reference
+    beginning = alone[2].prompt_token_ids
+    prompts = [beginning + one.prompt_token_ids for one in alone]
+    sizes = ProgramLimits(max_requests=4, context_len=512)
+    with LLM(path, mode=mode, scheme="w8a8", limits=sizes, prefix_cache=False) as llm:
+        uncached = ids(llm.generate(prompts, PARAMS))
+        assert llm.engine.figures().num_cached_tokens == 0
+    with LLM(path, mode=mode, scheme="w8a8", limits=sizes) as llm:
+        assert ids(llm.generate(prompts, PARAMS)) == uncached
+        again = llm.generate(prompts, PARAMS)
+    assert ids(again) == uncached
+    assert [r.num_cached_tokens for r in again] == [(len(p) - 1) // 32 * 32 for p in prompts]
+
+
 def test_streamed_matches_whole(reference):
     mode, path, alone = reference
     with open_llm(mode, path, max_requests=2, context_len=512) as llm:

@@ -13,6 +13,11 @@ ROOT = Path(__file__).parents[2]
 X86 = platform.machine() in ("x86_64", "AMD64")
 ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 
+# Machines of the AVX-512 level multiply bf16 or not: it has a table for each, and the products a file of their own.
+DOTS = ["ps::linear_bf16_dot", "ps::peak_bf16_dot", "ps::round_rows_bf16_dot"] if X86 else []
+STORE = ["ps::store_bf16_dot"] if X86 else []
+EXPORTS = {"avx512": ["ps::kernels_avx512", "ps::kernels_avx512_bf16", *STORE], "avx512_bf16": DOTS}
+
 
 def tool(name: str) -> str:
     beside = Path(sys.executable).parent / name
@@ -47,7 +52,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     configure(build)
     paths = {
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
-        for level in ("generic", "avx2", "avx512", "neon")
+        for level in ("generic", "avx2", "avx512", "avx512_bf16", "neon")
     }
     run(tool("cmake"), "--build", str(build), "--target", "penstock_objects", "-j", "2")
     return {level: build / path for level, path in paths.items()}
@@ -75,7 +80,8 @@ def test_no_kernel_object_defines_a_weak_symbol(objects: dict[str, Path]) -> Non
 def test_kernel_objects_export_their_table_alone(objects: dict[str, Path]) -> None:
     for level, path in objects.items():
         lines = run(tool("nm"), "-C", "--defined-only", "--extern-only", str(path)).splitlines()
-        assert [line.split()[-1] for line in lines] == [f"ps::kernels_{level}"]
+        names = [re.split(r" [A-Z] ", line)[-1].split("(")[0] for line in lines]
+        assert sorted(names) == EXPORTS.get(level, [f"ps::kernels_{level}"])
 
 
 @pytest.mark.skipif(not X86, reason="x86 levels")
@@ -102,3 +108,9 @@ def test_avx512_level_holds_its_own_instructions(objects: dict[str, Path]) -> No
         assert re.search(r"vpdpbusd.*zmm", instructions(code, scheme))
     for name in ("LinearFloat", "LinearW4A16", ATTENTION):
         assert re.search(r"vfmadd\w+ps.*zmm", instructions(code, name))
+    assert "vdpbf16ps" not in "\n".join(code.values())
+
+
+@pytest.mark.skipif(not X86, reason="x86 levels")
+def test_bf16_products_are_dot_products(objects: dict[str, Path]) -> None:
+    assert re.search(r"vdpbf16ps.*zmm", instructions(functions(objects["avx512_bf16"]), "block<8, 3>|panel<3>"))

@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.config import ConfigReader, RopeConfig
 from penstock.errors import UnsupportedError
+from penstock.lite.core import QuantizedRows
 from penstock.nn import (
     Attention,
     Embedding,
@@ -107,7 +108,7 @@ def test_packing_quantized_values_keeps_them() -> None:
     generator = torch.Generator().manual_seed(0)
     q = torch.randint(-127, 128, (17, 40), generator=generator, dtype=torch.int8)
     scales = torch.rand(17, generator=generator)
-    packed = pack_quantized(q, scales, layouts.T16_I8)
+    packed = pack_quantized(QuantizedRows(q.numpy(), scales.numpy()), layouts.T16_I8)
     layer = Linear(40, 17)
     layer.set_packed(packed, "w8a16")
     assert layer.weight.equal(q.float() * scales[:, None])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidArgumentError
-from penstock.ops import reference
+from penstock.nn.packing import pack_matrix
+from penstock.ops import layouts, reference
 from penstock.ops.eager import ops, parse_arguments
 from penstock.ops.table import OPS, Op
 from tests.ops.cases import CASES, Case, int32, randn
@@ -135,6 +136,24 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
         assert y[2].isnan().all()
         assert y[[0, 1, 3, 4]].equal(clean[[0, 1, 3, 4]])
         assert reference.linear(spoiled, weight, bias, **case.attrs)[2].isnan().all()
+
+
+def test_integer_kernels_equal_their_reference_bit_for_bit() -> None:
+    """Sums of integers are exact in any order, and so nothing is left to a tolerance."""
+    cases = [case for case in CASES["linear"]() if case.attrs["scheme"] in ("w8a16", "w8a8", "w4a16", "w4a8")]
+    assert len(cases) >= 24
+    for case in cases:
+        found = ops.linear(*case.tensors, **case.attrs)
+        assert found.equal(reference.linear(*case.tensors, **case.attrs)), case.name
+
+
+def test_activations_of_16_bit_are_close_to_floats() -> None:
+    x, weight = randn(3, 256), pack_matrix(randn(40, 256, seed=1), layouts.T16_I8)
+    expected = x.double() @ reference.unpack_weight(weight, 40, 256).T
+    for scheme, limit in (("w8a16", 3e-5), ("w8a8", 1e-2)):
+        y = ops.linear(x, weight, None, out_features=40, scheme=scheme)
+        error = float((y - expected).norm() / expected.norm())
+        assert limit / 30 < error < limit, scheme
 
 
 def test_unpacking_in_pytorch_equals_the_core() -> None:

@@ -14,7 +14,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.lite import core
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.quantize import quantize_checkpoint
-from penstock.quant.matrix import quantize_rows, stored_values
+from penstock.quant.matrix import joined, quantize_rows, stored_values
 from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
 
 QUANTIZING = ("w8a16", "w8a8", "w4a16", "w4a8")
@@ -53,7 +53,7 @@ def test_a_quantized_folder_packs_to_the_same_bytes(tmp_path: Path, name: str, d
             direct = np.zeros(core.layout_bytes(own.layout, rows, cols), np.uint8)
             core.pack(context, *at, {"f32": 1, "f16": 2}[source.dtype], matrix, direct)
             again = np.zeros_like(direct)
-            core.pack_quantized(context, *at, *folder.read_quantized(tensor, cols), again)
+            core.pack_quantized(context, *at, folder.read_quantized(tensor, cols), again)
             assert again.tobytes() == direct.tobytes()
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_linear_weight_is_copied(tmp_path: Path) -> None:
         assert out[name].tobytes() == source[name].tobytes()
     assert (tmp_path / "out" / "generation_config.json").read_text() == '{"eos_token_id": 1}'
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    expected = {"quant_method": "penstock", "version": 1, "scheme": "w4a8", "dtype": "f32"}
+    expected = {"quant_method": "penstock", "version": 2, "scheme": "w4a8", "dtype": "f32"}
     assert config["quantization_config"] == expected
 
 
@@ -109,16 +109,14 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize(
-    "change", ["version", "scheme", "dtype", "scale_gone", "scale_shape", "scale_nan", "cols", "value"]
-)
+@pytest.mark.parametrize("change", ["scheme", "dtype", "scale_gone", "scale_shape", "scale_nan", "cols", "value"])
 def test_damaged_quantized_folders_are_refused(tmp_path: Path, change: str) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "source"), tmp_path / "out", "w8a8")
     file, config_file = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "config.json"
     tensors, config = load_file(file), json.loads(config_file.read_text())
     name, cols = "model.layers.0.mlp.up_proj.weight", 70
-    if change in ("version", "scheme", "dtype"):
-        config["quantization_config"][change] = 2 if change == "version" else "w2a2"
+    if change in ("scheme", "dtype"):
+        config["quantization_config"][change] = "w2a2"
     elif change == "scale_gone":
         del tensors[f"{name}_scale"]
     elif change == "scale_shape":
@@ -135,6 +133,37 @@ def test_damaged_quantized_folders_are_refused(tmp_path: Path, change: str) -> N
         Checkpoint.open(tmp_path / "out").read_quantized(name, cols)
 
 
+@pytest.mark.parametrize("change", ["gone", "shape", "dtype", "value"])
+def test_damaged_groups_are_refused(tmp_path: Path, change: str) -> None:
+    quantize_checkpoint(write_checkpoint(tmp_path / "source"), tmp_path / "out", "w4a8")
+    file, name = tmp_path / "out" / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(file)
+    groups = tensors.pop(f"{name}_groups")
+    assert groups.shape == (37, 3, 2)
+    if change == "value":  # packing sees it, and names the row
+        groups[5, 1, 0] = 18
+    if change != "gone":
+        tensors[f"{name}_groups"] = {"shape": groups[:, :2].copy(), "dtype": groups.view(np.uint8)}.get(change, groups)
+    save_file(tensors, file)
+    with pytest.raises((InvalidFileError, InvalidArgumentError), match="row 5" if change == "value" else "groups"):
+        pack_folder(tmp_path / "out", name)
+
+
+def pack_folder(folder: Path, name: str) -> None:
+    rows = Checkpoint.open(folder).read_quantized(name, 70)
+    with core.Context(num_threads=1) as context:
+        packed = np.zeros(core.layout_bytes(SCHEMES["w4a8"].layout, 37, 70), np.uint8)
+        core.pack_quantized(context, SCHEMES["w4a8"].layout, 37, 70, 0, 37, rows, packed)
+
+
+def test_a_folder_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
+    quantize_checkpoint(write_checkpoint(tmp_path / "source"), tmp_path / "out", "w4a8")
+    file = tmp_path / "out" / "config.json"
+    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(UnsupportedError, match="version: expected 2, found 1: quantize the original checkpoint again"):
+        Checkpoint.open(tmp_path / "out")
+
+
 def test_rows_are_quantized_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = np.random.default_rng(2).standard_normal((100, 40)).astype(np.float32)
     with core.Context(num_threads=1) as context:
@@ -144,13 +173,14 @@ def test_rows_are_quantized_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) 
             pieces = list(quantize_rows(context, SCHEMES[name], matrix, "f32"))
             monkeypatch.undo()
             assert len(pieces) == 7
-            for part in (0, 1):
-                assert np.concatenate([piece[part] for piece in pieces]).tobytes() == whole[0][part].tobytes()
+            for part, expected in zip(joined(pieces), whole[0], strict=True):
+                assert (part is None) == (expected is None)
+                assert part is None or part.tobytes() == expected.tobytes()
 
 
 def test_four_bit_values_lie_two_to_a_byte() -> None:
-    values = np.array([[-8, 7, 0]], np.int8)
-    assert stored_values(SCHEMES["w4a8"], values).tolist() == [[0x0 | 0xF << 4, 8 | 8 << 4]]
+    values = np.array([[0, 15, 8]], np.int8)
+    assert stored_values(SCHEMES["w4a8"], values).tolist() == [[0x0 | 0xF << 4, 8]]
 
 
 def test_schemes_are_found_by_name() -> None:

@@ -3,8 +3,9 @@
     rows_f32, rows_f16, rows_bf16   [rows, cols], or [n] for a vector
     t16_f32, t16_f16                [tiles, cols, 16]
     t16_bf16                        [tiles, cols/2, 16, 2]
-    t16_i8                          uint8 [tiles, 64 scale bytes + 64 row-sum bytes + cols/4 * 64]
-    t16_i4g32                       uint8 [tiles, cols/32, 32 scale bytes + 256]
+    t16_i8                          uint8 [tiles, 64 scale bytes + cols/4 * 64]
+    t16_i4g32                       uint8 [tiles, 1 + cols/64 * 9, 64]: 64 scale bytes, then for each 64 columns 64
+                                    bytes of steps and offsets and 2 x 256 bytes of nibbles
 
 A tile holds 16 rows.  Rows are padded to 16 and columns to the layout's step with zeros.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 from penstock.errors import InvalidArgumentError
 from penstock.ops import layouts
 
-__all__ = ["layout_of_tensor", "shape_packed", "unpack_weight"]
+__all__ = ["layout_of_tensor", "shape_packed", "unpack_integers", "unpack_weight"]
 
 _ROWS = {torch.float32: layouts.ROWS_F32, torch.float16: layouts.ROWS_F16, torch.bfloat16: layouts.ROWS_BF16}
 _TILES = {
@@ -27,8 +28,8 @@ _TILES = {
     (torch.uint8, 2): layouts.T16_I8,
     (torch.uint8, 3): layouts.T16_I4G32,
 }
-_I8_HEADER_BYTES = 128
-_I4_GROUP_BYTES = 288
+_SCALE_BYTES = 64
+_PAIR_LINES = 9
 
 
 def layout_of_tensor(weight: Tensor) -> int:
@@ -55,7 +56,7 @@ def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
     if layout == layouts.T16_I8:
         return packed.view(tiles, -1)
     if layout == layouts.T16_I4G32:
-        return packed.view(tiles, -1, _I4_GROUP_BYTES)
+        return packed.view(tiles, -1, _SCALE_BYTES)
     rows_dtypes = {number: dtype for dtype, number in _ROWS.items()}
     if layout not in rows_dtypes:
         raise InvalidArgumentError(f"[weight] layout: expected a ps_layout of numbers, found {layout}")
@@ -74,30 +75,32 @@ def unpack_weight(weight: Tensor, rows: int, cols: int) -> Tensor:
         values = weight.double().permute(0, 2, 1).flatten(0, 1)
     elif layout == layouts.T16_BF16:
         values = weight.double().permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
-    elif layout == layouts.T16_I8:
-        values = _unpack_i8(weight)
     else:
-        values = _unpack_i4(weight)
+        integers, scale = unpack_integers(weight)
+        values = integers * scale.unsqueeze(-1)
     if values.shape[0] < rows or values.shape[1] < cols:
         raise InvalidArgumentError(f"[weight] expected at least {rows} x {cols} values, found {list(values.shape)}")
     return values[:rows, :cols]
 
 
-def _unpack_i8(weight: Tensor) -> Tensor:
+def unpack_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """An integer weight with its padding: integers [rows, cols] and the scale of each row [rows], both as float64."""
     tiles = weight.shape[0]
-    scale = weight[:, :64].contiguous().view(torch.float32)  # [tiles, 16]
-    q = weight[:, _I8_HEADER_BYTES:].contiguous().view(torch.int8).view(tiles, -1, 16, 4)
-    values = q.double().permute(0, 2, 1, 3).flatten(2)  # [tiles, 16, cols]
-    return (values * scale.double().unsqueeze(-1)).flatten(0, 1)
+    weight_bytes = weight.reshape(tiles, -1)
+    scale = weight_bytes[:, :_SCALE_BYTES].contiguous().view(torch.float32).double()  # [tiles, 16]
+    rest = weight_bytes[:, _SCALE_BYTES:].contiguous()
+    integers = _int4_of(rest) if layout_of_tensor(weight) == layouts.T16_I4G32 else rest.view(torch.int8)
+    integers = integers.reshape(tiles, -1, 16, 4)  # [.., column / 4, row, column % 4]
+    return integers.double().permute(0, 2, 1, 3).flatten(2).flatten(0, 1), scale.flatten()
 
 
-def _unpack_i4(weight: Tensor) -> Tensor:
-    tiles, groups, _ = weight.shape
-    scale = weight[..., :32].contiguous().view(torch.float16)  # [tiles, groups, 16]
-    nibbles = weight[..., 32:].reshape(tiles, groups, 4, 16, 4)  # [.., j, row, i]: columns 4j+i and 16+4j+i
-    low = (nibbles & 15).double() - 8
-    high = (nibbles >> 4).double() - 8
-    columns = torch.stack((low, high), dim=2)  # [tiles, groups, half, j, row, i]
-    values = columns.permute(0, 1, 4, 2, 3, 5).reshape(tiles, groups, 16, 32)
-    values = values * scale.double().unsqueeze(-1)
-    return values.permute(0, 2, 1, 3).reshape(tiles * 16, groups * 32)
+def _int4_of(rest: Tensor) -> Tensor:
+    """The int8 that nibbles stand for, in the order of t16_i8: [tiles, columns / 4, row, 4]."""
+    tiles = rest.shape[0]
+    pairs = rest.view(tiles, -1, _PAIR_LINES * _SCALE_BYTES)  # of groups of 32 columns
+    lines = pairs[..., :_SCALE_BYTES].reshape(tiles, -1, 16, 2, 2).permute(0, 1, 3, 2, 4)  # [.., group, row, 2]
+    step, offset = lines[..., 0], lines[..., 1]
+    nibbles = pairs[..., _SCALE_BYTES:].reshape(tiles, -1, 2, 4, 16, 4)  # [.., group, j, row, i]: columns 4j+i, 16+4j+i
+    columns = torch.stack((nibbles & 15, nibbles >> 4), dim=3)  # [.., group, half, j, row, i]
+    values = columns * step[:, :, :, None, None, :, None] + offset[:, :, :, None, None, :, None]  # uint8, which wraps
+    return values.view(torch.int8).reshape(tiles, -1, 16, 4)

@@ -1,0 +1,132 @@
+"""Which processes a run consists of, in which order, and which of their figures are there already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from systems import PRECISIONS, System
+
+Key = tuple[str, str, str, int]
+"""Shape, system, measure, round: what a figure is of."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process, or the few that a start takes."""
+
+    shape: str
+    system: System
+    measures: tuple[str, ...]
+    round: int
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often each figure is taken: at batch 1, where pairs close in time count; otherwise; and of systems that
+    take a minute to start."""
+
+    batch_1: int = 5
+    others: int = 3
+    slow: int = 3
+
+
+def plan(shapes: Sequence[str], systems: Sequence[System], measures: Sequence[str], rounds: Rounds) -> list[Job]:
+    """Jobs in their order: a round of everything, then the next.
+
+    Systems of one precision follow each other in every measure, and in every second round the other way about, so
+    that those which are compared are close in time.
+    """
+    jobs = []
+    for shape in shapes:
+        for round_ in range(max(rounds.batch_1, rounds.others, rounds.slow)):
+            for precision in PRECISIONS:
+                members = [system for system in systems if system.precision == precision]
+                jobs += _of_precision(shape, members[:: -1 if round_ % 2 else 1], measures, round_, rounds)
+    return jobs
+
+
+def _of_precision(
+    shape: str, members: Sequence[System], measures: Sequence[str], round_: int, rounds: Rounds
+) -> list[Job]:
+    jobs = []
+    for measure in measures:
+        if round_ < (rounds.batch_1 if measure == "decode:1" else rounds.others):
+            jobs += [Job(shape, system, (measure,), round_) for system in members if not system.together]
+    if round_ < rounds.slow:
+        for system in members:
+            if system.together:
+                inside = tuple(measure for measure in measures if measure != "start")
+                jobs += [
+                    Job(shape, system, part, round_) for part in (inside, ("start",)) if set(part) <= set(measures)
+                ]
+    return [job for job in jobs if job.measures]
+
+
+def missing(jobs: Iterable[Job], done: set[Key]) -> list[Job]:
+    """The jobs with what is done taken out."""
+    left = []
+    for job in jobs:
+        measures = tuple(m for m in job.measures if (job.shape, job.system.name, m, job.round) not in done)
+        if measures:
+            left.append(Job(job.shape, job.system, measures, job.round))
+    return left
+
+
+@dataclass
+class Results:
+    """A file of one JSON object a line: a figure, a failure, or a header (what is measured); the last one counts."""
+
+    path: Path
+    header: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """What is there.  A last line that was cut off by an interruption is dropped."""
+        results = cls(path)
+        if not path.exists():
+            return results
+        for line in path.read_text().split("\n")[:-1]:
+            row = json.loads(line)
+            if "header" in row:
+                results.header = row["header"]
+            else:
+                results.rows.append(row)
+        return results
+
+    def begin(self, header: dict[str, Any]) -> None:
+        """Start a file, or go on with one; SystemExit when it holds figures of something else."""
+        if not self.header:
+            self.header = header
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"header": header}) + "\n")
+            return
+        for name in ("penstock", "threads", "options", "machine"):
+            if self.header[name] != header[name]:
+                raise SystemExit(
+                    f"{self.path}: {name} was {self.header[name]!r}, now it is {header[name]!r}: figures of both "
+                    "cannot stand in one table; give another --results, or remove the file"
+                )
+        whole = self.path.read_text()
+        self.path.write_text(whole[: whole.rfind("\n") + 1])
+        wide = ("versions", "weights_read", "layer_weights", "bits")
+        wider = self.header | {name: self.header[name] | header[name] for name in wide}
+        if wider != self.header:
+            self.header = wider
+            self._append({"header": wider})
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._append(row)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self.path.open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+    def done(self) -> set[Key]:
+        """Figures that are there; what failed is tried again."""
+        return {(row["shape"], row["system"], row["measure"], row["round"]) for row in self.rows if "error" not in row}

@@ -1,0 +1,33 @@
+"""The machine's limits, from a process of its own: bytes per second that can be read, operations per second.
+
+python benchmarks/peers/probe.py [--threads 2] [--compute]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from penstock.lite import core
+
+DTYPES = {"f32": "F32", "bf16": "BF16", "int8": "I8"}
+BUFFER_BYTES = 512 << 20
+PASSES = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--compute", action="store_true", help="also the arithmetic peaks")
+    args = parser.parse_args()
+    context = core.Context(num_threads=args.threads)
+    found = {"read": core.probe_bandwidth(context, BUFFER_BYTES, PASSES)}
+    if args.compute:
+        from penstock.graph.ir import DType
+
+        found |= {name: core.probe_compute(context, int(DType[dtype]), 0.5) for name, dtype in DTYPES.items()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The table of a results file, as markdown: ratios first, then the values, the limits and the versions.
+
+python benchmarks/peers/table.py build/peers/results.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from goals import COLUMNS, Cell, bytes_per_token, cell, rows_of, share_of, value_of
+from jobs import Results
+from systems import PENSTOCK, PRECISIONS, SHAPES, SYSTEMS, System
+
+TITLES = {
+    "decode:1": "decode 1",
+    "decode:8": "decode 8",
+    "decode:32": "decode 32",
+    "prefill:512": "prefill 512",
+    "start": "start",
+    "memory:1": "memory 1",
+    "memory:8": "memory 8",
+    "memory:32": "memory 32",
+}
+MIB = 1 << 20
+
+
+def lines_of(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A markdown table; the first row is its head."""
+    head, *body = rows
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in body), ""]
+
+
+def ratio_text(found: Cell | None) -> str:
+    if found is None:
+        return "-"
+    mark = "" if found.met else " **below**"
+    clause = ""
+    if found.share is not None:
+        clause = f"; {found.share:.0%} of the bandwidth, {found.pairs} of {found.rounds} pairs agree"
+    return f"{found.ratio:.2f}{mark} (goal {found.goal:g}, {found.best.name}{clause})"
+
+
+def shapes_in(results: Results) -> list[str]:
+    return [shape for shape in SHAPES if any(row["shape"] == shape for row in results.rows)]
+
+
+def ratio_lines(results: Results) -> list[str]:
+    lines = ["## Penstock / best peer of the same precision", ""]
+    below = []
+    for shape in shapes_in(results):
+        rows = [[shape, *TITLES.values()]]
+        for precision in PRECISIONS:
+            cells = [cell(results, shape, precision, column) for column in COLUMNS]
+            if any(cells):
+                rows.append([precision, *(ratio_text(found) for found in cells)])
+            below += [found for found in cells if found is not None and not found.met]
+        lines += lines_of(rows)
+    names = [f"{c.shape} {c.precision} {TITLES[c.column]} ({c.ratio:.2f} of {c.goal:g})" for c in below]
+    return [*lines, f"Below their goal: {', '.join(names)}." if names else "Every cell that was measured is met.", ""]
+
+
+def peak_lines(results: Results) -> list[str]:
+    """Penstock's prefill as a share of the arithmetic peak: layers alone, attention and one row of the head not."""
+    limits, shares = results.header["limits"], []
+    for shape in shapes_in(results):
+        for system in SYSTEMS:
+            rows = rows_of(results, shape, system, "prefill:512").values() if system.peer == PENSTOCK else ()
+            if rows:
+                rate = statistics.median(value_of(row, "prefill:512") for row in rows)
+                peak = limits["bf16" if system.precision == "bf16" else "int8"]
+                share = 2 * results.header["layer_weights"][shape] * rate / peak
+                shares.append(f"{shape} {system.precision} {share:.0%}")
+    return [f"Penstock's prefill as a share of the arithmetic peak: {', '.join(shares)}.", ""] if shares else []
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """The median, and the range when there are several."""
+    median = f"{statistics.median(values):,.{digits}f}"
+    if len(values) < 2:
+        return median
+    return f"{median} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def _value_text(results: Results, shape: str, system: System, column: str) -> str:
+    rows = rows_of(results, shape, system, column).values()
+    if not rows:
+        measure = column.replace("memory", "decode")
+        failed = any(
+            (row["shape"], row["system"], row["measure"]) == (shape, system.name, measure) for row in results.rows
+        )
+        return "failed" if failed else "-"
+    values = [value_of(row, column) for row in rows]
+    if column.startswith("memory"):
+        return f"{statistics.median(values) / MIB:,.0f}"
+    return spread(values, 2 if column == "start" else 1 if column == "decode:1" else 0)
+
+
+def _limit_texts(results: Results, shape: str, system: System) -> list[str]:
+    """Bits per weight, share of the bandwidth at batch 1, the bandwidths probed there."""
+    rows = list(rows_of(results, shape, system, "decode:1").values())
+    if not rows:
+        return ["-", "-", "-"]
+    header = results.header
+    if system.peer == PENSTOCK:
+        read = bytes_per_token(header, shape, system, {**rows[0], "kv_bytes_per_position": 0})
+    else:
+        read = bytes_per_token(header, shape, system, rows[0])
+    bits = read * 8 / header["weights_read"][shape]
+    shares = [share_of(header, shape, system, row) for row in rows]
+    probes = [row[name] / 1e9 for row in rows for name in ("probe_before", "probe_after")]
+    return [f"{bits:.2f}", f"{statistics.median(shares):.2f}", f"{min(probes):.0f} to {max(probes):.0f}"]
+
+
+def value_lines(results: Results) -> list[str]:
+    lines = [
+        "## Values",
+        "",
+        "Decode and prefill in tokens/s, medians (least to most of the rounds); start in s; memory: peak resident MiB",
+        "at that batch and a context of 128; share: bytes read per token times tokens/s over the bandwidth probed.",
+        "",
+    ]
+    for shape in shapes_in(results):
+        titles = list(TITLES.values())
+        rows = [[f"{shape}: system", "bits/weight", titles[0], "share", "probed GB/s", *titles[1:]]]
+        for system in SYSTEMS:
+            if any((row["shape"], row["system"]) == (shape, system.name) for row in results.rows):
+                values = [_value_text(results, shape, system, column) for column in COLUMNS]
+                bits, share, probes = _limit_texts(results, shape, system)
+                rows.append([f"{system.name} ({system.precision})", bits, values[0], share, probes, *values[1:]])
+        lines += lines_of(rows)
+    return lines
+
+
+def failure_lines(results: Results) -> list[str]:
+    done = results.done()
+    failed = {
+        f"- {row['shape']} {row['system']} {row['measure']}: {row['error']}"
+        for row in results.rows
+        if "error" in row and (row["shape"], row["system"], row["measure"], row["round"]) not in done
+    }
+    return ["## Failed", "", *sorted(failed), ""] if failed else []
+
+
+def head_lines(results: Results) -> list[str]:
+    header = results.header
+    limits = header["limits"]
+    peaks = ", ".join(f"{name} {limits[name] / 1e9:,.0f}" for name in ("int8", "bf16", "f32"))
+    options = ", ".join(f"{name} {value}" for name, value in header["options"].items()) or "defaults"
+    names = ", ".join(f"{peer} {version}" for peer, version in header["versions"].items())
+    return [
+        f"# Penstock and its peers, {header['date']}",
+        "",
+        f"{header['machine']}; {header['threads']} threads. Limits at the beginning: reading "
+        f"{limits['read'] / 1e9:.0f} GB/s; peaks in GOP/s: {peaks}.",
+        f"Versions: {names}. Penstock's options: {options}.",
+        "",
+    ]
+
+
+def report(results: Results) -> str:
+    lines = [*head_lines(results), *ratio_lines(results), *peak_lines(results)]
+    return "\n".join([*lines, *value_lines(results), *failure_lines(results)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    results = Results.read(parser.parse_args().results)
+    if not results.header:
+        raise SystemExit(f"{results.path}: no such results")
+    print(report(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+// What avx512_bf16.cpp gives to the table of avx512.cpp, and what it takes from there.
+#ifndef PENSTOCK_KERNELS_AVX512_BF16_H
+#define PENSTOCK_KERNELS_AVX512_BF16_H
+
+#include "kernels.h"
+
+namespace ps {
+
+void linear_bf16_dot(const LinearArgs& args, int64_t begin, int64_t end);
+void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+                         int64_t end);
+// Bias, gate and residual as for every scheme, then the store: v [m][n][16]; gated: n is 2, gate and up side by side.
+void store_bf16_dot(const LinearArgs& args, int64_t row, int64_t tile, int m, int n, float* v);
+int64_t peak_bf16_dot(int64_t iterations, float* sink);
+
+}  // namespace ps
+
+#endif

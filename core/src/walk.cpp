@@ -1,0 +1,112 @@
+// All threads walk the list of steps together.
+#include "clock.h"
+#include "program.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kChunksPerShare = 16;
+constexpr int64_t kAheadBytes = 128 << 10;  // of the next weights, fetched into a core's cache by a thread that waits
+constexpr int64_t kLine = 64;
+
+// What a thread fetches while it waits: the beginning of its share of the next weights.
+class Ahead {
+ public:
+  void aim(const Step* step, const Place& place) {
+    if (step == step_) return;
+    step_ = step;
+    int64_t begin = 0, end = 0;
+    if (step) split(step->weight_bytes, place.rank, place.num_threads, &begin, &end);
+    second_half_ = step ? step->second_half : 0;
+    at_ = step ? step->weights + begin : nullptr;
+    end_ = at_ + (end - begin < kAheadBytes ? end - begin : kAheadBytes);
+  }
+  void operator()() {
+    for (int i = 0; i < 4 && at_ < end_; ++i, at_ += kLine) {
+      __builtin_prefetch(at_, 0, 2);
+      if (second_half_) __builtin_prefetch(at_ + second_half_, 0, 2);
+    }
+  }
+
+ private:
+  const Step* step_ = nullptr;
+  int64_t second_half_ = 0;
+  const uint8_t *at_ = nullptr, *end_ = nullptr;
+};
+
+// Takes the next of `count` chunks of a share in the step of this stamp; -1: none is left.
+int64_t take(Share* share, uint64_t stamp, int64_t count) {
+  uint64_t old = share->taken.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint64_t found = old >> 16;
+    const uint64_t next = found == stamp ? old & 0xffff : 0;
+    if (found > stamp || next >= static_cast<uint64_t>(count)) return -1;
+    if (share->taken.compare_exchange_weak(old, stamp << 16 | (next + 1), std::memory_order_relaxed))
+      return static_cast<int64_t>(next);
+  }
+}
+
+// The chunks of one thread's share, as far as nobody else took them.
+void run_share(const Step& step, Share* share, uint64_t stamp, int64_t begin, int64_t end, int32_t thread) {
+  const int64_t chunk = (end - begin + kChunksPerShare - 1) / kChunksPerShare;
+  const int64_t count = chunk ? (end - begin + chunk - 1) / chunk : 0;
+  for (int64_t i = take(share, stamp, count); i >= 0; i = take(share, stamp, count)) {
+    const int64_t first = (begin + i * chunk) * step.grain, last = (begin + (i + 1) * chunk) * step.grain;
+    const int64_t most = end * step.grain < step.items ? end * step.grain : step.items;
+    step.run(*step.call, first, last < most ? last : most, thread);
+  }
+}
+
+void run_shares(const Step& step, Share* shares, uint64_t stamp, int32_t thread, const Place& place) {
+  const int32_t num_threads = place.num_threads;
+  const int64_t grains = (step.items + step.grain - 1) / step.grain;
+  for (int32_t i = 0; i < num_threads; ++i) {
+    const int32_t owner = place.rank + i < num_threads ? place.rank + i : place.rank + i - num_threads;
+    int64_t begin, end;
+    split(grains, owner, num_threads, &begin, &end);
+    run_share(step, &shares[owner], stamp, begin, end, thread);
+  }
+}
+
+// The spans of a thread that left before these steps.
+void note_absence(ps_span* span, int64_t num_steps) {
+  const int64_t now = now_ns();
+  for (int64_t i = 0; i < num_steps; ++i) span[i].arrive_ns = span[i].begin_ns = span[i].end_ns = now;
+}
+
+// kTimed: each step's times go to the spans.
+template <bool kTimed>
+void walk(ps_program* p, int32_t thread) {
+  Meeting& meeting = p->context->pool.meeting();
+  Place place{thread, meeting.num_threads()};
+  if (thread == 0) p->step_threads = place.num_threads;
+  Share* shares = reinterpret_cast<Share*>(p->shares.data());
+  ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
+  Ahead ahead;
+  uint64_t stamp = p->stamp;
+  const Step* end_of_steps = p->steps.end();
+  for (const Step& step : p->steps) {
+    if (kTimed) span->arrive_ns = now_ns();
+    if (step.barrier && place.num_threads > 1) {
+      ahead.aim(step.ahead, place);
+      if (!meeting.meet(&place, ahead)) return kTimed ? note_absence(span, end_of_steps - &step) : void();
+    }
+    if (kTimed) span->begin_ns = now_ns();
+    if (step.split == SPLIT_SHARES && place.num_threads > 1) {
+      run_shares(step, shares, stamp, thread, place);
+    } else {
+      int64_t begin, end;
+      split(step.items, place.rank, place.num_threads, &begin, &end);
+      if (begin < end) step.run(*step.call, begin, end, thread);
+    }
+    if (kTimed) (span++)->end_ns = now_ns();
+    ++stamp;
+  }
+}
+
+}  // namespace
+
+void walk_steps(void* program, int32_t thread) { walk<false>(static_cast<ps_program*>(program), thread); }
+void walk_steps_timed(void* program, int32_t thread) { walk<true>(static_cast<ps_program*>(program), thread); }
+
+}  // namespace ps

@@ -1,0 +1,173 @@
+"""``penstock.AsyncLLM``: the same engine for asyncio.
+
+One thread of its own drives the engine's loop while there is work; the event loop never waits for a step.  Once a
+step that thread wakes the streams that have news, all of them with one call into the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from penstock.engine.llm import LLM, Delta, Prompt, Result, Stream
+from penstock.engine.options import RequestOptions
+from penstock.engine.request import Request, SamplingParams
+from penstock.errors import InvalidArgumentError, PenstockError
+
+__all__ = ["AsyncLLM", "AsyncStream"]
+
+_LONG_TEXT = 2000
+"""Characters from which on a text is tokenized beside the event loop."""
+
+
+class AsyncStream:
+    """An answer as it grows: ``async for`` gives Deltas, each with all that is new.
+
+    A reader who is slow gets larger pieces; nothing piles up.  Cancelling the reader, leaving ``async with``,
+    ``abort`` or dropping the stream ends the request and frees its memory.
+    """
+
+    def __init__(self, stream: Stream, work: threading.Event) -> None:
+        self._stream = stream
+        self._work = work
+        self._news = asyncio.Event()
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next piece: one token or more, or the end."""
+        while not self._stream.has_news:
+            self._news.clear()
+            if self._stream.has_news:  # the step ended in between
+                break
+            try:
+                await self._news.wait()
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+        try:
+            return next(self._stream)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def abort(self) -> None:
+        """End the answer here; its memory is free when the running step ends."""
+        self._stream.abort()
+        self._work.set()
+
+    def result(self) -> Result:
+        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
+        return self._stream.result()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def wake(self) -> None:
+        """There is news.  Called in the event loop."""
+        self._news.set()
+
+
+class AsyncLLM:
+    """A model for asyncio: many streams at once, each with the tokens it would get alone.
+
+    ``llm`` is an open LLM, which this closes.  Its ``max_waiting`` bounds the queue: a request beyond it is
+    refused with QueueFullError, which is the moment to tell a client to come back later.  Use it in one event loop.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        if llm.engine.observer is not None:
+            raise InvalidArgumentError("llm: one AsyncLLM drives it already")
+        self.llm = llm
+        self._loop = asyncio.get_running_loop()
+        self._streams: weakref.WeakValueDictionary[int, AsyncStream] = weakref.WeakValueDictionary()
+        self._work = threading.Event()
+        self._closing = False
+        llm.engine.observer = self._observe
+        self._thread = threading.Thread(target=self._drive, name="penstock-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    async def open(cls, model: Any, **options: Any) -> AsyncLLM:
+        """Open a model without holding up the event loop; arguments as ``LLM`` has them."""
+        return cls(await asyncio.to_thread(LLM, model, **options))
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> AsyncStream:
+        """Begin to continue one prompt, checked now.
+
+        Raises what ``LLM.stream`` raises: InvalidArgumentError, UnsupportedError, QueueFullError.
+        """
+        if self._closing:
+            raise InvalidArgumentError("the AsyncLLM is closed")
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+            prompt = await asyncio.to_thread(self.llm.tokenizer.encode, prompt)
+        plain = self.llm.stream(prompt, params, options)
+        stream = AsyncStream(plain, self._work)
+        self._streams[plain.id] = stream
+        self._work.set()
+        return stream
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Result:
+        """Continue one prompt; cancelling the caller aborts it."""
+        stream = await self.stream(prompt, params, options)
+        async for _ in stream:
+            pass
+        return stream.result()
+
+    async def close(self) -> None:
+        """End every request with "abort" and give the memory back.  Calling it again does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._work.set()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.llm.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _drive(self) -> None:
+        """The engine thread: steps while there is work, sleeps while there is none."""
+        engine = self.llm.engine
+        while not self._closing:
+            self._work.clear()
+            if engine.has_work:
+                with suppress(PenstockError):  # closed by somebody else; requests' own errors never come out here
+                    engine.step()
+            if engine.is_closed:
+                return
+            while engine.is_wanted and not self._closing:  # a lock is not fair: let others have it
+                time.sleep(0.0002)
+            if not engine.has_work:
+                self._work.wait()
+
+    def _observe(self, news: Sequence[Request]) -> None:
+        """In the thread that stepped: hand the news to the event loop."""
+        with suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._wake, [request.id for request in news])
+
+    def _wake(self, ids: Sequence[int]) -> None:
+        for request_id in ids:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.wake()

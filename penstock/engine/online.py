@@ -1,0 +1,227 @@
+"""How a model serves requests that arrive over time: latencies and throughput at given rates.
+
+A trace of prompts and answer lengths is made once (lognormal lengths, random tokens).  It runs offline first, all
+requests at once, which gives the capacity; then as Poisson arrivals at each rate.  Latencies count from the moment a
+request was due, not from when the engine took it, so that a stall is not hidden (G. Tene's "coordinated omission").
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
+from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.errors import InternalError, InvalidArgumentError
+from penstock.runtime.open import open_program
+from penstock.runtime.program import ProgramLimits
+
+__all__ = ["OnlineBench", "OnlineReport", "RateReport", "Trace", "bench_online"]
+
+PERCENTILES = (50, 90, 99)
+MOST_RATES = 32
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is asked: ``num_requests`` prompts of ``prompt_tokens`` on average (median of a lognormal whose logarithm
+    has the standard deviation ``spread``; 0 for equal lengths), answers likewise; the first ``shared_tokens`` tokens of
+    all prompts are the same.
+    """
+
+    num_requests: int = 64
+    prompt_tokens: int = 256
+    new_tokens: int = 64
+    spread: float = 0.6
+    shared_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured."""
+        for name in ("num_requests", "prompt_tokens", "new_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
+                raise InvalidArgumentError(f"{name} must be a whole number from 1 to {1 << 20}, not {value!r}")
+        if not 0 <= self.spread <= 2:
+            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}")
+        if not 0 <= self.shared_tokens < self.prompt_tokens:
+            raise InvalidArgumentError(
+                f"shared_tokens must be at least 0 and less than prompt_tokens {self.prompt_tokens}, "
+                f"not {self.shared_tokens!r}"
+            )
+
+    def lengths(self, seed: int = 0) -> tuple[list[int], list[int]]:
+        """Prompt lengths and answer lengths, up to four times their medians."""
+        random = np.random.default_rng(seed)
+
+        def draw(median: int) -> list[int]:
+            drawn = median * np.exp(self.spread * random.standard_normal(self.num_requests))
+            return [int(length) for length in np.clip(np.rint(drawn), 1, 4 * median)]
+
+        return [max(length, self.shared_tokens + 1) for length in draw(self.prompt_tokens)], draw(self.new_tokens)
+
+
+@dataclass(frozen=True)
+class OnlineBench:
+    """What to measure.  ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity."""
+
+    model: Path | str
+    trace: Trace = field(default_factory=Trace)
+    rates: tuple[float, ...] = ()
+    shares: tuple[float, ...] = (0.5, 0.8)
+    scheme: str | None = None
+    threads: int = 0
+    network: str | None = None
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
+    options: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse rates that never come, or never end."""
+        if not 0 < len(self.rates) + len(self.shares) <= MOST_RATES:
+            raise InvalidArgumentError(f"rate must name 1 to {MOST_RATES} rates")
+        for rate in self.rates + self.shares:
+            if not 1e-3 <= rate <= 1e6:
+                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}")
+
+
+@dataclass
+class RateReport:
+    """One run.  Latencies in seconds, by percentile: to the first token, between tokens, and of the whole request.
+
+    ``rate``: requests per second that were due; 0 when all were due at once.
+    """
+
+    rate: float
+    seconds: float
+    first_token_s: dict[int, float]
+    between_tokens_s: dict[int, float]
+    request_s: dict[int, float]
+    requests_per_s: float
+    output_tokens_per_s: float
+    hit_rate: float
+    num_preemptions: int
+    most_running: int
+    most_waiting: int
+
+
+@dataclass
+class OnlineReport:
+    """All runs; the first is offline."""
+
+    network: str
+    scheme: str
+    cpu_level: str
+    num_threads: int
+    trace: Trace
+    prompt_tokens: int
+    output_tokens: int
+    runs: list[RateReport] = field(default_factory=list)
+
+
+def bench_online(what: OnlineBench) -> OnlineReport:
+    """Measure a bundle or a folder; InvalidArgumentError when the trace does not fit the model."""
+    opened = open_program(
+        what.model, scheme=what.scheme, threads=what.threads, limits=what.limits, network=what.network
+    )
+    program, info = opened.program, opened.program.info
+    try:
+        engine = Engine(program, what.options)
+        prompt_lens, answer_lens = what.trace.lengths()
+        longest = max(p + a for p, a in zip(prompt_lens, answer_lens, strict=True))
+        if longest > engine.max_len:
+            raise InvalidArgumentError(
+                f"prompt_tokens, new_tokens and spread make a request of {longest} tokens, but the context holds "
+                f"{engine.max_len}"
+            )
+        random = np.random.default_rng(1)
+        shared = random.integers(0, info.vocab_size, what.trace.shared_tokens).tolist()
+        prompts = [shared + random.integers(0, info.vocab_size, n - len(shared)).tolist() for n in prompt_lens]
+        report = OnlineReport(
+            info.network, info.scheme, info.cpu_level, info.num_threads, what.trace, sum(prompt_lens), sum(answer_lens)
+        )
+        _Run(engine, prompts[:1], [1], 0.0).report()  # the first run faults pages in and wakes clocks
+        report.runs.append(_Run(engine, prompts, answer_lens, 0.0).report())
+        capacity = report.runs[0].requests_per_s
+        for rate in sorted([*what.rates, *(share * capacity for share in what.shares)]):
+            report.runs.append(_Run(engine, prompts, answer_lens, rate).report())
+        return report
+    finally:
+        program.close()
+
+
+class _Run:
+    """One pass over the trace; ``rate`` 0: everything is due at once."""
+
+    def __init__(self, engine: Engine, prompts: list[list[int]], answer_lens: list[int], rate: float) -> None:
+        self.engine, self.prompts, self.answer_lens, self.rate = engine, prompts, answer_lens, rate
+        count = len(prompts)
+        gaps = np.random.default_rng(2).exponential(1 / rate, count) if rate else np.zeros(count)
+        self.due: list[float] = (np.cumsum(gaps) - gaps[0]).tolist()
+        self.last: dict[int, float] = {}
+        self.first_token: list[float] = []
+        self.between: list[float] = []
+        self.whole: list[float] = []
+        self.most_running = self.most_waiting = 0
+
+    def report(self) -> RateReport:
+        engine = self.engine
+        engine.forget_prefixes()
+        before = engine.figures()
+        seconds = self._play()
+        after = engine.figures()
+        prompt_tokens = after.num_prompt_tokens - before.num_prompt_tokens
+        return RateReport(
+            rate=self.rate,
+            seconds=seconds,
+            first_token_s=_percentiles(self.first_token),
+            between_tokens_s=_percentiles(self.between),
+            request_s=_percentiles(self.whole),
+            requests_per_s=len(self.prompts) / seconds,
+            output_tokens_per_s=sum(self.answer_lens) / seconds,
+            hit_rate=(after.num_cached_tokens - before.num_cached_tokens) / prompt_tokens,
+            num_preemptions=after.num_preemptions - before.num_preemptions,
+            most_running=self.most_running,
+            most_waiting=self.most_waiting,
+        )
+
+    def _play(self) -> float:
+        """Submit what is due, step, note; the seconds until the last answer is done."""
+        engine, start = self.engine, time.perf_counter()
+        due_at: dict[int, float] = {}
+        num_submitted = 0
+        while num_submitted < len(self.prompts) or engine.has_work:
+            now = time.perf_counter() - start
+            while num_submitted < len(self.prompts) and self.due[num_submitted] <= now:
+                sampling = ResolvedSampling(max_tokens=self.answer_lens[num_submitted])
+                request = engine.submit(self.prompts[num_submitted], sampling)
+                due_at[request.id] = self.due[num_submitted]
+                num_submitted += 1
+            if not engine.has_work:
+                time.sleep(max(0.0, self.due[num_submitted] - (time.perf_counter() - start)))
+                continue
+            news = engine.step()
+            self._note(news, due_at, time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    def _note(self, news: list[Request], due_at: dict[int, float], now: float) -> None:
+        for request in news:
+            if request.error is not None:
+                raise request.error
+            if request.id in self.last:
+                self.between.append(now - self.last[request.id])
+            else:
+                self.first_token.append(now - due_at[request.id])
+            self.last[request.id] = now
+            if request.status is Status.FINISHED:
+                if request.finish_reason != "length":
+                    raise InternalError(f"bench: a request ended by {request.finish_reason}")
+                self.whole.append(now - due_at[request.id])
+        self.most_running = max(self.most_running, len(self.engine.scheduler.running))
+        self.most_waiting = max(self.most_waiting, len(self.engine.scheduler.waiting))
+
+
+def _percentiles(values: list[float]) -> dict[int, float]:
+    return {p: float(np.percentile(values, p)) if values else 0.0 for p in PERCENTILES}

@@ -1,0 +1,358 @@
+"""Where the time of a step goes, op by op, and how near each op is to what the machine can do.
+
+Steps run on the program itself, without the engine's loop: prompts of random tokens, and steps of one token for each of
+some requests after a context.  The spans that the core notes are added up so that the rows of a table are the step's
+whole time: work per op, waits for other threads, what lies between ops, and the call into the core.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.bundle import read_graph
+from penstock.graph.ir import DType, Graph
+from penstock.lite import core, spans
+from penstock.runtime.native import NativeProgram
+from penstock.runtime.open import open_program
+from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
+
+__all__ = ["PHASES", "PhaseReport", "Profile", "ProfileReport", "Row", "profile"]
+
+PHASES = ("prefill", "decode")
+STEP_TOKENS = 512
+_WARM_PASSES = 2
+_SECONDS = 1.0
+"""Passes go on for about so long when their number was not given."""
+_PEAKS = {"f32": DType.F32, "bf16": DType.BF16, "int8": DType.I8}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What to profile.  ``steps`` 0: as many as fit into a second, three at least."""
+
+    model: Path | str
+    scheme: str | None = None
+    phases: tuple[str, ...] = PHASES
+    prompt_tokens: int = 512
+    context: int = 128
+    batch: int = 1
+    threads: int = 0
+    kv_cache: str = "f32"
+    weights: str = "mmap"
+    steps: int = 0
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be profiled."""
+        leasts = {"prompt_tokens": 1, "context": 0, "batch": 1, "steps": 0}
+        for name, least in leasts.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 20:
+                raise InvalidArgumentError(f"{name} must be a whole number from {least} to {1 << 20}, not {value!r}")
+        if not self.phases or any(phase not in PHASES for phase in self.phases):
+            raise InvalidArgumentError(f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}")
+
+
+@dataclass
+class Row:
+    """One kind of op, or one node.
+
+    ``seconds`` and ``wait_seconds`` (for other threads, before it) are of the mean thread, so that the rows of a phase
+    add up; ``busy_seconds`` is of its busiest thread, which the rates and ``share_of_limit`` go by.  ``limit`` is what
+    binds: "memory", or the arithmetic "int8", "bf16" or "f32".  A share above 1 means that bytes came from the cache.
+    """
+
+    name: str
+    op: str
+    calls: int = 0
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    num_bytes: float = 0.0
+    num_ops: float = 0.0
+    peak: str = "f32"
+    limit: str = ""
+    share_of_limit: float = 0.0
+
+
+@dataclass
+class PhaseReport:
+    """A pass (a prompt, or a step of decode): its size and time, and where it went; times in seconds.
+
+    ``wall_s`` is the mean of the middle half of ``passes`` by time, ``plain_s`` the median of as many that noted
+    nothing.  ``kinds`` plus ``between`` are ``wall_s``.  ``spans`` are those of the steps of the median pass.
+    """
+
+    phase: str
+    num_tokens: int
+    num_requests: int
+    context: int
+    num_steps: int
+    step_threads: int
+    passes: int
+    wall_s: float
+    plain_s: float
+    read_bytes_per_s: float
+    kinds: list[Row]
+    nodes: list[Row]
+    between: dict[str, float]
+    spans: list[NDArray[np.void]] = field(repr=False, default_factory=list)
+
+
+@dataclass
+class ProfileReport:
+    """What was profiled, the limits that were measured with it, and its phases."""
+
+    network: str
+    scheme: str
+    cpu_level: str
+    num_threads: int
+    kv_cache: str
+    weights: str
+    ops_per_s: dict[str, float]
+    phases: list[PhaseReport]
+
+
+@dataclass(frozen=True)
+class _Step:
+    batch: core.StepBatch
+    size: StepSize
+
+
+@dataclass
+class _Pass:
+    """Nanoseconds of a pass: per node, and what lies between."""
+
+    work: NDArray[np.float64]
+    wait: NDArray[np.float64]
+    busy: NDArray[np.float64]
+    spans: list[NDArray[np.void]]
+    wall: float = 0.0
+    starting: float = 0.0
+    ending: float = 0.0
+    gaps: float = 0.0
+    calling: float = 0.0
+    threads: int = 0
+
+
+def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
+    """Profile a bundle or a folder.
+
+    Raises InvalidArgumentError when the sizes do not fit the model, and what ``open_program`` raises.
+    """
+    longest = max(
+        what.prompt_tokens if "prefill" in what.phases else 1, what.context + 1 if "decode" in what.phases else 1
+    )
+    limits = ProgramLimits(
+        max_tokens=max(min(STEP_TOKENS, longest), what.batch),
+        max_requests=what.batch,
+        num_pages=pages_for(longest) * what.batch,
+        context_len=longest,
+        kv_layout=what.kv_cache,
+        weights=what.weights,
+    )
+    opened = open_program(
+        what.model, scheme=what.scheme, threads=what.threads, limits=limits, network=what.network, progress=progress
+    )
+    program, bundle = opened.program, opened.bundle
+    try:
+        if not isinstance(program, NativeProgram) or bundle is None:
+            raise UnsupportedError("profile measures graph mode")
+        if program.info.context_len < longest:
+            asked = f"prompt_tokens {longest}" if longest > what.context + 1 else f"context {what.context} and one more"
+            raise InvalidArgumentError(f"{asked} is over the model's context of {program.info.context_len} tokens")
+        return _Profiler(what, program, read_graph(bundle)[0], pages_for(longest)).report()
+    finally:
+        program.close()
+
+
+class _Profiler:
+    def __init__(self, what: Profile, program: NativeProgram, graph: Graph, width: int) -> None:
+        self.what, self.program, self.graph, self.width = what, program, graph, width
+        self.groups = len(program.info.page_windows)
+        self.random = np.random.default_rng(0)
+        plan = program.info.plan
+        self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
+        self.peaks = dict.fromkeys(_PEAKS, 0.0)
+
+    def report(self) -> ProfileReport:
+        info = self.program.info
+        phases = [self._phase(phase) for phase in PHASES if phase in self.what.phases]
+        for phase in phases:  # the peaks are known now
+            for row in [*phase.kinds, *phase.nodes]:
+                self._compare(row, phase.read_bytes_per_s)
+        return ProfileReport(
+            info.network, info.scheme, info.cpu_level, info.num_threads, self.what.kv_cache, self.what.weights,
+            self.peaks, phases,
+        )  # fmt: skip
+
+    def _phase(self, phase: str) -> PhaseReport:
+        steps = self._prompt(self.what.prompt_tokens) if phase == "prefill" else self._decode()
+        before = self._probe()
+        passes, plain = self._passes(steps)
+        bandwidth = max(before, self._probe())
+        kept = sorted(passes, key=lambda one: one.wall)
+        quarter = len(kept) // 4
+        kept = kept[quarter : len(kept) - quarter]
+        nodes, between = self._rows(steps, kept)
+        first, middle = steps[-1].size, kept[len(kept) // 2]
+        return PhaseReport(
+            phase=phase,
+            num_tokens=sum(step.size.num_tokens for step in steps),
+            num_requests=len(first.lens),
+            context=self.what.context if phase == "decode" else 0,
+            num_steps=len(steps),
+            step_threads=middle.threads,
+            passes=len(passes),
+            wall_s=statistics.fmean(one.wall for one in kept) * 1e-9,
+            plain_s=statistics.median(plain) * 1e-9,
+            read_bytes_per_s=bandwidth,
+            kinds=_kinds(self.graph, nodes),
+            nodes=nodes,
+            between=between,
+            spans=middle.spans,
+        )
+
+    def _probe(self) -> float:
+        """Read bandwidth now; the peaks are the highest seen, for another process may have had the cores."""
+        for name, dtype in _PEAKS.items():
+            self.peaks[name] = max(self.peaks[name], core.probe_compute(self.program.context, int(dtype), 0.05))
+        return core.probe_bandwidth(self.program.context)
+
+    def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> _Step:
+        """A step: request i has ``lens[i]`` random tokens from position ``starts[i]`` and pages of its own."""
+        num_tokens, num_requests = sum(lens), len(lens)
+        tables = np.arange(num_requests * self.width, dtype=np.int32).reshape(1, num_requests, self.width)
+        ends = np.cumsum([0, *lens], dtype=np.int32)
+        batch = core.StepBatch(
+            token_ids=self.random.integers(0, self.program.info.vocab_size, num_tokens, np.int32),
+            positions=np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, lens, strict=True)]),
+            request_starts=ends,
+            page_tables=np.ascontiguousarray(np.broadcast_to(tables, (self.groups, num_requests, self.width))),
+            output_rows=np.ascontiguousarray(ends[1:] - 1)[num_requests - num_rows :],
+        )
+        return _Step(batch, StepSize(tuple(starts), tuple(lens), self.width, num_rows))
+
+    def _prompt(self, num_tokens: int) -> list[_Step]:
+        """One request's prompt in steps; the last makes logits."""
+        most = self.program.limits.max_tokens
+        firsts = range(0, num_tokens, most)
+        return [self._batch([at], [min(most, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
+
+    def _decode(self) -> list[_Step]:
+        """A token for each request, once their contexts are there: the first one's pages are copied to the others."""
+        batch, context = self.what.batch, self.what.context
+        if context:
+            for step in self._prompt(context):
+                self.program.run(step.batch)
+            for state in range(self.program.model.info.num_states):
+                pages = self.program.core_program.kv(state)
+                for request in range(1, batch):
+                    pages[request * self.width : (request + 1) * self.width] = pages[: self.width]
+        return [self._batch([context] * batch, [1] * batch, batch)]
+
+    def _passes(self, steps: list[_Step]) -> tuple[list[_Pass], list[float]]:
+        """Passes that noted their spans, and the nanoseconds of those that did not, in turn."""
+        noted: list[_Pass] = []
+        plain: list[float] = []
+        program = self.program.core_program
+        for _ in range(_WARM_PASSES):
+            self._run(steps)
+        begin = time.monotonic()
+        while len(noted) < (self.what.steps or 3) or (not self.what.steps and time.monotonic() - begin < _SECONDS):
+            plain.append(sum(wall for wall, _ in self._run(steps)))
+            spans.set_profiling(program, True)
+            noted.append(self._tally(self._run(steps)))
+            spans.set_profiling(program, False)
+        return noted, plain
+
+    def _run(self, steps: list[_Step]) -> list[tuple[float, NDArray[np.void]]]:
+        """Nanoseconds and spans of each step."""
+        found = []
+        for step in steps:
+            begin = time.monotonic_ns()
+            self.program.run(step.batch)
+            wall = float(time.monotonic_ns() - begin)
+            found.append((wall, spans.last_spans(self.program.core_program)))
+        return found
+
+    def _tally(self, found: list[tuple[float, NDArray[np.void]]]) -> _Pass:
+        """Every nanosecond of every thread belongs to a node, a wait, an edge of the step or a gap between nodes."""
+        count = len(self.graph.nodes)
+        total = _Pass(np.zeros(count), np.zeros(count), np.zeros(count), [noted for _, noted in found])
+        for wall, noted in found:
+            step, rest = noted[0], noted[1:]
+            threads = int(rest["thread"].max()) + 1
+            length = float(step["end_ns"] - step["begin_ns"])
+            worked = (rest["end_ns"] - rest["begin_ns"]).astype(np.float64)
+            waited = (rest["begin_ns"] - rest["arrive_ns"]).astype(np.float64)
+            work = np.zeros((threads, count))
+            np.add.at(work, (rest["thread"], rest["node"]), worked)
+            starting = ending = 0.0
+            for thread in range(threads):
+                mine = rest[rest["thread"] == thread]
+                starting += float(mine["arrive_ns"][0] - step["begin_ns"])
+                ending += float(step["end_ns"] - mine["end_ns"][-1])
+            total.wall += wall
+            total.work += work.sum(0) / threads
+            total.busy += work.max(0)
+            total.wait += np.bincount(rest["node"], waited, count) / threads
+            total.ending += ending / threads
+            total.starting += starting / threads
+            total.gaps += length - (float(worked.sum() + waited.sum()) + starting + ending) / threads
+            total.calling += wall - length
+            total.threads = max(total.threads, threads)
+        return total
+
+    def _rows(self, steps: list[_Step], kept: list[_Pass]) -> tuple[list[Row], dict[str, float]]:
+        """Rows of the nodes, and seconds between them, of the mean pass."""
+
+        def mean(name: str) -> Any:
+            return sum(getattr(one, name) for one in kept) / len(kept) * 1e-9
+
+        costs = [Cost() for _ in self.graph.nodes]
+        for step in steps:
+            for cost, more in zip(costs, node_costs(self.graph, step.size, self.kv_token_bytes), strict=True):
+                cost.add(more)
+        rows = []
+        for node, cost, work, wait, busy in zip(
+            self.graph.nodes, costs, mean("work"), mean("wait"), mean("busy"), strict=True
+        ):
+            row = Row(node.name, node.op, len(steps), float(work), float(wait), float(busy), peak=peak_of(node))
+            row.num_bytes, row.num_ops = cost.num_bytes, cost.num_ops
+            rows.append(row)
+        between = {
+            "waiting for other threads": float(mean("wait").sum()) + mean("ending"),
+            "starting the threads": mean("starting"),
+            "between ops": mean("gaps"),
+            "calling the core": mean("calling"),
+        }
+        return rows, between
+
+    def _compare(self, row: Row, bandwidth: float) -> None:
+        memory, arithmetic = row.num_bytes / bandwidth, row.num_ops / self.peaks[row.peak]
+        row.limit = "memory" if memory >= arithmetic else row.peak
+        row.share_of_limit = max(memory, arithmetic) / row.busy_seconds if row.busy_seconds > 0 else 0.0
+
+
+def _kinds(graph: Graph, nodes: list[Row]) -> list[Row]:
+    """The nodes added up by kind, the slowest first."""
+    keys = kind_keys(graph.nodes)
+    labels = kind_labels(keys)
+    rows: dict[str, Row] = {}
+    for key, node in zip(keys, nodes, strict=True):
+        row = rows.setdefault(key, Row(labels[key], node.op, peak=node.peak))
+        row.calls += node.calls
+        for name in ("seconds", "wait_seconds", "busy_seconds", "num_bytes", "num_ops"):
+            setattr(row, name, getattr(row, name) + getattr(node, name))
+    return sorted(rows.values(), key=lambda row: -row.seconds)

@@ -1,0 +1,141 @@
+"""What a node must move and compute in a step: the bytes and operations that a profile compares with the limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.graph.ir import DType, Graph, Node, Value
+
+__all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of"]
+
+_BYTES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.I32: 4, DType.U8: 1, DType.I64: 8}
+_PER_ELEMENT = {
+    "rms_norm": 4,
+    "add_rms_norm": 5,
+    "layer_norm": 6,
+    "rope": 3,
+    "silu_mul": 5,
+    "gelu": 8,
+    "add": 1,
+    "mul": 1,
+}
+"""Operations per element of the first output, an exponential counted as one: nominal, for ops that only move bytes."""
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """A step as its costs see it: tokens of each request after how many earlier ones, table width, rows of logits."""
+
+    starts: tuple[int, ...]
+    lens: tuple[int, ...]
+    width: int
+    num_rows: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all requests."""
+        return sum(self.lens)
+
+    def sizes(self) -> dict[str, int]:
+        """By the symbols of a graph."""
+        return {"T": self.num_tokens, "B": len(self.lens), "P": self.width, "R": self.num_rows}
+
+
+@dataclass
+class Cost:
+    """Bytes that must be moved once (weights, keys and values, activations) and operations (a multiply-add is two)."""
+
+    num_bytes: float = 0.0
+    num_ops: float = 0.0
+
+    def add(self, other: Cost) -> None:
+        """Add another's."""
+        self.num_bytes += other.num_bytes
+        self.num_ops += other.num_ops
+
+
+def peak_of(node: Node) -> str:
+    """The arithmetic whose peak bounds a node: int8 where activations are rounded to it, else bf16 or f32."""
+    scheme = str(node.attrs.get("scheme", ""))
+    return "int8" if scheme.endswith("a8") else "bf16" if scheme == "bf16" else "f32"
+
+
+def _elements(value: Value, sizes: dict[str, int]) -> int:
+    product = 1
+    for dim in value.shape:
+        product *= dim.offset if dim.symbol is None else dim.factor * sizes[dim.symbol] + dim.offset
+    return product
+
+
+def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
+    """Keys that all tokens look at, and positions that must be read at least once."""
+    seen = read = 0
+    for start, length in zip(step.starts, step.lens, strict=True):
+        end = start + length
+        for position in range(start, end):
+            keys = position + 1 if causal else end
+            seen += min(keys, window) if window else keys
+        read += min(end, window + length - 1) if window else end
+    return seen, read
+
+
+def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float) -> list[Cost]:
+    """The cost of every node in a step.  ``kv_token_bytes``: keys and values of one token over all states."""
+    width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
+    per_element = kv_token_bytes / width if width else 0.0
+    return [_node_cost(graph, node, step, per_element) for node in graph.nodes]
+
+
+def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float) -> Cost:
+    sizes, cost = step.sizes(), Cost()
+    values = [graph.values[o.name] for o in node.inputs if o.kind == "value"]
+    outputs = [graph.values[name] for name in node.outputs]
+    cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*values, *outputs]))
+    for operand in node.inputs:
+        if operand.kind == "weight":
+            weight = graph.weights[operand.name]
+            rows_read = sizes["T"] / weight.rows if node.op == "embedding" else 1
+            cost.num_bytes += weight.num_bytes * rows_read
+            if node.op == "linear" and weight.rows > 1:
+                cost.num_ops += 2 * weight.rows * weight.cols * _elements(outputs[0], sizes) / _columns(outputs[0])
+        elif operand.kind == "state":
+            state = graph.states[operand.name]
+            token_bytes = kv_element_bytes * state.num_kv_heads * state.head_dim
+            if node.op == "attention":
+                seen, read = _keys(step, int(node.attrs["window"]), bool(node.attrs["causal"]))
+                cost.num_bytes += read * token_bytes
+                cost.num_ops += 4 * seen * _columns(outputs[0])
+            else:
+                cost.num_bytes += step.num_tokens * token_bytes
+    if outputs:
+        cost.num_ops += _PER_ELEMENT.get(node.op, 0) * _elements(outputs[0], sizes)
+    return cost
+
+
+def _columns(value: Value) -> int:
+    product = 1
+    for dim in value.shape[1:]:
+        product *= dim.offset
+    return product
+
+
+def kind_keys(nodes: Sequence[Node]) -> list[str]:
+    """What a table adds up: ops by name, linears by their place in a layer."""
+    return [f"linear {re.sub(r'[.][0-9]+(?=[.]|$)', '.*', n.name)}" if n.op == "linear" else n.op for n in nodes]
+
+
+def kind_labels(keys: Sequence[str]) -> dict[str, str]:
+    """A short name for each kind: "linear model.layers.*.mlp.gate_proj|up_proj" is "linear gate|up", if no other is."""
+
+    def short(key: str, parts: int) -> str:
+        op, _, path = key.partition(" ")
+        last = ".".join(path.split(".")[-parts:]).replace("_proj", "")
+        return f"{op} {last}" if path else op
+
+    labels: dict[str, str] = {}
+    for key in dict.fromkeys(keys):
+        same = [other for other in dict.fromkeys(keys) if short(other, 1) == short(key, 1)]
+        labels[key] = short(key, 1) if len(same) == 1 else key
+    return labels

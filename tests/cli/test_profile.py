@@ -1,0 +1,148 @@
+"""``penstock profile``: rows that add up to the step, a trace of every node, a picture, and refusals by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from penstock.lite.core import Model
+from tests.cli.conftest import DEMO, FOLDER
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """The object, the trace and the picture of one run of both phases, and its text."""
+    import contextlib
+    import io
+
+    from penstock.cli.main import main
+
+    folder = tmp_path_factory.mktemp("profile")
+    args = ["profile", str(DEMO), "--prompt-tokens", "700", "--context", "40", "--batch", "3", "--steps", "4"]
+    texts = []
+    for more in (["--json", "--per-node", "--trace", f"{folder}/t.json", "--plot", f"{folder}/p.svg"], []):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main([*args, *more]) == 0
+        texts.append(out.getvalue())
+    return json.loads(texts[0]), json.loads((folder / "t.json").read_text()), folder / "p.svg", texts[1]
+
+
+def test_rows_and_what_lies_between_are_the_whole_time(profiled):
+    found = profiled[0]
+    assert [phase["phase"] for phase in found["phases"]] == ["prefill", "decode"]
+    for phase in found["phases"]:
+        between = sum(phase["between"].values())
+        for rows in (phase["kinds"], phase["nodes"]):
+            assert sum(row["seconds"] for row in rows) + between == pytest.approx(phase["wall_s"], rel=1e-6)
+        assert all(seconds >= 0 for seconds in phase["between"].values())
+        assert sum(row["wait_seconds"] for row in phase["kinds"]) <= phase["between"]["waiting for other threads"]
+        assert all(row["busy_seconds"] >= row["seconds"] * (1 - 1e-9) for row in phase["nodes"])
+        assert phase["plain_s"] > 0
+
+
+def test_phases_have_the_size_that_was_asked_for(profiled):
+    prefill, decode = profiled[0]["phases"]
+    assert (prefill["num_tokens"], prefill["num_steps"], prefill["num_requests"]) == (700, 2, 1)
+    assert (decode["num_tokens"], decode["num_steps"], decode["num_requests"], decode["context"]) == (3, 1, 3, 40)
+    assert decode["passes"] == prefill["passes"] == 4
+    with Model.open(DEMO) as model:
+        info = model.info
+    assert len(decode["nodes"]) == info.num_nodes
+    assert sum(row["calls"] for row in prefill["kinds"]) == 2 * info.num_nodes
+    head = next(row for row in decode["kinds"] if row["name"] == "linear lm_head")
+    assert head["num_ops"] == 2 * 3 * 256 * 4096
+    body = sum(row["num_ops"] for row in prefill["kinds"] if row["op"] == "linear" and row is not head)
+    assert body >= 2 * 700 * 6 * (256 * 512 + 256 * 256 + 3 * 256 * 704)
+    assert {row["limit"] for row in decode["kinds"]} <= {"memory", "int8", "f32"}
+
+
+def test_the_trace_holds_every_node_on_every_thread_in_order(profiled):
+    found, trace = profiled[:2]
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    for process, phase in enumerate(found["phases"], 1):
+        events = [e for e in trace["traceEvents"] if e["pid"] == process and e["ph"] == "X"]
+        steps = sorted((e for e in events if e["cat"] == "step"), key=lambda e: e["ts"])
+        assert len(steps) == phase["num_steps"]
+        for thread in range(phase["step_threads"]):
+            assert tracks[process, thread + 1] == f"thread {thread}"
+            mine = sorted((e for e in events if e["tid"] == thread + 1), key=lambda e: (e["ts"], e["dur"]))
+            nodes = [e["args"]["node"] for e in mine if e["cat"] != "wait"]
+            assert set(nodes) == set(range(len(phase["nodes"])))
+            for before, after in itertools.pairwise(mine):
+                assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
+            inside = [e for e in mine if steps[0]["ts"] <= e["ts"] <= steps[0]["ts"] + steps[0]["dur"]]
+            assert len(inside) * phase["num_steps"] >= len(phase["nodes"])
+        names = {e["name"] for e in events}
+        assert "linear model.layers.0.mlp.down_proj" in names
+        assert "model.layers.5.self_attn.attention" in names
+
+
+def test_the_picture_shows_limits_and_a_named_point_for_each_kind(profiled):
+    found, _, path, _ = profiled
+    root = ElementTree.fromstring(path.read_text())  # noqa: S314 - our own
+    width, height = float(root.get("width")), float(root.get("height"))
+    texts = [(float(t.get("x")), float(t.get("y")), t.text) for t in root.iter(f"{SVG}text")]
+    everything = " | ".join(text for *_, text in texts)
+    for word in ("prefill: 700 tokens", "decode: batch 3, context 40", "memory ", "int8 ", "operations per byte"):
+        assert word in everything
+    for x, y, text in texts:
+        assert 0 < x < width, text
+        assert 0 < y < height, text
+    points = list(root.iter(f"{SVG}title"))
+    shown = [row["name"] for phase in found["phases"] for row in phase["kinds"]
+             if row["num_ops"] and row["seconds"] >= 0.002 * phase["wall_s"]]  # fmt: skip
+    assert len(points) == len(shown) > 8
+    for name in shown:
+        assert name.removeprefix("linear ") in everything
+
+
+def test_the_table_names_kinds_and_fits(profiled, penstock_command):
+    text = profiled[3]
+    for word in ("linear gate|up", "attention", "kv_append", "waiting for other threads", "between ops", "100.0%"):
+        assert text.count(word) == 2, word
+    for columns, most in (("80", 80), ("120", 120)):
+        args = ("profile", DEMO, "--phase", "decode", "--context", 4, "--steps", 1)
+        done = penstock_command(*args, "--per-node", COLUMNS=columns)
+        assert done.returncode == 0, done.stderr
+        table = done.stdout.split("\n\n")[2].splitlines()
+        assert max(map(len, table)) <= most
+        assert any(line.startswith("linear 5.mlp.down ") for line in table)
+        assert ("waits" in table[0]) == (columns == "120")
+
+
+def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
+    args = ("--scheme", "w4a8", "--phase", "prefill", "--prompt-tokens", 20, "--steps", 1, "--json")
+    done = penstock_command("profile", FOLDER, *args, "--weights", "huge", "--kv-cache", "int8", "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["scheme"], found["weights"], found["kv_cache"], found["num_threads"]) == ("w4a8", "huge", "int8", 1)
+    assert [phase["phase"] for phase in found["phases"]] == ["prefill"]
+    assert "nodes" not in found["phases"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--phase", "decode", "--prompt-tokens", "9"], "prompt_tokens goes with the phase prefill, not with decode"),
+        (["--phase", "prefill", "--batch", "2"], "batch goes with the phase decode, not with prefill"),
+        (["--phase", "prefill", "--context", "2"], "context goes with the phase decode"),
+        (["--batch", "0"], "batch must be a whole number from 1"),
+        (["--steps", "-1"], "steps must be a whole number from 0"),
+        (["--context", "1024"], "context 1024 and one more is over the model's context of 1024"),
+        (["--phase", "prefill", "--prompt-tokens", "1025"], "prompt_tokens 1025 is over the model's context of 1024"),
+        (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
+        (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
+        (["--scheme", "w4a8"], "the bundle holds 'w8a8'"),
+        (["--network", "a.py:Net"], "network goes with a checkpoint folder"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused_by_name(penstock_command, options, message):
+    done = penstock_command("profile", DEMO, *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,196 @@
+"""AsyncLLM: the engine under asyncio, with the tokens of the engine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.request import SamplingParams
+from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
+from tests.engine.test_engine import PARAMS, PROMPTS, prompt_of, run_alone
+
+ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
+ROOMY = {"context_len": 100_000, "num_pages": 3200}
+
+
+def all_free(llm) -> bool:
+    return all(pool.num_free == pool.num_pages for pool in llm.engine.scheduler.ledger.pools)
+
+
+async def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        await asyncio.sleep(0.005)
+
+
+def test_async_streams_get_what_they_would_get_alone(make_llm):
+    async def main() -> list[list[int]]:
+        async with AsyncLLM(make_llm()) as front:
+
+            async def read(prompt, params) -> list[int]:
+                ids: list[int] = []
+                async for delta in await front.stream(prompt, params):
+                    ids += delta.token_ids
+                return ids
+
+            return await asyncio.gather(*(read(p, s) for p, s in zip(PROMPTS, PARAMS, strict=True)))
+
+    assert asyncio.run(main()) == run_alone(make_llm)
+
+
+def test_text_comes_in_pieces_and_ends_with_a_reason(make_llm):
+    params = SamplingParams(max_tokens=100, temperature=1.5, seed=3, ignore_eos=True)
+    whole = make_llm(context_len=4096).generate("cat " * 600, params)
+
+    async def main() -> None:
+        async with AsyncLLM(make_llm(context_len=4096)) as front:
+            stream = await front.stream("cat " * 600, params)
+            deltas = [delta async for delta in stream]
+            assert "".join(d.text for d in deltas) == whole.text
+            assert [d.finish_reason for d in deltas if d.finish_reason] == ["length"]
+            assert stream.result().token_ids == whole.token_ids
+            assert (await front.generate("cat " * 600, params)).text == whole.text
+
+    asyncio.run(main())
+
+
+def test_the_event_loop_goes_on_while_steps_run(make_llm):
+    llm = make_llm()
+    honest = llm.engine.program.step
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        return honest(*arguments)
+
+    llm.engine.program.step = slow
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            task = asyncio.ensure_future(front.generate([5, 6], SamplingParams(max_tokens=5, ignore_eos=True)))
+            num_turns = 0
+            while not task.done():
+                await asyncio.sleep(0.005)
+                num_turns += 1
+            assert len((await task).token_ids) == 5
+            assert num_turns > 20
+
+    asyncio.run(main())
+
+
+def test_cancelling_leaving_and_dropping_free_everything(make_llm):
+    llm = make_llm(**ROOMY)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            task = asyncio.ensure_future(front.generate(prompt_of(40), ENDLESS))
+            await until(lambda: front.llm.engine.figures().num_output_tokens > 3)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: all_free(llm))
+
+            async with await front.stream(prompt_of(40), ENDLESS) as stream:
+                await stream.__anext__()
+            await until(lambda: all_free(llm))
+            assert stream.result().finish_reason == "abort"
+
+            stream = await front.stream(prompt_of(40), ENDLESS)
+            await stream.__anext__()
+            del stream
+            gc.collect()
+            await until(lambda: all_free(llm))
+            assert not llm.engine.scheduler.has_work
+            llm.engine.check_integrity()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_runs(make_llm):
+    llm = make_llm(**ROOMY)
+
+    async def main() -> None:
+        front = AsyncLLM(llm)
+        stream = await front.stream(prompt_of(40), ENDLESS)
+        await stream.__anext__()
+        reader = asyncio.ensure_future(anext_to_the_end(stream))
+        await front.close()
+        await front.close()
+        assert (await reader).finish_reason == "abort"
+        with pytest.raises(InvalidArgumentError, match="closed"):
+            await front.stream([5])
+
+    async def anext_to_the_end(stream):
+        async for _ in stream:
+            pass
+        return stream.result()
+
+    asyncio.run(main())
+    assert not [t for t in threading.enumerate() if t.name == "penstock-engine"]
+
+
+def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
+    llm = make_llm(max_requests=1, options=EngineOptions(max_waiting=2), **ROOMY)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            first = await front.stream(prompt_of(5), ENDLESS)
+            await first.__anext__()
+            waiting = [await front.stream(prompt_of(5), SamplingParams(max_tokens=2)) for _ in range(2)]
+            with pytest.raises(QueueFullError, match="2 requests wait"):
+                await front.stream(prompt_of(5))
+            llm.engine.program.fail_next = InternalError("planted")
+            with pytest.raises(InternalError, match="planted"):
+                async for _ in first:
+                    pass
+            for stream in waiting:
+                async for _ in stream:
+                    pass
+                assert len(stream.result().token_ids) == 2
+
+    asyncio.run(main())
+
+
+def test_a_deadline_ends_a_request_wherever_it_stands(make_llm):
+    llm = make_llm(max_requests=1, **ROOMY)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            hurry = RequestOptions(deadline_s=0.15)
+            running = await front.stream(prompt_of(5), ENDLESS, hurry)
+            waiting = await front.stream(prompt_of(5), ENDLESS, RequestOptions(deadline_s=0.1))
+            with pytest.raises(DeadlineError, match=r"deadline_s 0\.1 is over: the request still waited"):
+                async for _ in waiting:
+                    pass
+            with pytest.raises(DeadlineError, match=r"had \d+ tokens"):
+                async for _ in running:
+                    pass
+            assert all_free(llm)
+
+    asyncio.run(main())
+
+
+def test_threads_beside_the_event_loop_are_served_too(make_llm):
+    llm = make_llm(**ROOMY)
+    prompt = prompt_of(50, 4)
+    expected = make_llm().logits(prompt).tobytes()
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            stream = await front.stream(prompt_of(5), ENDLESS)
+            await stream.__anext__()
+            logits = await asyncio.wait_for(asyncio.to_thread(llm.logits, prompt), 20)
+            assert logits.tobytes() == expected
+            result = await asyncio.wait_for(asyncio.to_thread(llm.generate, prompt, PARAMS[0]), 20)
+            assert len(result.token_ids) == 40
+            with pytest.raises(InvalidArgumentError, match="drives it already"):
+                AsyncLLM(llm)
+            stream.abort()
+
+    asyncio.run(main())

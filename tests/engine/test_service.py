@@ -1,0 +1,206 @@
+"""How requests are served: priorities, deadlines, queue limits, truncation; failures stay where they happen."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.engine.scheduler import Scheduler
+from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
+from tests.engine.test_engine import prompt_of
+
+
+def finish_order(engine, requests) -> list[int]:
+    order: list[int] = []
+    while engine.scheduler.has_work or engine.has_work:
+        engine.step()
+        engine.check_integrity()
+        order += [i for i, r in enumerate(requests) if r.status is Status.FINISHED and i not in order]
+    return order
+
+
+def submit(engine, length=10, max_tokens=5, salt=0, **options):
+    sampling = ResolvedSampling(max_tokens=max_tokens)
+    return engine.submit(prompt_of(length, salt), sampling, options=RequestOptions(**options))
+
+
+def test_the_lower_priority_number_goes_first_and_equals_in_order_of_arrival(make_llm):
+    engine = make_llm(max_requests=1).engine
+    requests = [submit(engine, priority=p) for p in (5, 0, 5, -3, 0)]
+    assert finish_order(engine, requests) == [3, 1, 4, 0, 2]
+
+
+def test_an_urgent_request_takes_the_place_of_a_less_urgent_one_and_never_of_its_equal(make_llm):
+    engine = make_llm(max_requests=2).engine
+    slow = [submit(engine, max_tokens=40, salt=i, priority=1) for i in range(2)]
+    for _ in range(5):
+        engine.step()
+    equal, urgent = submit(engine, priority=1), submit(engine, priority=0)
+    assert finish_order(engine, [*slow, equal, urgent]) == [3, 0, 1, 2]
+    assert [r.num_preemptions for r in (*slow, equal, urgent)] == [0, 1, 0, 0]
+    alone = make_llm().engine
+    for i, request in enumerate(slow):
+        other = submit(alone, max_tokens=40, salt=i)
+        while alone.wait(other, len(other.output_ids)):
+            pass
+        assert other.output_ids == request.output_ids
+
+
+def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one(make_llm):
+    engine = make_llm(max_tokens=32).engine
+    long = submit(engine, length=400, priority=1)
+    engine.step()
+    urgent = submit(engine, length=60, salt=1, max_tokens=2)
+    for _ in range(3):
+        engine.step()
+    assert urgent.output_ids
+    assert not long.output_ids
+    assert finish_order(engine, [long, urgent])[0] == 1
+
+
+def test_urgent_requests_take_pages_from_the_less_urgent(make_llm):
+    engine = make_llm(num_pages=8, context_len=256, max_tokens=256).engine
+    slow = [submit(engine, length=100, max_tokens=20, salt=i, priority=9) for i in range(2)]
+    engine.step()
+    urgent = submit(engine, length=200, max_tokens=4, salt=7)
+    engine.step()
+    assert urgent.output_ids
+    assert [r.status for r in slow] == [Status.WAITING] * 2
+    assert finish_order(engine, [*slow, urgent])[0] == 2
+
+
+def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
+    engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=3)).engine
+    requests = [submit(engine, salt=i) for i in range(3)]
+    with pytest.raises(QueueFullError, match="3 requests wait already, and max_waiting is 3"):
+        submit(engine)
+    engine.step()
+    requests.append(submit(engine))
+    assert finish_order(engine, requests) == [0, 1, 2, 3]
+
+
+def test_a_deadline_ends_who_runs_and_who_waits_and_nobody_else(make_llm):
+    engine = make_llm(max_requests=1, context_len=4096).engine
+    first = submit(engine, max_tokens=3000, deadline_s=0.2)
+    second = submit(engine, max_tokens=3000, deadline_s=0.1)
+    third = submit(engine, max_tokens=5, deadline_s=60)
+    start = time.monotonic()
+    finish_order(engine, [first, second, third])
+    assert time.monotonic() - start < 20
+    assert isinstance(first.error, DeadlineError)
+    assert isinstance(first.error, TimeoutError)
+    assert isinstance(second.error, DeadlineError)
+    assert (second.output_ids, third.error, len(third.output_ids)) == ([], None, 5)
+
+
+def test_deadlines_of_finished_requests_are_forgotten(make_llm):
+    engine = make_llm().engine
+    for _ in range(40):
+        finish_order(engine, [submit(engine, max_tokens=1, deadline_s=1e6) for _ in range(8)])
+    assert len(engine._deadlines) <= 72
+
+
+def test_a_prompt_is_truncated_only_when_asked(make_llm):
+    llm = make_llm(context_len=128)
+    prompt = prompt_of(300)
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    with pytest.raises(InvalidArgumentError, match="300 tokens, but the context holds 128"):
+        llm.stream(prompt, params)
+    cut = llm.stream(prompt, params, RequestOptions(truncate_prompt=True))
+    list(cut)
+    assert cut.result().prompt_token_ids == prompt[-108:]
+    assert cut.result().token_ids == llm.generate(prompt[-108:], params).token_ids
+    half = llm.stream(prompt, SamplingParams(max_tokens=500, ignore_eos=True), RequestOptions(truncate_prompt=True))
+    assert len(half._request.prompt_ids) == 64
+    whole = llm.stream(prompt[:50], params, RequestOptions(truncate_prompt=True))
+    assert whole._request.prompt_ids == prompt[:50]
+    with pytest.raises(InvalidArgumentError, match="empty"):
+        llm.stream([], params, RequestOptions(truncate_prompt=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"priority": 1.5}, "priority must be a whole number"),
+        ({"priority": 2**31}, "priority must be"),
+        ({"priority": True}, "priority must be"),
+        ({"deadline_s": 0}, "deadline_s must be seconds above 0"),
+        ({"deadline_s": float("nan")}, "deadline_s must be"),
+        ({"deadline_s": "1"}, "deadline_s must be"),
+        ({"cache_salt": b"x"}, "cache_salt must be a text"),
+        ({"cache_salt": "x" * 1025}, "at most 1024"),
+        ({"truncate_prompt": 1}, "truncate_prompt must be True or False"),
+    ],
+)
+def test_a_bad_request_option_is_refused_by_name(fields, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        RequestOptions(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"max_chunk": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}])
+def test_a_bad_engine_option_is_refused_by_name(fields):
+    with pytest.raises(InvalidArgumentError, match=next(iter(fields))):
+        EngineOptions(**fields)
+
+
+@pytest.mark.parametrize("error", [InternalError("planted"), MemoryError("planted"), ValueError("planted")])
+def test_any_error_of_a_step_ends_its_requests_and_not_the_engine(make_llm, error):
+    engine = make_llm(max_requests=2).engine
+    requests = [submit(engine, salt=i) for i in range(3)]
+    engine.program.fail_next = error
+    assert engine.step() == requests[:2]
+    assert [type(r.error) for r in requests] == [InternalError, InternalError, type(None)]
+    assert "planted" in str(requests[0].error)
+    engine.check_integrity()
+    assert finish_order(engine, requests)[-1] == 2
+    assert requests[2].error is None
+    assert engine.figures().num_finished == {"error": 2, "length": 1}
+
+
+def test_a_fault_in_the_books_ends_every_request_and_not_the_engine(make_llm, monkeypatch):
+    engine = make_llm().engine
+    requests = [submit(engine, length=100, salt=i) for i in range(3)]
+    engine.step()
+
+    def planted(self):
+        monkeypatch.undo()
+        raise IndexError("planted")
+
+    monkeypatch.setattr(Scheduler, "schedule", planted)
+    assert engine.step() == requests
+    assert all("planted" in str(r.error) for r in requests)
+    engine.check_integrity()
+    assert engine.scheduler.ledger.pools[0].num_free == engine.program.limits.num_pages
+    again = submit(engine)
+    finish_order(engine, [again])
+    assert len(again.output_ids) == 5
+
+
+def test_figures_count_what_happened(make_llm):
+    llm = make_llm(num_pages=64)
+    engine = llm.engine
+    running = submit(engine, length=70, max_tokens=40)
+    for _ in range(3):
+        engine.step()
+    now = engine.figures()
+    assert (now.num_running, now.num_waiting, now.num_steps, now.num_output_tokens) == (1, 0, 3, 2)
+    assert (now.num_pages, now.num_held_pages, now.page_use) == (64, 3, 3 / 64)
+    engine.abort(running)
+    submit(engine, length=70, max_tokens=1)
+    finish_order(engine, [])
+    then = engine.figures()
+    assert (then.num_running, then.num_held_pages, then.num_named_pages) == (0, 0, 2)
+    assert (then.num_prompt_tokens, then.num_cached_tokens, then.hit_rate) == (140, 64, 64 / 140)
+    assert then.num_finished == {"abort": 1, "length": 1}
+
+
+def test_timings_tell_waiting_from_computing(make_llm):
+    llm = make_llm(max_requests=1)
+    results = llm.generate([prompt_of(20), prompt_of(30)], SamplingParams(max_tokens=20, ignore_eos=True))
+    for timings in (r.timings for r in results):
+        assert timings["queued_s"] + timings["prefill_s"] == pytest.approx(timings["first_token_s"])
+        assert timings["first_token_s"] + 19 * timings["per_token_s"] == pytest.approx(timings["total_s"], abs=0.01)
+    assert results[1].timings["queued_s"] > results[0].timings["queued_s"]

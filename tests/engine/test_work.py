@@ -1,0 +1,105 @@
+"""Costs of nodes against plain counts, and the steps that a profile runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from penstock.engine.profile import Profile, _Profiler
+from penstock.engine.work import StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.errors import InvalidArgumentError
+from penstock.graph.bundle import read_graph
+from penstock.lite.core import Model
+from penstock.runtime.native import NativeProgram
+from penstock.runtime.program import ProgramLimits
+from tests.cli.conftest import DEMO
+from tests.core.tiny_graph import FFN, HIDDEN, VOCAB, tiny_graph, write_bundle
+
+STEP = StepSize(starts=(5, 40), lens=(3, 2), width=3, num_rows=2)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    path = tmp_path_factory.mktemp("work") / "tiny.psm"
+    return read_graph(write_bundle(path, tiny_graph("w8a8", windows=(0, 32))))[0]
+
+
+def test_linears_multiply_every_weight_for_every_token(graph):
+    costs = dict(zip((node.name for node in graph.nodes), node_costs(graph, STEP, 1.0), strict=True))
+    assert costs["layers.0.mlp.down"].num_ops == 2 * 5 * FFN * HIDDEN
+    assert costs["lm_head"].num_ops == 2 * 2 * HIDDEN * VOCAB  # wanted rows alone
+    weight = graph.weights["layers.0.mlp.down.weight"]
+    assert costs["layers.0.mlp.down"].num_bytes == weight.num_bytes + 4 * 5 * (FFN + HIDDEN)
+
+
+def test_attention_counts_keys_within_the_window(graph):
+    per_token = 128.0  # over all states, which are alike
+    costs = node_costs(graph, STEP, per_token)
+    heads_dim = 32
+    for node, cost in zip(graph.nodes, costs, strict=True):
+        if node.op != "attention":
+            continue
+        window = node.attrs["window"] or 1000
+        spans = [(p + 1, max(0, p + 1 - window)) for s, n in zip(STEP.starts, STEP.lens, strict=True)
+                 for p in range(s, s + n)]  # fmt: skip
+        assert cost.num_ops == 4 * heads_dim * sum(end - begin for end, begin in spans)
+        read = sum(len({p for end, begin in of for p in range(begin, end)}) for of in (spans[:3], spans[3:]))
+        assert cost.num_bytes >= read * per_token / 2
+        activations = 2 * 4 * 5 * heads_dim
+        assert cost.num_bytes - read * per_token / 2 - activations <= 4 * (5 + 3 + 2 * 2 * 3)  # positions, tables
+
+
+def test_a_token_reads_the_weights_that_the_core_counts():
+    graph, _ = read_graph(DEMO)
+    step = StepSize((0,), (1,), 1, 1)
+    bare = dataclasses.replace(
+        graph, weights={k: dataclasses.replace(w, num_bytes=0) for k, w in graph.weights.items()}
+    )
+    with_weights, without = (sum(c.num_bytes for c in node_costs(g, step, 0.0)) for g in (graph, bare))
+    with Model.open(DEMO) as model:
+        assert with_weights - without == model.info.weight_bytes_per_token
+
+
+def test_peaks_follow_the_scheme():
+    graph, _ = read_graph(DEMO)
+    assert {peak_of(node) for node in graph.nodes if node.op == "linear"} == {"int8"}
+    assert {peak_of(node) for node in graph.nodes if node.op != "linear"} == {"f32"}
+
+
+def test_kinds_are_told_apart_by_as_little_as_it_takes():
+    graph, _ = read_graph(DEMO)
+    labels = kind_labels(kind_keys(graph.nodes))
+    assert {"linear q|k|v", "linear o", "linear gate|up", "linear down", "linear lm_head"} <= set(labels.values())
+    first, second, other = (
+        dataclasses.replace(graph.nodes[3], name=name) for name in ("a.0.x.out", "a.1.x.out", "a.0.y.out")
+    )
+    keys = kind_keys([first, second, other])
+    assert keys[0] == keys[1] != keys[2]
+    assert list(kind_labels(keys).values()) == ["linear a.*.x.out", "linear a.*.y.out"]
+
+
+def test_decode_steps_have_their_contexts():
+    """Every request attends to the same context, and a step after no context gives other logits."""
+    graph, _ = read_graph(DEMO)
+    found = []
+    for context in (40, 0):
+        limits = ProgramLimits(max_tokens=32, max_requests=3, num_pages=6, context_len=41, kv_layout="int8")
+        program, _ = NativeProgram.open(DEMO, threads=1, limits=limits)
+        with program.core_program:
+            what = Profile(DEMO, context=context, batch=3, threads=1, kv_cache="int8")
+            (step,) = _Profiler(what, program, graph, 2)._decode()
+            assert step.batch.positions.tolist() == [context] * 3
+            step.batch.token_ids[:] = 7
+            program.run(step.batch)
+            logits = program.logits().copy()
+        program.close()
+        assert logits[0].tobytes() == logits[1].tobytes() == logits[2].tobytes()
+        found.append(logits[0])
+    assert not np.allclose(found[0], found[1])
+
+
+def test_profiles_of_nothing_are_refused():
+    with pytest.raises(InvalidArgumentError, match="phases must be some of prefill, decode"):
+        Profile(DEMO, phases=())
