@@ -173,7 +173,7 @@ class Engine:
         try:
             batch = self.layout.lay_out(chunks)
             if sampled:
-                rows = self.program.step(batch, sampling_arrays(sampled))
+                rows = self.program.step(batch, sampling_arrays(sampled, self.program.info.vocab_size))
             else:
                 self.program.run(batch)
             for chunk in chunks:
