@@ -71,6 +71,11 @@ class Stream:
         return self._request.id
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended, whatever was taken of it."""
+        return self._request.status is Status.FINISHED
+
+    @property
     def has_news(self) -> bool:
         """Whether the next piece is there without a step."""
         request = self._request
