@@ -17,7 +17,7 @@ import numpy as np
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import ResolvedSampling
-from penstock.lite.core import Sampling, StepBatch
+from penstock.lite.core import Sampled, Sampling, StepBatch
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 
 NUM_RUNNING, NUM_WAITING, NUM_STEPS, PROMPT_LEN = 256, 1000, 300, 200
@@ -42,11 +42,12 @@ class EmptyProgram:
     def logits(self) -> np.ndarray:
         return np.zeros((0, 1), np.float32)
 
-    def sample(self, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-        rows = len(sampling.temperature)
-        return np.full(rows, 7, np.int32), np.zeros(rows, np.float32)
+    def sample(self, sampling: Sampling) -> Sampled:
+        zeros = np.zeros(len(sampling.temperature), np.int32)
+        empty = np.zeros((len(zeros), 0), np.int32)
+        return Sampled(zeros + 7, zeros.astype(np.float32), zeros + 1, zeros, empty, empty.astype(np.float32))
 
-    def step(self, batch: StepBatch, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         return self.sample(sampling)
 
     def close(self) -> None:

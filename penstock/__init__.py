@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
     from penstock.engine.async_llm import AsyncLLM, AsyncStream
-    from penstock.engine.llm import LLM, Delta, Result, Stream
+    from penstock.engine.llm import LLM, Stream
     from penstock.engine.options import EngineOptions, RequestOptions
-    from penstock.engine.request import SamplingParams
+    from penstock.engine.params import SamplingParams
+    from penstock.engine.request import TokenLogprobs
+    from penstock.engine.result import Choice, Delta, Result, Score
     from penstock.errors import (
         DeadlineError,
         FileAccessError,
@@ -37,6 +39,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
+    "Choice",
     "DeadlineError",
     "Delta",
     "EngineOptions",
@@ -54,7 +57,9 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "RoundToNearest",
     "RoundToNearestConfig",
     "SamplingParams",
+    "Score",
     "Stream",
+    "TokenLogprobs",
     "UnsupportedError",
     "__version__",
     "load_network",
@@ -64,9 +69,11 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "penstock.engine.async_llm": ("AsyncLLM", "AsyncStream"),
-    "penstock.engine.llm": ("LLM", "Delta", "Result", "Stream"),
+    "penstock.engine.llm": ("LLM", "Stream"),
     "penstock.engine.options": ("EngineOptions", "RequestOptions"),
-    "penstock.engine.request": ("SamplingParams",),
+    "penstock.engine.params": ("SamplingParams",),
+    "penstock.engine.request": ("TokenLogprobs",),
+    "penstock.engine.result": ("Choice", "Delta", "Result", "Score"),
     "penstock.errors": (
         "DeadlineError",
         "FileAccessError",

@@ -5,7 +5,9 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kChunksPerShare = 16;
+// Where the chunks of a share begin, in sixteenths: halves of what is left, so that few are taken and little is left
+// when the first thread comes to help.
+constexpr int64_t kEdges[] = {0, 8, 12, 14, 15, 16}, kNumChunks = 5;
 constexpr int64_t kAheadBytes = 128 << 10;  // of the next weights, fetched into a core's cache by a thread that waits
 constexpr int64_t kLine = 64;
 
@@ -48,12 +50,11 @@ int64_t take(Share* share, uint64_t stamp, int64_t count) {
 
 // The chunks of one thread's share, as far as nobody else took them.
 void run_share(const Step& step, Share* share, uint64_t stamp, int64_t begin, int64_t end, int32_t thread) {
-  const int64_t chunk = (end - begin + kChunksPerShare - 1) / kChunksPerShare;
-  const int64_t count = chunk ? (end - begin + chunk - 1) / chunk : 0;
-  for (int64_t i = take(share, stamp, count); i >= 0; i = take(share, stamp, count)) {
-    const int64_t first = (begin + i * chunk) * step.grain, last = (begin + (i + 1) * chunk) * step.grain;
-    const int64_t most = end * step.grain < step.items ? end * step.grain : step.items;
-    step.run(*step.call, first, last < most ? last : most, thread);
+  const int64_t grains = end - begin;
+  for (int64_t i = take(share, stamp, kNumChunks); i >= 0; i = take(share, stamp, kNumChunks)) {
+    const int64_t first = (begin + grains * kEdges[i] / 16) * step.grain;
+    const int64_t last = (begin + grains * kEdges[i + 1] / 16) * step.grain;
+    if (first < last) step.run(*step.call, first, last < step.items ? last : step.items, thread);
   }
 }
 

@@ -30,7 +30,11 @@ def add_online_options(parser: argparse.ArgumentParser) -> None:
     """The options that go with --online; None until given."""
     group = parser.add_argument_group("requests that arrive over time")
     group.add_argument("--online", action="store_true", help="Poisson arrivals: latencies at given rates")
-    group.add_argument("--rate", metavar="R,R...", help="requests per second, or N%% of the capacity (50%%,80%%)")
+    group.add_argument(
+        "--rate",
+        metavar="R,R...",
+        help="requests per second, or N%% of the capacity (50%%,80%%); none: all at once only",
+    )
     group.add_argument("--requests", type=int, metavar="N", help="requests in the trace (64)")
     group.add_argument(
         "--spread", type=float, metavar="S", help="how far lengths differ: lognormal; 0: not at all (0.6)"
@@ -89,7 +93,10 @@ def run_online(args: argparse.Namespace) -> int:
 
 def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Rates in requests per second, and those given as shares of the capacity."""
-    rates, shares = [], []
+    rates: list[float] = []
+    shares: list[float] = []
+    if text == "none":
+        return (), ()
     try:
         for part in text.split(","):
             if part.strip().endswith("%"):
@@ -98,7 +105,7 @@ def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
                 rates.append(float(part))
     except ValueError:
         raise InvalidArgumentError(
-            f"rate must be numbers or percentages with commas between them, not {text!r}"
+            f"rate must be none, or numbers or percentages with commas between them, not {text!r}"
         ) from None
     return tuple(rates), tuple(shares)
 

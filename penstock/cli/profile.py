@@ -128,7 +128,8 @@ def _text(args: argparse.Namespace, report: ProfileReport) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def _head(phase: PhaseReport, num_threads: int) -> list[str]:
@@ -136,7 +137,9 @@ def _head(phase: PhaseReport, num_threads: int) -> list[str]:
         what = f"a prompt of {_count(phase.num_tokens, 'token')} in {_count(phase.num_steps, 'step')}"
     else:
         what = f"a token for {_count(phase.num_requests, 'request')} after a context of {phase.context:,}"
-    threads = "" if phase.step_threads == num_threads else f"; on {_count(phase.step_threads, 'thread')}: it is short"
+    threads = f"; {phase.alike} of {_count(phase.passes, 'pass')} on {_count(phase.step_threads, 'thread')}"
+    if phase.alike == phase.passes and phase.step_threads == num_threads:
+        threads = ""
     rate = phase.num_tokens / phase.plain_s
     return [
         f"{phase.phase}: {what}{threads}",
@@ -146,7 +149,7 @@ def _head(phase: PhaseReport, num_threads: int) -> list[str]:
 
 
 def _table(phase: PhaseReport, per_node: bool, width: int) -> list[str]:
-    rows = phase.nodes if per_node else phase.kinds
+    rows = [row for row in (phase.nodes if per_node else phase.kinds) if row.calls]
     wide = width >= _WIDE
     columns = ["calls", "ms", "share", *(["waits", "MB", "MOP"] if wide else []), "GB/s", "GOP/s", "of its limit"]
     widths = [5, 9, 6, *([7, 8, 9] if wide else []), 6, 7, 12]
@@ -165,6 +168,8 @@ def _table(phase: PhaseReport, per_node: bool, width: int) -> list[str]:
         lines.append(line(name, ["", f"{seconds * 1e3:,.3f}", f"{seconds / phase.wall_s:.1%}"]))
     calls = sum(row.calls for row in rows)
     lines.append(line("total", [f"{calls:,}", f"{phase.wall_s * 1e3:,.3f}", "100.0%"]))
+    if phase.fused:
+        lines.append("done by the linears before them: " + ", ".join(f"{n} {op}" for op, n in phase.fused.items()))
     return lines
 
 

@@ -173,7 +173,7 @@ class Engine:
         try:
             batch = self.layout.lay_out(chunks)
             if sampled:
-                rows = self.program.step(batch, sampling_arrays(sampled))
+                rows = self.program.step(batch, sampling_arrays(sampled, self.program.info.vocab_size))
             else:
                 self.program.run(batch)
             for chunk in chunks:
@@ -344,6 +344,9 @@ class Engine:
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:
         if request.status is not Status.FINISHED:
+            may_be_damaged = error is not None and not isinstance(error, DeadlineError)
+            if may_be_damaged and request.pages is not None:  # keys and values may be why
+                self.scheduler.ledger.unname(request.pages)
             self.scheduler.remove(request)
             request.finish(reason, error)
             self._num_finished[reason] += 1

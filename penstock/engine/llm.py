@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 from penstock.engine.engine import Engine
+from penstock.engine.logits import prompt_logits, prompt_logprobs
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions
-from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
-from penstock.engine.text import TextStream, Tokenizer
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.progress import PromptProgress
+from penstock.engine.request import Request, Status
+from penstock.engine.result import Delta, Result, Score, make_result
+from penstock.engine.text import StopRules, TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.models.generation import GenerationConfig, read_generation_config
 from penstock.runtime.open import Opened, open_program
@@ -27,54 +31,13 @@ __all__ = ["LLM", "Delta", "Prompt", "Result", "Stream"]
 Prompt: TypeAlias = str | Sequence[int]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished answer.
-
-    ``token_ids`` are the answer's, an end token included; ``text`` is without special tokens and stop strings.
-    ``finish_reason``: "length", "stop" or "abort".  ``timings`` in seconds, ``decode_tokens_per_s`` after the
-    first token.  ``seed`` gives the same answer again.  ``num_cached_tokens`` of the prompt were shared with an
-    earlier request's instead of computed.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    timings: dict[str, float]
-    prompt_token_ids: list[int]
-    seed: int
-    num_cached_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What came since the last one; ``finish_reason`` with the last."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-
-
-def _result(request: Request) -> Result:
-    if request.error is not None:
-        raise request.error
-    return Result(
-        text="" if request.text is None else request.text.text,
-        token_ids=list(request.output_ids),
-        finish_reason=request.finish_reason or "abort",
-        timings=request.timings.summary(len(request.output_ids)),
-        prompt_token_ids=request.prompt_ids,
-        seed=request.sampling.seed,
-        num_cached_tokens=request.num_cached,
-    )
-
-
 class Stream:
     """An answer as it grows: iterate for Deltas.  ``abort`` may be called from any thread."""
 
-    def __init__(self, engine: Engine, request: Request) -> None:
+    def __init__(self, engine: Engine, request: Request, params: SamplingParams) -> None:
         self._engine = engine
         self._request = request
+        self._params = params
         self._num_given = 0
         self._ended = False
 
@@ -95,14 +58,22 @@ class Stream:
         if self._request.error is not None:
             raise self._request.error
         ids = self._request.output_ids[self._num_given :]
+        logprobs = None
+        if self._params.logprobs is not None:
+            logprobs = self._request.logprobs[self._num_given : self._num_given + len(ids)]
         self._num_given += len(ids)
         text = "" if self._request.text is None else self._request.text.take()
-        return Delta(text, ids, self._request.finish_reason if self._ended else None)
+        return Delta(text, ids, self._request.finish_reason if self._ended else None, logprobs)
 
     @property
     def id(self) -> int:
         """The request's number in its engine."""
         return self._request.id
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended, whatever was taken of it."""
+        return self._request.status is Status.FINISHED
 
     @property
     def has_news(self) -> bool:
@@ -122,7 +93,7 @@ class Stream:
         """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
         if self._request.status is not Status.FINISHED:
             raise InvalidArgumentError("the stream has not ended: iterate over it or abort it first")
-        return _result(self._request)
+        return make_result([self._request], self._params)
 
 
 class LLM:
@@ -193,6 +164,9 @@ class LLM:
             temperature=self.generation.temperature,
             top_k=self.generation.top_k,
             top_p=self.generation.top_p,
+            min_p=self.generation.min_p,
+            typical_p=self.generation.typical_p,
+            repetition_penalty=self.generation.repetition_penalty,
         )
 
     @property
@@ -208,41 +182,63 @@ class LLM:
         return self._tokenizer
 
     @overload
-    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Result: ...  # type: ignore[overload-overlap]
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: Prompt, params: SamplingParams | None = None, *, progress: bool = False
+    ) -> Result: ...
 
     @overload
     def generate(
-        self, prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> list[Result]: ...
 
     def generate(
-        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> Result | list[Result]:
         """Continue one prompt (a Result) or several (a list of Results in their order).
 
         A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each.
-        All prompts are checked before any runs; errors name the prompt.
+        ``progress`` shows on stderr how far it is.  All prompts are checked before any runs; errors name the prompt.
         """
         several, is_one = _split_prompts(prompts)
         each = _split_params(params, len(several))
-        requests: list[Request] = []
+        requests: list[list[Request]] = []
         try:
             prepared = []
             for index, (prompt, one) in enumerate(zip(several, each, strict=True)):
                 try:
-                    prepared.append((self.engine.check_prompt(self._ids(prompt)), one))
+                    prepared.append((self.engine.check_prompt(self._ids(prompt)), prompt, self._resolve(one)))
                 except InvalidArgumentError as error:
                     raise error if is_one else InvalidArgumentError(f"prompts[{index}]: {error}") from None
-            requests += [self._submit(ids, one) for ids, one in prepared]
-            for request in requests:
-                while self.engine.wait(request, len(request.output_ids)):
-                    pass
-            results = [_result(request) for request in requests]
+            for (ids, prompt, sampling), one in zip(prepared, each, strict=True):
+                requests.append([])
+                for answer in range(one.best_of or one.n):
+                    numbered = replace(sampling, sample_index=answer)
+                    requests[-1].append(self._submit(ids, one, numbered, prompt))
+            self._finish([request for group in requests for request in group], progress)
+            results = [make_result(group, one) for group, one in zip(requests, each, strict=True)]
         except BaseException:
-            for request in requests:
-                self.engine.abort(request)
+            for group in requests:
+                for request in group:
+                    self.engine.abort(request)
             raise
         return results[0] if is_one else results
+
+    def _finish(self, requests: Sequence[Request], progress: bool) -> None:
+        shown = PromptProgress(requests) if progress else None
+        for request in requests:
+            while self.engine.wait(request, len(request.output_ids)):
+                if shown is not None:
+                    shown.update()
+        if shown is not None:
+            shown.update(last=True)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -251,7 +247,22 @@ class LLM:
         several, is_one = _split_prompts(prompt)
         if not is_one:
             raise InvalidArgumentError("stream takes one prompt; generate takes several")
-        return Stream(self.engine, self._submit(self._ids(several[0]), _split_params(params, 1)[0], options))
+        one = _split_params(params, 1)[0]
+        if (one.best_of or one.n) > 1:
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
+        request = self._submit(self._ids(several[0]), one, self._resolve(one), several[0], options)
+        return Stream(self.engine, request, one)
+
+    def score(self, prompts: Prompt | Iterable[Prompt], num_top: int = 0) -> Score | list[Score]:
+        """How likely texts are: a Score for one prompt, a list of them for several.
+
+        Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.
+        """
+        several, is_one = _split_prompts(prompts)
+        num_top = SamplingParams(prompt_logprobs=num_top).prompt_logprobs or 0
+        checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
+        scores = [Score(ids, prompt_logprobs(self.engine, ids, num_top)) for ids in checked]
+        return scores[0] if is_one else scores
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
         """Answer a conversation: messages with "role" and "content", rendered by the model's own chat template.
@@ -271,8 +282,6 @@ class LLM:
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Logits [len, vocab] float32, one row per position of the prompt."""
-        from penstock.engine.logits import prompt_logits
-
         return prompt_logits(self.engine, self._ids(prompt))
 
     def abort(self) -> None:
@@ -294,16 +303,47 @@ class LLM:
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
+    def _resolve(self, params: SamplingParams) -> ResolvedSampling:
+        """What a request runs with; refuses what this model cannot honour, by name."""
+        if (params.stop or params.bad_words or params.echo) and not self._has_text:
+            name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
+            raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
+        vocab_size = self.info.vocab_size
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(params, name) or ():
+                if token >= vocab_size:
+                    raise InvalidArgumentError(f"{name}: token id {token} is not in 0 to {vocab_size - 1}")
+        return replace(
+            ResolvedSampling.of(params, self._defaults),
+            bad_words=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self.tokenizer.spellings(word))),
+            end_ids=tuple(sorted(self._ends(params))),
+        )
+
+    @property
+    def _has_text(self) -> bool:
+        return self._tokenizer is not None or "tokenizer.json" in self._files
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
+
     def _submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams, options: RequestOptions | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        sampling: ResolvedSampling,
+        prompt: Prompt,
+        options: RequestOptions | None = None,
     ) -> Request:
-        has_text = self._tokenizer is not None or "tokenizer.json" in self._files
-        if params.stop and not has_text:
-            raise UnsupportedError("stop: the model has no tokenizer.json, so its answers have no text to search")
-        stop_ids = frozenset() if params.ignore_eos else self._stop_ids
-        text = TextStream(self.tokenizer, params.stop, stop_ids) if has_text else None
-        sampling = ResolvedSampling.of(params, self._defaults)
-        return self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options)
+        stop_ids, text, scored = self._ends(params), None, None
+        if self._has_text:
+            shown = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids) if params.echo else ""
+            rules = StopRules(params.stop, stop_ids, params.include_stop_str_in_output, params.min_tokens)
+            text = TextStream(self.tokenizer, rules, echo=shown if params.echo else "")
+        if params.prompt_logprobs is not None and sampling.sample_index == 0:
+            scored = prompt_logprobs(self.engine, prompt_ids, params.prompt_logprobs)
+        request = self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options)
+        request.prompt_logprobs = scored
+        return request
 
 
 def _split_prompts(prompts: object) -> tuple[list[Any], bool]:

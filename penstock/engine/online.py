@@ -66,7 +66,9 @@ class Trace:
 
 @dataclass(frozen=True)
 class OnlineBench:
-    """What to measure.  ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity."""
+    """What to measure.  ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity; with
+    neither, the offline run alone.
+    """
 
     model: Path | str
     trace: Trace = field(default_factory=Trace)
@@ -80,8 +82,8 @@ class OnlineBench:
 
     def __post_init__(self) -> None:
         """Refuse rates that never come, or never end."""
-        if not 0 < len(self.rates) + len(self.shares) <= MOST_RATES:
-            raise InvalidArgumentError(f"rate must name 1 to {MOST_RATES} rates")
+        if len(self.rates) + len(self.shares) > MOST_RATES:
+            raise InvalidArgumentError(f"rate must name at most {MOST_RATES} rates")
         for rate in self.rates + self.shares:
             if not 1e-3 <= rate <= 1e6:
                 raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}")

@@ -70,6 +70,16 @@ class PagePool:
             self._page_of[key] = page
             self._key_of[page] = key
 
+    def unname(self, page: int) -> None:
+        """Let nobody find a page any more; who holds it keeps it."""
+        key = self._key_of.pop(page, None)
+        if key is None:
+            return
+        del self._page_of[key]
+        if page in self._idle:
+            del self._idle[page]
+            self._free.append(page)
+
     def share(self, page: int) -> None:
         """Hold a page once more; one that nobody holds must have a name."""
         if self._references[page] == 0:
@@ -240,6 +250,13 @@ class PageLedger:
                 if table[index] != FREED:
                     pool.name(table[index], keys[index])
         pages.num_named = max(pages.num_named, len(keys))
+
+    def unname(self, pages: PageTables) -> None:
+        """Let nobody share these pages any more: their content may be damaged."""
+        for table, pool in zip(pages.tables, self.pools, strict=True):
+            for page in table:
+                if page != FREED:
+                    pool.unname(page)
 
     def close(self, pages: PageTables) -> None:
         """Give back every page of a request; the last first, so that a shared beginning stays longest."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,8 +90,10 @@ class Row:
 class PhaseReport:
     """A pass (a prompt, or a step of decode): its size and time, and where it went; times in seconds.
 
-    ``wall_s`` is the mean of the middle half of ``passes`` by time, ``plain_s`` the median of as many that noted
-    nothing.  ``kinds`` plus ``between`` are ``wall_s``.  ``spans`` are those of the steps of the median pass.
+    Of ``passes``, ``alike`` were walked by ``step_threads`` threads, the others by more or fewer: a step goes on
+    without a thread that comes late.  ``wall_s`` is the mean of the middle half by time of those alike, ``plain_s`` the
+    median of as many passes that noted nothing.  ``kinds`` plus ``between`` are ``wall_s``.  ``fused`` are ops that
+    others do in their stores, with their number.  ``spans`` are those of the steps of the median pass.
     """
 
     phase: str
@@ -100,12 +103,14 @@ class PhaseReport:
     num_steps: int
     step_threads: int
     passes: int
+    alike: int
     wall_s: float
     plain_s: float
     read_bytes_per_s: float
     kinds: list[Row]
     nodes: list[Row]
     between: dict[str, float]
+    fused: dict[str, int]
     spans: list[NDArray[np.void]] = field(repr=False, default_factory=list)
 
 
@@ -201,7 +206,9 @@ class _Profiler:
         before = self._probe()
         passes, plain = self._passes(steps)
         bandwidth = max(before, self._probe())
-        kept = sorted(passes, key=lambda one: one.wall)
+        counts = Counter(one.threads for one in passes)
+        threads = max(counts, key=lambda number: (counts[number], number))
+        kept = sorted((one for one in passes if one.threads == threads), key=lambda one: one.wall)
         quarter = len(kept) // 4
         kept = kept[quarter : len(kept) - quarter]
         nodes, between = self._rows(steps, kept)
@@ -212,14 +219,16 @@ class _Profiler:
             num_requests=len(first.lens),
             context=self.what.context if phase == "decode" else 0,
             num_steps=len(steps),
-            step_threads=middle.threads,
+            step_threads=threads,
             passes=len(passes),
+            alike=counts[threads],
             wall_s=statistics.fmean(one.wall for one in kept) * 1e-9,
             plain_s=statistics.median(plain) * 1e-9,
             read_bytes_per_s=bandwidth,
             kinds=_kinds(self.graph, nodes),
             nodes=nodes,
             between=between,
+            fused=dict(Counter(row.op for row in nodes if not row.calls)),
             spans=middle.spans,
         )
 
@@ -320,16 +329,23 @@ class _Profiler:
         def mean(name: str) -> Any:
             return sum(getattr(one, name) for one in kept) / len(kept) * 1e-9
 
+        noted = {int(node) for one in kept[0].spans for node in np.unique(one["node"])}
         costs = [Cost() for _ in self.graph.nodes]
         for step in steps:
             for cost, more in zip(costs, node_costs(self.graph, step.size, self.kv_token_bytes), strict=True):
                 cost.add(more)
-        rows = []
+        rows: list[Row] = []
         for node, cost, work, wait, busy in zip(
             self.graph.nodes, costs, mean("work"), mean("wait"), mean("busy"), strict=True
         ):
-            row = Row(node.name, node.op, len(steps), float(work), float(wait), float(busy), peak=peak_of(node))
-            row.num_bytes, row.num_ops = cost.num_bytes, cost.num_ops
+            row = Row(node.name, node.op, seconds=float(work), wait_seconds=float(wait), busy_seconds=float(busy))
+            if len(rows) in noted:  # else another node's store does its work
+                row.calls, row.num_bytes, row.num_ops, row.peak = (
+                    len(steps),
+                    cost.num_bytes,
+                    cost.num_ops,
+                    peak_of(node),
+                )
             rows.append(row)
         between = {
             "waiting for other threads": float(mean("wait").sum()) + mean("ending"),
@@ -351,6 +367,8 @@ def _kinds(graph: Graph, nodes: list[Row]) -> list[Row]:
     labels = kind_labels(keys)
     rows: dict[str, Row] = {}
     for key, node in zip(keys, nodes, strict=True):
+        if not node.calls:
+            continue
         row = rows.setdefault(key, Row(labels[key], node.op, peak=node.peak))
         row.calls += node.calls
         for name in ("seconds", "wait_seconds", "busy_seconds", "num_bytes", "num_ops"):

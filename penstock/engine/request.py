@@ -2,136 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.engine.options import RequestOptions
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.engine.pages import PageTables
+    from penstock.engine.sampler import RowState
     from penstock.engine.text import TextStream
 
-__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings"]
-
-DEFAULT_MAX_TOKENS: Final = 256
-MAX_STOP_STRINGS: Final = 64
-MAX_STOP_CHARS: Final = 4096
-
-
-def _refuse(name: str, expected: str, found: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{name} must be {expected}, not {found!r}")
-
-
-def _int(name: str, value: object, low: int, high: int) -> int | None:
-    """None, or a whole number of any kind (numpy's too) within bounds."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise _refuse(name, f"a whole number from {low} to {high}", value)
-    return int(value)
-
-
-def _float(name: str, value: object, low: float, high: float, expected: str) -> float | None:
-    """None, or a number of any kind within bounds; NaN is within none."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
-        raise _refuse(name, expected, value)
-    return float(value)
-
-
-def _check_stop(stop: object) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
-        raise _refuse("stop", "a string or a list of strings", stop)
-    if len(strings) > MAX_STOP_STRINGS:
-        raise _refuse("stop", f"at most {MAX_STOP_STRINGS} strings", len(strings))
-    if any(not s or len(s) > MAX_STOP_CHARS for s in strings):
-        raise _refuse("stop", f"strings of 1 to {MAX_STOP_CHARS} characters", stop)
-    return tuple(strings)
-
-
-@dataclass(frozen=True, init=False)
-class SamplingParams:
-    """How to continue a prompt.  None leaves a field to the model's own generation_config.
-
-    ``max_tokens``: tokens to make at most (256 where nobody says; the context length bounds it too).
-    ``temperature``: 0 is greedy.  ``top_k``: keep that many tokens, 0 all.  ``top_p``: keep the smallest set
-    whose probability reaches it, 1 all.  ``seed``: the same seed gives the same tokens in any company; None
-    draws a fresh one, which the result reports.  ``stop``: a string or several that end the text and are
-    not part of it.  ``ignore_eos``: go on past end tokens.
-
-    Raises InvalidArgumentError naming the field that is unknown or out of range.
-    """
-
-    max_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    seed: int | None
-    stop: tuple[str, ...]
-    ignore_eos: bool
-
-    def __init__(
-        self,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        **unknown: object,
-    ) -> None:
-        if unknown:
-            known = ", ".join(self.__dataclass_fields__)
-            raise InvalidArgumentError(f"SamplingParams has no field {next(iter(unknown))!r}; it has {known}")
-        if not isinstance(ignore_eos, bool):
-            raise _refuse("ignore_eos", "True or False", ignore_eos)
-        values = (
-            _int("max_tokens", max_tokens, 1, 2**31 - 1),
-            _float("temperature", temperature, 0.0, 100.0, "a number from 0 to 100"),
-            _int("top_k", top_k, 0, 2**31 - 1),
-            _float("top_p", top_p, 1e-6, 1.0, "a number above 0 and up to 1"),
-            _int("seed", seed, 0, 2**64 - 1),
-            _check_stop(stop),
-            ignore_eos,
-        )
-        for name, value in zip(self.__dataclass_fields__, values, strict=True):
-            object.__setattr__(self, name, value)
+__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs"]
 
 
 @dataclass(frozen=True)
-class ResolvedSampling:
-    """What a request runs with: nothing left open."""
+class TokenLogprobs:
+    """The log-probability of a token under the model's own distribution, before temperature, bias or penalty.
 
-    max_tokens: int = DEFAULT_MAX_TOKENS
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    ``rank`` 1 is the likeliest.  ``top`` holds pairs of token id and log-probability, likeliest first.
+    """
 
-    @staticmethod
-    def of(params: SamplingParams, defaults: ResolvedSampling) -> ResolvedSampling:
-        """Fill what the caller left open.  Naming top_k or top_p asks for sampling, so a greedy default gives way."""
-        temperature = params.temperature
-        if temperature is None:
-            wants_sampling = params.top_k is not None or params.top_p is not None
-            temperature = 1.0 if wants_sampling and defaults.temperature == 0.0 else defaults.temperature
-        return ResolvedSampling(
-            max_tokens=defaults.max_tokens if params.max_tokens is None else params.max_tokens,
-            temperature=float(temperature),
-            top_k=defaults.top_k if params.top_k is None else params.top_k,
-            top_p=float(defaults.top_p if params.top_p is None else params.top_p),
-            seed=int.from_bytes(os.urandom(8), "little") >> 1 if params.seed is None else params.seed,
-        )
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Status(Enum):
@@ -174,7 +72,8 @@ class Request:
     ``num_computed`` counts the leading tokens whose keys and values are in pages; a preempted request falls
     back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
     not computed for it but shared.  ``order`` sorts requests by urgency and arrival.  ``slot`` is its place among the
-    running ones, ``page_keys`` are the names of its leading pages.
+    running ones, ``page_keys`` are the names of its leading pages,
+    ``row`` is the sampler's.
     """
 
     id: int
@@ -196,6 +95,9 @@ class Request:
     slot: int = -1
     num_cached: int = 0
     page_keys: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    row: RowState | None = None
 
     def __post_init__(self) -> None:
         """The order follows from priority and id."""
@@ -225,7 +127,8 @@ class Request:
             self.timings.first_token = time.perf_counter()
         self.output_ids.append(token)
         try:
-            stops = token in self.stop_ids or (self.text is not None and self.text.push(token))
+            completes = self.text is not None and self.text.push(token)  # an end token may be part of the text
+            stops = completes or token in self.stop_ids
         except PenstockError as error:  # a damaged tokenizer is this request's misfortune alone
             self.finish("error", error)
             return

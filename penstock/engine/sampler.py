@@ -3,42 +3,181 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.engine.request import Request
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, TokenLogprobs
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError
 from penstock.lite.arrays import ROW_NOT_FINITE, ROW_OK
-from penstock.lite.core import Sampled, Sampling
+from penstock.lite.core import Biases, Penalties, Sampled, Sampling
 
-__all__ = ["accept_row", "sampling_arrays"]
+__all__ = ["RowState", "accept_row", "row_logprobs", "sampling_arrays"]
+
+_NUMBERS = np.dtype(
+    [
+        ("temperature", "f4"),
+        ("top_k", "i4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("typical_p", "f4"),
+        ("repetition", "f4"),
+        ("presence", "f4"),
+        ("frequency", "f4"),
+        ("num_logprobs", "i4"),
+        ("special", "i4"),
+        ("seed", "u8"),
+    ]
+)
 
 
-def sampling_arrays(requests: Sequence[Request]) -> Sampling:
+class RowState:
+    """What a request's rows need in every step: its numbers as bytes, its history and what is forbidden."""
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        s = request.sampling
+        self.penalizes = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
+        self.mask = None if s.allowed_token_ids is None else _mask(s.allowed_token_ids, vocab_size)
+        self._single = [(word[0], -np.inf) for word in s.bad_words if len(word) == 1]
+        self._sequences = [word for word in s.bad_words if len(word) > 1]
+        self._vocab_size = vocab_size
+        special = self.penalizes or bool(s.bad_words or s.logit_bias or s.min_tokens) or self.mask is not None
+        self.numbers = _numbers(s, special)
+        self._history = np.zeros(0, np.int32)
+        self._len = 0
+
+    def history(self, request: Request) -> NDArray[np.int32]:
+        """Prompt and answer so far."""
+        total = request.num_tokens
+        if total > len(self._history):
+            grown = np.zeros(max(256, 2 * total), np.int32)
+            grown[: self._len] = self._history[: self._len]
+            self._history = grown
+        self._history[self._len : total] = request.tokens(self._len, total)
+        self._len = total
+        return self._history[:total]
+
+    def biases(self, request: Request) -> list[tuple[int, float]]:
+        """Token and what is added to its logit in this step."""
+        s = request.sampling
+        found = [*self._single, *s.logit_bias]
+        if len(request.output_ids) < s.min_tokens:
+            found += [(token, -np.inf) for token in s.end_ids if token < self._vocab_size]
+        for word in self._sequences:
+            head = word[:-1]
+            if tuple(request.output_ids[-len(head) :]) == head:
+                found.append((word[-1], -np.inf))
+        return found
+
+
+def _numbers(s: ResolvedSampling, special: bool) -> bytes:
+    row = (
+        s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.repetition_penalty, s.presence_penalty,
+        s.frequency_penalty, s.num_logprobs, special, s.seed,
+    )  # fmt: skip
+    return np.array(row, _NUMBERS).tobytes()
+
+
+def _mask(allowed: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
+    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
+    bits[list(allowed)] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _state(request: Request, vocab_size: int) -> RowState:
+    if request.row is None:
+        request.row = RowState(request, vocab_size)
+    return request.row
+
+
+def sampling_arrays(requests: Sequence[Request], vocab_size: int) -> Sampling:
     """One row per request that samples in this step, R in all.
 
     The random number of a token is a function of (seed, sample index, position) alone.
     """
-    numbers = [request.sampling for request in requests]
+    states = [_state(request, vocab_size) for request in requests]
+    numbers = np.frombuffer(b"".join([state.numbers for state in states]), _NUMBERS)
+    counter = np.array([(r.sampling.sample_index, len(r.prompt_ids) + len(r.output_ids)) for r in requests], np.int64)
+
+    def column(name: str, off: float | None = None) -> Any:
+        values = np.ascontiguousarray(numbers[name])
+        return None if off is not None and (values == off).all() else values
+
+    special = numbers["special"].any()
     return Sampling(
-        temperature=np.array([n.temperature for n in numbers], np.float32),
-        top_k=np.array([n.top_k for n in numbers], np.int32),
-        top_p=np.array([n.top_p for n in numbers], np.float32),
-        seed=np.array([n.seed for n in numbers], np.uint64),
-        counter=np.array([(0, request.num_tokens) for request in requests], np.int64).reshape(-1, 2),
-        num_logprobs=np.full(len(numbers), -1, np.int32),
+        temperature=column("temperature"),
+        top_k=column("top_k"),
+        top_p=column("top_p"),
+        seed=column("seed"),
+        counter=counter.reshape(-1, 2),
+        min_p=column("min_p", 0),
+        typical_p=column("typical_p", 1),
+        num_logprobs=column("num_logprobs"),
+        mask=_masks(states, vocab_size) if special else None,
+        penalties=_penalties(requests, states, numbers) if special else None,
+        biases=_biases(requests, states) if special else None,
         per_row=True,
     )
 
 
-def accept_row(request: Request, rows: Sampled, index: int) -> None:
+def _starts(lens: Sequence[int]) -> NDArray[np.int32]:
+    return np.cumsum([0, *lens], dtype=np.int32)
+
+
+def _masks(states: Sequence[RowState], vocab_size: int) -> NDArray[np.uint32] | None:
+    if all(state.mask is None for state in states):
+        return None
+    masks = np.full((len(states), -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+    for row, state in enumerate(states):
+        if state.mask is not None:
+            masks[row] = state.mask
+    return masks
+
+
+def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers: NDArray[Any]) -> Penalties | None:
+    if not any(state.penalizes for state in states):
+        return None
+    none = np.zeros(0, np.int32)
+    rows = [s.history(r) if s.penalizes else none for r, s in zip(requests, states, strict=True)]
+    lens = [len(r.prompt_ids) if s.penalizes else 0 for r, s in zip(requests, states, strict=True)]
+    return Penalties(
+        repetition=np.ascontiguousarray(numbers["repetition"]),
+        presence=np.ascontiguousarray(numbers["presence"]),
+        frequency=np.ascontiguousarray(numbers["frequency"]),
+        starts=_starts([len(row) for row in rows]),
+        prompt_lens=np.array(lens, np.int32),
+        history=np.concatenate(rows),
+    )
+
+
+def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases | None:
+    rows = [state.biases(request) for request, state in zip(requests, states, strict=True)]
+    flat = [pair for row in rows for pair in row]
+    if not flat:
+        return None
+    ids, values = zip(*flat, strict=True)
+    return Biases(_starts([len(row) for row in rows]), np.array(ids, np.int32), np.array(values, np.float32))
+
+
+def row_logprobs(rows: Sampled, row: int, num_top: int) -> TokenLogprobs:
+    """The log-probability of a row's token, and of its ``num_top`` likeliest."""
+    top = zip(rows.top_ids[row, :num_top].tolist(), rows.top_logprobs[row, :num_top].tolist(), strict=True)
+    return TokenLogprobs(int(rows.ids[row]), float(rows.logprobs[row]), int(rows.ranks[row]), tuple(top))
+
+
+def accept_row(request: Request, rows: Sampled, row: int) -> None:
     """Give a request the token of its row; raises when the row failed."""
-    if rows.status[index] != ROW_OK:
-        raise _row_error(int(rows.status[index]))
-    request.accept(int(rows.ids[index]))
+    if rows.status[row] != ROW_OK:
+        raise row_error(int(rows.status[row]))
+    if request.sampling.num_logprobs >= 0:
+        request.logprobs.append(row_logprobs(rows, row, request.sampling.num_logprobs))
+    request.accept(int(rows.ids[row]))
 
 
-def _row_error(status: int) -> PenstockError:
+def row_error(status: int) -> PenstockError:
+    """Why a row has no token."""
     if status == ROW_NOT_FINITE:
         return InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
     return InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")

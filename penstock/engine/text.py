@@ -10,13 +10,14 @@ import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.config import parse_object
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.generation import find_chat_template, read_tokenizer_config
 
-__all__ = ["Detokenizer", "StopMatcher", "TextStream", "Tokenizer"]
+__all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer"]
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
@@ -95,6 +96,15 @@ class Tokenizer:
             raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
         with _library_errors():
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The token sequences that write a word at the beginning of a text and behind a space (vLLM's bad words)."""
+        plain = tuple(self.encode(word.lstrip() or word, add_special_tokens=False))
+        spaced = tuple(self.encode(" " + (word.lstrip() or word), add_special_tokens=False))
+        found = [plain] if plain else []
+        if spaced and (not plain or (spaced[0] != plain[0] and len(spaced) == len(plain))):
+            found.append(spaced)
+        return found
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -185,8 +195,9 @@ class _WindowDetokenizer:
 class StopMatcher:
     """Finds the first stop string to be completed, holding back text that may still become one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], keep_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._keep_stop = keep_stop
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -198,7 +209,7 @@ class StopMatcher:
         if found:
             end, minus_length = min(found)  # completed first; of those, the longest
             self._held = ""
-            return buffer[: end + minus_length], True
+            return buffer[: end if self._keep_stop else end + minus_length], True
         keep = max(self._overlap(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep], False
@@ -217,17 +228,30 @@ class StopMatcher:
         return 0
 
 
+@dataclass(frozen=True)
+class StopRules:
+    """What ends a text: ``strings``; ``ids``, which are not part of it unless ``keep`` (special ones never are);
+    neither before ``min_tokens``."""
+
+    strings: Sequence[str] = ()
+    ids: frozenset[int] = frozenset()
+    keep: bool = False
+    min_tokens: int = 0
+
+
 class TextStream:
     """The text of one answer as it grows.
 
-    ``stop_ids`` end the text without being part of it.  ``take`` hands out what is new since the last time.
+    ``stops`` say what ends it; ``echo`` is what the text begins with.  ``take`` hands out what is new since the last
+    time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), stop_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
         self._detokenizer = tokenizer.detokenizer()
-        self._matcher = StopMatcher(stops)
-        self._stop_ids = stop_ids
-        self._pieces: list[str] = []
+        self._stops = stops or StopRules()
+        self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
+        self._pieces: list[str] = [echo] if echo else []
+        self._num_tokens = 0
         self._num_taken = 0
         self._ended = False
 
@@ -238,9 +262,15 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Take a token; True when it completes a stop string."""
-        if self._ended or token in self._stop_ids:
+        if self._ended or (token in self._stops.ids and not self._stops.keep):
             return False
-        return self._show(self._detokenizer.push(token))
+        self._num_tokens += 1
+        text = self._detokenizer.push(token)
+        if self._num_tokens <= self._stops.min_tokens:
+            if text:
+                self._pieces.append(text)
+            return False
+        return self._show(text)
 
     def _show(self, text: str) -> bool:
         shown, self._ended = self._matcher.push(text)

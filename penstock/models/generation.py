@@ -30,7 +30,8 @@ MAX_EOS_TOKENS: Final = 64
 class GenerationConfig:
     """The checkpoint's own defaults; the fields that a file leaves out mean greedy, unlimited generation.
 
-    ``temperature`` 0 is greedy, ``top_k`` 0 and ``top_p`` 1 are off, ``max_new_tokens`` None leaves the choice to the
+    ``temperature`` 0 is greedy, ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and
+    ``repetition_penalty`` 1 are off, ``max_new_tokens`` None leaves the choice to the
     caller.  ``eos_token_ids`` are all the tokens that end a text.
     """
 
@@ -40,6 +41,9 @@ class GenerationConfig:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
 
 
@@ -59,6 +63,9 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     temperature = reader.float("temperature", 1.0, max=1000.0)
     top_k = reader.int("top_k", 50, min=0)
     top_p = reader.float("top_p", 1.0, max=1.0)
+    typical_p = reader.optional_float("typical_p", max=1.0) or 1.0
+    min_p = reader.optional_float("min_p", max=1.0) or 0.0
+    repetition_penalty = reader.optional_float("repetition_penalty", max=100.0) or 1.0
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next((token for token in bos if token >= 0), None),
@@ -66,6 +73,9 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
         temperature=temperature if do_sample else 0.0,
         top_k=top_k if do_sample else 0,
         top_p=top_p if do_sample and top_p > 0 else 1.0,
+        min_p=min_p if do_sample else 0.0,
+        typical_p=typical_p if do_sample else 1.0,
+        repetition_penalty=repetition_penalty,
         max_new_tokens=reader.optional_int("max_new_tokens"),
     )
 

@@ -26,6 +26,14 @@ def test_several_end_tokens_and_sampling_defaults() -> None:
     assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 0.6, 50, 0.9)
 
 
+def test_penalties_and_filters_of_the_model_are_defaults() -> None:
+    generation = {"do_sample": True, "min_p": 0.05, "typical_p": None, "repetition_penalty": 1.05}
+    config = read_generation_config(files(generation_config=generation))
+    assert (config.min_p, config.typical_p, config.repetition_penalty) == (0.05, 1.0, 1.05)
+    greedy = read_generation_config(files(generation_config=generation | {"do_sample": False, "typical_p": 0.5}))
+    assert (greedy.min_p, greedy.typical_p, greedy.repetition_penalty) == (0.0, 1.0, 1.05)
+
+
 def test_end_tokens_fall_back_to_config() -> None:
     assert read_generation_config(files(config={"eos_token_id": 2, "bos_token_id": 1})).eos_token_ids == (2,)
     assert read_generation_config({}) == GenerationConfig()

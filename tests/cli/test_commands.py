@@ -105,8 +105,9 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
     assert "at once" in done.stdout
     assert "100.00" in done.stdout
     assert picture.read_text().startswith("<svg")
-    found = json.loads(penstock_command("bench", DEMO, *args, "--no-prefix-cache", "--json").stdout)
-    assert len(found["runs"]) == 3
+    off = ("--online", "--rate", "none", *args[3:], "--no-prefix-cache", "--json")
+    found = json.loads(penstock_command("bench", DEMO, *off).stdout)
+    assert [run["rate"] for run in found["runs"]] == [0]
     assert set(found["runs"][0]["first_token_s"]) == {"50", "90", "99"}
 
 
@@ -116,7 +117,7 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
         (["--rate", "3"], "--rate goes with --online"),
         (["--no-prefix-cache"], "--no-prefix-cache goes with --online"),
         (["--online", "--batch", "1"], "--batch does not go with --online"),
-        (["--online", "--rate", "fast"], "rate must be numbers or percentages"),
+        (["--online", "--rate", "fast"], "rate must be none, or numbers or percentages"),
         (["--batch", "1,x"], "batch"),
         (["--batch", "0"], "batch"),
         (["--batch", "1,1"], "batch"),

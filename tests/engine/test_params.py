@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -40,11 +41,60 @@ from penstock.errors import InvalidArgumentError
         ("stop", "x" * 5000),
         ("ignore_eos", 1),
         ("ignore_eos", "yes"),
+        ("min_tokens", -1),
+        ("min_tokens", None),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("typical_p", 0),
+        ("typical_p", 1.5),
+        ("repetition_penalty", 0),
+        ("presence_penalty", -2.5),
+        ("presence_penalty", None),
+        ("frequency_penalty", "much"),
+        ("logit_bias", [1]),
+        ("logit_bias", {3: 101}),
+        ("logit_bias", {3: math.nan}),
+        ("logit_bias", {3: None}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", "12"),
+        ("bad_words", [""]),
+        ("bad_words", 3),
+        ("n", 0),
+        ("n", 129),
+        ("best_of", 0),
+        ("stop_token_ids", 5),
+        ("include_stop_str_in_output", 1),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("prompt_logprobs", True),
+        ("echo", "yes"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgumentError, match=rf"^{field} must be"):
         SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens must be at most max_tokens \(8\), not 9"),
+        ({"n": 3, "best_of": 2}, r"best_of must be at least n \(3\), not 2"),
+        ({"logit_bias": {"x": 1}}, r"logit_bias's token id must be"),
+        ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\] must be"),
+        ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\] must be"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        SamplingParams(**fields)
+
+
+def test_lists_and_mappings_become_plain_values():
+    params = SamplingParams(logit_bias={"7": 1, 8: -2.5}, stop_token_ids=np.array([3, 3, 4]), bad_words="no")
+    assert params.logit_bias == {7: 1.0, 8: -2.5}
+    assert (params.stop_token_ids, params.bad_words) == ((3, 4), ("no",))
+    assert hash(params) == hash(dataclasses.replace(params))
 
 
 def test_numbers_of_numpy_are_numbers():

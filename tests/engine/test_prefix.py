@@ -113,6 +113,24 @@ def test_an_aborted_request_leaves_its_pages_for_others(make_llm):
     assert llm.generate(prompt_of(100), GREEDY).num_cached_tokens == 96
 
 
+def test_pages_of_a_request_that_failed_are_not_shared(make_llm):
+    engine = make_llm().engine
+    sampling = ResolvedSampling(max_tokens=20)
+    failing = engine.submit(prompt_of(100), sampling)
+    for _ in range(4):
+        engine.step()
+    assert engine.figures().num_named_pages == 3
+    engine.program.spoil_row = 0
+    engine.step()
+    assert failing.error is not None
+    assert engine.figures().num_named_pages == 0
+    engine.check_integrity()
+    again = engine.submit(prompt_of(100), sampling)
+    while engine.wait(again, len(again.output_ids)):
+        pass
+    assert (again.num_cached, again.error) == (0, None)
+
+
 def test_forgetting_computes_everything_again(make_llm):
     llm = make_llm()
     first = llm.generate(prompt_of(100), GREEDY)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.text import StopMatcher, TextStream, Tokenizer
+from penstock.engine.text import StopMatcher, StopRules, TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from tests.engine.conftest import byte_fallback_json, byte_level_json
 
@@ -110,7 +110,7 @@ def test_text_that_may_become_a_stop_string_is_held_back():
 
 def test_a_stop_string_split_within_a_character_is_found():
     tokenizer = Tokenizer({"tokenizer.json": byte_level_json()})
-    stream = TextStream(tokenizer, ["日本"])
+    stream = TextStream(tokenizer, StopRules(["日本"]))
     pushed = [stream.push(token) for token in tokenizer.encode("x日本y")]
     stream.finish()
     assert stream.text == "x"

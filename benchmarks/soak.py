@@ -1,0 +1,86 @@
+"""Many short requests with random aborts: does memory stay flat, and is every page free in the end?
+
+    python benchmarks/soak.py demo/demo.psm --requests 100000
+
+Resident memory is read every hundredth of the way; the slope of a line through the last three quarters of the
+readings, times the way they cover, must be under 1 % of their mean.  Ends with status 1 when it is not, or when a
+page is held at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from penstock import LLM, ProgramLimits, RequestOptions, SamplingParams
+from penstock.engine.llm import Stream
+
+MOST_LIVE = 24
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def one(llm: LLM, random: np.random.Generator, shared: list[int]) -> Stream:
+    """A request of a few tokens, some with a beginning that others have, a deadline, or a stop string."""
+    prompt = random.integers(0, llm.info.vocab_size, int(random.integers(1, 60))).tolist()
+    if random.random() < 0.5:
+        prompt = shared[: int(random.integers(1, len(shared)))] + prompt
+    params = SamplingParams(
+        max_tokens=int(random.integers(1, 9)),
+        temperature=float(random.random()),
+        stop=["x"] if random.random() < 0.1 else [],
+    )
+    options = RequestOptions(priority=int(random.integers(0, 3)), deadline_s=60.0 if random.random() < 0.1 else None)
+    return llm.stream(prompt, params, options)
+
+
+def soak(llm: LLM, num_requests: int) -> list[int]:
+    """Resident bytes, a hundred readings on the way."""
+    random = np.random.default_rng(0)
+    shared = random.integers(0, llm.info.vocab_size, 100).tolist()
+    live: list[Stream] = []
+    readings = []
+    for count in range(1, num_requests + 1):
+        live.append(one(llm, random, shared))
+        if random.random() < 0.1:
+            live.pop(int(random.integers(0, len(live)))).abort()
+        while len(live) >= MOST_LIVE:
+            llm.engine.step()
+            live = [stream for stream in live if not stream.is_finished]
+        if count % max(1, num_requests // 100) == 0:
+            readings.append(resident_bytes())
+    while llm.engine.has_work:
+        llm.engine.step()
+    return readings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--requests", type=int, default=100_000)
+    args = parser.parse_args()
+    start = time.perf_counter()
+    with LLM(args.model, limits=ProgramLimits(max_requests=16, num_pages=96, context_len=512)) as llm:
+        readings = soak(llm, args.requests)
+        llm.engine.check_integrity()
+        figures = llm.engine.figures()
+        held = [pool.num_pages - pool.num_free for pool in llm.engine.scheduler.ledger.pools]
+    tail = np.array(readings[len(readings) // 4 :], float)
+    slope = float(np.polyfit(np.arange(len(tail)), tail, 1)[0])
+    growth = slope * len(tail) / tail.mean()
+    print(
+        f"{args.requests} requests in {time.perf_counter() - start:.0f} s: {dict(figures.num_finished)}, "
+        f"{figures.num_preemptions} preemptions, {figures.hit_rate:.0%} of prompt tokens from cache; "
+        f"resident {readings[0] / 1e6:.1f} to {readings[-1] / 1e6:.1f} MB, slope {growth:+.2%}; pages held {held}"
+    )
+    return int(growth > 0.01 or any(held) or sum(figures.num_finished.values()) != args.requests)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

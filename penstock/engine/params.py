@@ -1,0 +1,238 @@
+"""What a caller may ask of an answer, each field checked, and what a request runs with once nothing is left open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Final, Self
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["ResolvedSampling", "SamplingParams"]
+
+DEFAULT_MAX_TOKENS: Final = 256
+MAX_STRINGS: Final = 64
+MAX_STRING_CHARS: Final = 4096
+MAX_LOGPROBS: Final = 20
+MAX_ANSWERS: Final = 128
+MAX_BIASES: Final = 4096
+_TOKEN: Final = 2**31 - 1
+
+
+def _refuse(name: str, expected: str, found: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}")
+
+
+def _int(name: str, value: object, low: int, high: int) -> int | None:
+    """None, or a whole number of any kind (numpy's too) within bounds."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise _refuse(name, f"a whole number from {low} to {high}", value)
+    return int(value)
+
+
+def _float(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
+    """None, or a number of any kind within bounds; NaN is within none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+        raise _refuse(name, expected or f"a number from {low:g} to {high:g}", value)
+    return float(value)
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else () if value is None else value
+    if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
+        raise _refuse(name, "a string or a list of strings", value)
+    if len(strings) > MAX_STRINGS:
+        raise _refuse(name, f"at most {MAX_STRINGS} strings", len(strings))
+    if any(not s or len(s) > MAX_STRING_CHARS for s in strings):
+        raise _refuse(name, f"strings of 1 to {MAX_STRING_CHARS} characters", value)
+    return tuple(strings)
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Token ids, each once; whether the vocabulary has them is seen at submission."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _refuse(name, "a list of token ids", value)
+    return tuple(dict.fromkeys(_int(f"{name}[{i}]", token, 0, _TOKEN) or 0 for i, token in enumerate(value)))
+
+
+def _bias(value: object) -> dict[int, float]:
+    """Token id to bias.  Ids may be written as text, as JSON has them."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
+        raise _refuse("logit_bias", f"a mapping of at most {MAX_BIASES} token ids to numbers", value)
+    biases = {}
+    for key, number in value.items():
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
+        if _int("logit_bias's token id", token, 0, _TOKEN) is None or _float("logit_bias", number, -100, 100) is None:
+            raise _refuse("logit_bias", "a mapping of token ids to numbers", value)
+        biases[int(token)] = float(number)
+    return biases
+
+
+def _bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(name, "True or False", value)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to continue a prompt, in vLLM's words.  None leaves a field to the model's own generation_config.
+
+    ``max_tokens``: tokens to make at most (256 where nobody says; the context length bounds it too).
+    ``min_tokens``: neither end token nor stop before that many.  ``temperature``: 0 is greedy.  ``top_k``: keep that
+    many tokens, 0 all.  ``top_p``: keep the smallest set whose probability reaches it, 1 all.  ``min_p``: drop tokens
+    below that share of the likeliest's probability, 0 none.  ``typical_p``: keep the tokens nearest to the expected
+    surprise whose probability reaches it, 1 all.  ``repetition_penalty`` (prompt and answer; 1 off),
+    ``presence_penalty`` and ``frequency_penalty`` (answer; 0 off).  ``logit_bias``: token id to what is added, -100 to
+    100.  ``allowed_token_ids``: nothing else is sampled; None all.  ``bad_words``: texts that the answer must not
+    contain.  ``seed``: the same seed gives the same tokens in any company; None draws a fresh one, which the result
+    reports.  ``n``: answers to the prompt; ``best_of``: make that many and give the ``n`` likeliest per token.
+    ``stop``: a string or several that end the text and are not part of it unless ``include_stop_str_in_output``.
+    ``stop_token_ids``: tokens that end the answer.  ``ignore_eos``: go on past end tokens.  ``logprobs``: give each
+    token's log-probability and that many of the likeliest (0 to 20); ``prompt_logprobs``: the prompt's, too.
+    ``echo``: the text begins with the prompt.
+
+    Raises InvalidArgumentError naming the field that is unknown or out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    n: int = 1
+    best_of: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+    def __new__(cls, **given: object) -> Self:
+        """Refuse an unknown field by name, with the known ones."""
+        known = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise InvalidArgumentError(f"SamplingParams has no field {name!r}; it has {', '.join(known)}")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check every field; numbers of numpy become plain ones, lists tuples."""
+        most = 2**31 - 1
+        checked = {
+            "max_tokens": _int("max_tokens", self.max_tokens, 1, most),
+            "min_tokens": _int("min_tokens", self.min_tokens, 0, most),
+            "temperature": _float("temperature", self.temperature, 0, 100),
+            "top_k": _int("top_k", self.top_k, 0, most),
+            "top_p": _float("top_p", self.top_p, 1e-6, 1, "a number above 0 and up to 1"),
+            "min_p": _float("min_p", self.min_p, 0, 1),
+            "typical_p": _float("typical_p", self.typical_p, 1e-6, 1, "a number above 0 and up to 1"),
+            "repetition_penalty": _float("repetition_penalty", self.repetition_penalty, 0.01, 100),
+            "presence_penalty": _float("presence_penalty", self.presence_penalty, -2, 2),
+            "frequency_penalty": _float("frequency_penalty", self.frequency_penalty, -2, 2),
+            "logit_bias": _bias(self.logit_bias),
+            "allowed_token_ids": None
+            if self.allowed_token_ids is None
+            else _token_ids("allowed_token_ids", self.allowed_token_ids),
+            "bad_words": _strings("bad_words", self.bad_words),
+            "seed": _int("seed", self.seed, 0, 2**64 - 1),
+            "n": _int("n", self.n, 1, MAX_ANSWERS),
+            "best_of": _int("best_of", self.best_of, 1, MAX_ANSWERS),
+            "stop": _strings("stop", self.stop),
+            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+            "include_stop_str_in_output": _bool("include_stop_str_in_output", self.include_stop_str_in_output),
+            "ignore_eos": _bool("ignore_eos", self.ignore_eos),
+            "logprobs": _int("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            "prompt_logprobs": _int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS),
+            "echo": _bool("echo", self.echo),
+        }
+        for name in ("min_tokens", "presence_penalty", "frequency_penalty", "n"):
+            if checked[name] is None:
+                raise _refuse(name, "a number", None)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise _refuse("allowed_token_ids", "None or at least one token id", [])
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+        if self.best_of is not None and self.best_of < self.n:
+            raise _refuse("best_of", f"at least n ({self.n})", self.best_of)
+
+
+@dataclass(frozen=True)
+class ResolvedSampling:
+    """What a request runs with: nothing left open, texts turned into token ids.
+
+    ``logit_bias`` holds pairs of token id and bias; ``bad_words`` token sequences; ``end_ids`` are forbidden before
+    ``min_tokens``; ``sample_index`` tells the answers to one prompt apart; ``num_logprobs`` -1 asks for none.
+    """
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    end_ids: tuple[int, ...] = ()
+    sample_index: int = 0
+    num_logprobs: int = -1
+
+    @staticmethod
+    def of(params: SamplingParams, defaults: ResolvedSampling) -> ResolvedSampling:
+        """Fill what the caller left open.  Naming a filter asks for sampling, so a greedy default gives way."""
+        temperature = params.temperature
+        if temperature is None:
+            filters = (params.top_k, params.top_p, params.min_p, params.typical_p)
+            wants_sampling = any(one is not None for one in filters)
+            temperature = 1.0 if wants_sampling and defaults.temperature == 0.0 else defaults.temperature
+
+        def given(name: str) -> float:
+            value = getattr(params, name)
+            return float(getattr(defaults, name) if value is None else value)
+
+        num_logprobs = -1 if params.logprobs is None else params.logprobs
+        if (params.best_of or 1) > params.n:
+            num_logprobs = max(0, num_logprobs)  # to compare the answers
+        return ResolvedSampling(
+            max_tokens=defaults.max_tokens if params.max_tokens is None else params.max_tokens,
+            temperature=float(temperature),
+            top_k=defaults.top_k if params.top_k is None else params.top_k,
+            top_p=given("top_p"),
+            seed=int.from_bytes(os.urandom(8), "little") >> 1 if params.seed is None else params.seed,
+            min_p=given("min_p"),
+            typical_p=given("typical_p"),
+            repetition_penalty=given("repetition_penalty"),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            min_tokens=params.min_tokens,
+            logit_bias=tuple((params.logit_bias or {}).items()),
+            allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+            num_logprobs=num_logprobs,
+        )

@@ -1,0 +1,105 @@
+"""Finished answers as callers get them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.engine.request import Request, SamplingParams, TokenLogprobs
+
+__all__ = ["Choice", "Delta", "Result", "Score", "make_result"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the answers to a prompt."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished answer.
+
+    ``token_ids`` are the answer's, an end token included; ``text`` is without special tokens and stop strings.
+    ``finish_reason``: "length", "stop" or "abort".  ``timings`` in seconds, ``decode_tokens_per_s`` after the
+    first token.  ``seed`` gives the same answer again.  ``logprobs`` has one entry per answer token,
+    ``prompt_logprobs`` one per prompt token, None for the first, which nothing comes before.  ``choices`` are all ``n``
+    answers, this one first.  ``num_cached_tokens`` of the prompt were not computed again but shared.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    timings: dict[str, float]
+    prompt_token_ids: list[int]
+    seed: int
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    choices: tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What came since the last one; ``finish_reason`` with the last."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a text is: one entry per token, None for the first, which nothing comes before."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+    def total(self, start: int = 1) -> float:
+        """The log-probability of the tokens from ``start`` on, given those before."""
+        return sum(one.logprob for one in self.logprobs[max(1, start) :] if one is not None)
+
+    def is_greedy(self, start: int = 1) -> bool:
+        """Whether greedy decoding would have made the tokens from ``start`` on."""
+        return all(one.rank == 1 for one in self.logprobs[max(1, start) :] if one is not None)
+
+
+def _choice(request: Request, params: SamplingParams) -> Choice:
+    return Choice(
+        text="" if request.text is None else request.text.text,
+        token_ids=list(request.output_ids),
+        finish_reason=request.finish_reason or "abort",
+        logprobs=None if params.logprobs is None else list(request.logprobs),
+    )
+
+
+def _mean_logprob(request: Request) -> float:
+    return sum(one.logprob for one in request.logprobs) / max(1, len(request.logprobs))
+
+
+def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
+    """The result of the requests that answer one prompt; raises the error that one of them ended with."""
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+    if len(requests) > params.n:  # the likeliest per token, the earlier of equals
+        requests = sorted(requests, key=_mean_logprob, reverse=True)[: params.n]
+    first = requests[0]
+    choices = tuple(_choice(request, params) for request in requests)
+    return Result(
+        text=choices[0].text,
+        token_ids=choices[0].token_ids,
+        finish_reason=choices[0].finish_reason,
+        timings=first.timings.summary(len(first.output_ids)),
+        prompt_token_ids=first.prompt_ids,
+        seed=first.sampling.seed,
+        num_cached_tokens=first.num_cached,
+        logprobs=choices[0].logprobs,
+        prompt_logprobs=first.prompt_logprobs,
+        choices=choices,
+    )
