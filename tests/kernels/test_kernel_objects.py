@@ -95,18 +95,18 @@ def test_generic_level_holds_baseline_instructions_alone(objects: dict[str, Path
 def test_avx2_level_holds_its_own_instructions(objects: dict[str, Path]) -> None:
     code = functions(objects["avx2"])
     assert not re.search(r"%zmm|%k[0-7]\b", "\n".join(code.values()))
-    for scheme in ("LinearInt8", "LinearW4A8"):
-        assert re.search(r"vpmaddubsw.*ymm", instructions(code, scheme))
-    for name in ("LinearFloat", "LinearW4A16", ATTENTION):
+    for kernel in ("dot8<", "dot4_by_groups<"):
+        assert re.search(r"vpmaddubsw.*ymm", instructions(code, kernel))
+    for name in ("LinearFloat", ATTENTION):
         assert re.search(r"vfmadd\w+ps.*ymm", instructions(code, name))
 
 
 @pytest.mark.skipif(not X86, reason="x86 levels")
 def test_avx512_level_holds_its_own_instructions(objects: dict[str, Path]) -> None:
     code = functions(objects["avx512"])
-    for scheme in ("LinearInt8", "LinearW4A8"):
-        assert re.search(r"vpdpbusd.*zmm", instructions(code, scheme))
-    for name in ("LinearFloat", "LinearW4A16", ATTENTION):
+    for kernel in ("dot8<", "dot4<", "dot4_by_groups<"):
+        assert re.search(r"vpdpbusd.*zmm", instructions(code, kernel))
+    for name in ("LinearFloat", ATTENTION):
         assert re.search(r"vfmadd\w+ps.*zmm", instructions(code, name))
     assert "vdpbf16ps" not in "\n".join(code.values())
 
