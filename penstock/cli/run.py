@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.engine.llm import LLM, Result
     from penstock.engine.request import SamplingParams
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "run", "write_text"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -89,15 +89,15 @@ def run(args: argparse.Namespace) -> int:
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
         stream = llm.stream(prompt, params)
         if sys.stdout.isatty() and not args.json and not args.chat:
-            _write(prompt_text)  # a completion reads on from its prompt; a pipe gets the answer alone
+            write_text(prompt_text)  # a completion reads on from its prompt; a pipe gets the answer alone
         for delta in stream:
             if not args.json:
-                _write(delta.text)
+                write_text(delta.text)
         result = stream.result()
         if args.json:
             print(json.dumps(_object(llm, result, load_s), ensure_ascii=False))
             return 0
-        _write("\n")
+        write_text("\n")
         if sys.stdout.isatty() and sys.stderr.isatty():
             print(file=sys.stderr)
         print(_figures(llm, result, load_s), file=sys.stderr)
@@ -113,7 +113,8 @@ def _prompt_text(prompt: str) -> str:
         raise InvalidArgumentError(f"prompt is not UTF-8 text at byte {error.start}") from None
 
 
-def _write(text: str) -> None:
+def write_text(text: str) -> None:
+    """Text of a model on stdout, at once."""
     if sys.stdout.isatty():  # what a model writes never drives the terminal
         text = "".join(char if char >= " " or char in "\n\t" else "\ufffd" for char in text)
     encoding = sys.stdout.encoding or "utf-8"

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from penstock.engine.engine import Engine
 from penstock.engine.logits import prompt_logits, prompt_logprobs
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.progress import PromptProgress
+from penstock.engine.prompts import Prompt, split_params, split_prompts
 from penstock.engine.request import Request, Status
-from penstock.engine.result import Delta, Result, Score, make_result
+from penstock.engine.result import Delta, Result, Score, all_finished, make_result, outcome
 from penstock.engine.text import StopRules, TextStream, Tokenizer
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.models.generation import GenerationConfig, read_generation_config
 from penstock.runtime.open import Opened, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["LLM", "Delta", "Prompt", "Result", "Stream"]
-
-Prompt: TypeAlias = str | Sequence[int]
 
 
 class Stream:
@@ -207,8 +207,8 @@ class LLM:
         A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each.
         ``progress`` shows on stderr how far it is.  All prompts are checked before any runs; errors name the prompt.
         """
-        several, is_one = _split_prompts(prompts)
-        each = _split_params(params, len(several))
+        several, is_one = split_prompts(prompts)
+        each = split_params(params, len(several))
         requests: list[list[Request]] = []
         try:
             prepared = []
@@ -218,10 +218,8 @@ class LLM:
                 except InvalidArgumentError as error:
                     raise error if is_one else InvalidArgumentError(f"prompts[{index}]: {error}") from None
             for (ids, prompt, sampling), one in zip(prepared, each, strict=True):
-                requests.append([])
-                for answer in range(one.best_of or one.n):
-                    numbered = replace(sampling, sample_index=answer)
-                    requests[-1].append(self._submit(ids, one, numbered, prompt))
+                numbered = [replace(sampling, sample_index=i) for i in range(one.best_of or one.n)]
+                requests.append([self._submit(ids, one, own, prompt) for own in numbered])
             self._finish([request for group in requests for request in group], progress)
             results = [make_result(group, one) for group, one in zip(requests, each, strict=True)]
         except BaseException:
@@ -230,6 +228,46 @@ class LLM:
                     self.engine.abort(request)
             raise
         return results[0] if is_one else results
+
+    def generate_each(
+        self, items: Iterable[tuple[Prompt, SamplingParams] | PenstockError], max_open: int = 0
+    ) -> Iterator[tuple[int, Result | PenstockError]]:
+        """Continue prompts as they come: pairs of an item's number and its result or error, in the order they end.
+
+        At most ``max_open`` items are taken ahead (0: four times the requests of a step).  An item that is an error
+        already is handed on.  Leaving the loop early aborts what is still open.
+        """
+        source = enumerate(items)
+        most = max_open or 4 * self.engine.scheduler.max_requests
+        unfinished: dict[int, tuple[list[Request], SamplingParams]] = {}
+        try:
+            is_exhausted = False
+            while unfinished or not is_exhausted:
+                batch = list(islice(source, most - len(unfinished)))
+                is_exhausted = is_exhausted or len(batch) < most - len(unfinished)
+                for index, item in batch:
+                    try:
+                        unfinished[index] = (self._submit_all(item), cast("Any", item)[1])
+                    except PenstockError as error:
+                        yield index, error
+                if not unfinished:
+                    continue
+                oldest = next(r for r in next(iter(unfinished.values()))[0] if r.status is not Status.FINISHED)
+                self.engine.wait(oldest, len(oldest.output_ids))
+                for index in [i for i, (group, _) in unfinished.items() if all_finished(group)]:
+                    yield index, outcome(*unfinished.pop(index))
+        finally:
+            for group, _ in unfinished.values():
+                for request in group:
+                    self.engine.abort(request)
+
+    def _submit_all(self, item: tuple[Prompt, SamplingParams] | PenstockError) -> list[Request]:
+        if isinstance(item, PenstockError):
+            raise item
+        prompt, params = item
+        ids, sampling = self.engine.check_prompt(self._ids(prompt)), self._resolve(params)
+        answers = range(params.best_of or params.n)
+        return [self._submit(ids, params, replace(sampling, sample_index=i), prompt) for i in answers]
 
     def _finish(self, requests: Sequence[Request], progress: bool) -> None:
         shown = PromptProgress(requests) if progress else None
@@ -244,10 +282,10 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Stream:
         """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
-        several, is_one = _split_prompts(prompt)
+        several, is_one = split_prompts(prompt)
         if not is_one:
             raise InvalidArgumentError("stream takes one prompt; generate takes several")
-        one = _split_params(params, 1)[0]
+        one = split_params(params, 1)[0]
         if (one.best_of or one.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
         request = self._submit(self._ids(several[0]), one, self._resolve(one), several[0], options)
@@ -258,7 +296,7 @@ class LLM:
 
         Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.
         """
-        several, is_one = _split_prompts(prompts)
+        several, is_one = split_prompts(prompts)
         num_top = SamplingParams(prompt_logprobs=num_top).prompt_logprobs or 0
         checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
         scores = [Score(ids, prompt_logprobs(self.engine, ids, num_top)) for ids in checked]
@@ -344,32 +382,3 @@ class LLM:
         request = self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options)
         request.prompt_logprobs = scored
         return request
-
-
-def _split_prompts(prompts: object) -> tuple[list[Any], bool]:
-    """Prompts as a list, and whether it was a single one."""
-    if isinstance(prompts, str):
-        return [prompts], True
-    if hasattr(prompts, "tolist"):  # a numpy array
-        prompts = prompts.tolist()
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
-    several = list(prompts)
-    if not several:
-        raise InvalidArgumentError("prompts is empty: a prompt must have at least one token")
-    if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
-        return several, False
-    return [several], True
-
-
-def _split_params(params: object, num_prompts: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt."""
-    if params is None:
-        return [SamplingParams()] * num_prompts
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidArgumentError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
-    if len(params) != num_prompts:
-        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts")
-    return list(params)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.engine.request import Request, SamplingParams, TokenLogprobs
+from penstock.engine.request import Request, SamplingParams, Status, TokenLogprobs
+from penstock.errors import PenstockError
 
-__all__ = ["Choice", "Delta", "Result", "Score", "make_result"]
+__all__ = ["Choice", "Delta", "Result", "Score", "all_finished", "make_result", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +104,16 @@ def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
         prompt_logprobs=first.prompt_logprobs,
         choices=choices,
     )
+
+
+def all_finished(requests: Sequence[Request]) -> bool:
+    """Whether none of them goes on."""
+    return all(request.status is Status.FINISHED for request in requests)
+
+
+def outcome(requests: Sequence[Request], params: SamplingParams) -> Result | PenstockError:
+    """The result, or the error that one of the requests ended with."""
+    try:
+        return make_result(requests, params)
+    except PenstockError as error:
+        return error

@@ -1,0 +1,159 @@
+"""``penstock batch MODEL INPUT.jsonl OUTPUT.jsonl``: many requests in OpenAI's batch format, restartable."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.options import add_limit_options, add_model_options, limits_of
+from penstock.cli.progress import ProgressLine
+from penstock.errors import InvalidFileError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM, Prompt
+    from penstock.engine.params import SamplingParams
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "batch",
+        help="answer a file of requests",
+        description="Answer a file of requests in OpenAI's batch format. Results are appended as they are ready; "
+        "started again, the command goes on with the requests that the output does not have yet.",
+    )
+    add_model_options(parser)
+    parser.add_argument("input", metavar="INPUT.jsonl", help="requests, one object a line")
+    parser.add_argument("output", metavar="OUTPUT.jsonl", help="where results go; those that it has are kept")
+    parser.add_argument("--max-requests", type=int, default=32, metavar="N", help="answered at once (32)")
+    add_limit_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer what is not answered yet; status 1 when a request ended with an error."""
+    requests = _read_requests(args.input)
+    with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidFileError(f"{args.output}: another process writes it") from None
+        done = _read_done(args.output, output)
+        todo = [request for request in requests if request["custom_id"] not in done]
+        if done:
+            print(f"penstock: {len(requests) - len(todo):,} of {len(requests):,} are there already", file=sys.stderr)
+        if not todo:
+            return 0
+        progress = ProgressLine()
+        try:
+            from penstock.engine.llm import LLM
+
+            llm = LLM(
+                args.model,
+                scheme=args.scheme,
+                threads=args.threads,
+                network=args.network,
+                limits=limits_of(args, max_requests=args.max_requests),
+                use_cache=not args.no_cache,
+                progress=progress,
+            )
+        finally:
+            progress.close()
+        with llm:
+            num_failed = _answer(llm, todo, output)
+    return 1 if num_failed else 0
+
+
+def _read_requests(path: str) -> list[dict[str, Any]]:
+    """Every line's object; InvalidFileError names the line that is none, or whose custom_id is missing or taken."""
+    requests: list[dict[str, Any]] = []
+    seen: dict[str, int] = {}
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                request = json.loads(line)
+            except ValueError as error:
+                raise InvalidFileError(f"{path}: line {number} is not JSON: {error}") from None
+            name = request.get("custom_id") if isinstance(request, dict) else None
+            if not isinstance(name, str) or not name:
+                raise InvalidFileError(f"{path}: line {number} must be an object with a custom_id")
+            if name in seen:
+                raise InvalidFileError(f"{path}: line {number}: custom_id {name!r} is line {seen[name]}'s already")
+            seen[name] = number
+            requests.append(request)
+    return requests
+
+
+def _read_done(path: str, output: Any) -> set[str]:
+    """The custom_ids that the output has; a last line that a kill cut short is taken off."""
+    done = set()
+    end = 0
+    data = output.read()
+    for line in data.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            done.add(str(json.loads(line)["custom_id"]))
+        except (ValueError, KeyError, TypeError):
+            raise InvalidFileError(
+                f"{path}: byte {end}: expected a result of an earlier run, found something else"
+            ) from None
+        end += len(line)
+    if end < len(data):
+        output.truncate(end)
+    return done
+
+
+def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
+    from penstock.engine.completions import answer_body, read_body
+
+    params: dict[int, SamplingParams] = {}
+
+    def prepared() -> Iterator[tuple[Prompt, SamplingParams] | PenstockError]:
+        for index, request in enumerate(todo):
+            try:
+                prompt, params[index] = read_body(llm, str(request.get("url")), request.get("body"))
+                yield prompt, params[index]
+            except PenstockError as error:
+                yield error
+
+    start, num_failed, num_tokens = time.monotonic(), 0, 0
+    for count, (index, outcome) in enumerate(llm.generate_each(prepared()), 1):
+        request = todo[index]
+        if isinstance(outcome, PenstockError):
+            num_failed += 1
+            line = _line(request, None, {"code": type(outcome).__name__, "message": str(outcome)})
+        else:
+            body = answer_body(llm, request["url"], request["body"], params.pop(index), outcome)
+            num_tokens += body["usage"]["completion_tokens"]
+            line = _line(request, {"status_code": 200, "request_id": uuid.uuid4().hex, "body": body}, None)
+        _write_whole(output, line)
+        if sys.stderr.isatty() or count == len(todo):
+            seconds = max(time.monotonic() - start, 1e-9)
+            text = f"{count:,}/{len(todo):,} requests, {num_failed} failed, {num_tokens / seconds:,.0f} tokens/s"
+            print(f"\r{text}" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return num_failed
+
+
+def _line(request: dict[str, Any], response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+    value = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
+    return json.dumps(value | {"response": response, "error": error}, ensure_ascii=False).encode() + b"\n"
+
+
+def _write_whole(output: Any, line: bytes) -> None:
+    """A disk that fills up may take a part: then the rest is the error, and the next start takes the part off."""
+    view = memoryview(line)
+    while view:
+        view = view[output.write(view) :]

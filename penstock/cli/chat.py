@@ -1,0 +1,221 @@
+"""``penstock chat MODEL``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.options import add_limit_options, add_model_options, limits_of
+from penstock.cli.progress import ProgressLine
+from penstock.cli.run import write_text
+from penstock.errors import InvalidArgumentError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM
+
+__all__ = ["add_parser", "run"]
+
+_HELP: Final = """/set NAME VALUE   change a sampling field (/set temperature 0.7); without VALUE the model's own
+/settings         show what is set, and how full the context is
+/system TEXT      begin anew with a system message
+/reset            forget the conversation
+/retry            answer the last message again
+/exit             end (Ctrl-D, too)
+A line that ends in \\ goes on in the next; three quotes alone on a line open and close a longer text.
+Ctrl-C stops an answer and keeps what it has said."""
+_QUOTES: Final = '"""'
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk with a model",
+        description="Talk with a model. A model without a chat template completes text instead. /help lists commands.",
+    )
+    add_model_options(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    add_limit_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read messages until the input ends."""
+    # Ctrl-C ends an answer here, not the process: take the watch off that main keeps for long native calls.
+    with suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+    from penstock.engine.llm import LLM
+
+    progress = ProgressLine()
+    try:
+        llm = LLM(
+            args.model,
+            scheme=args.scheme,
+            threads=args.threads,
+            network=args.network,
+            limits=limits_of(args, max_requests=1),
+            use_cache=not args.no_cache,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    with llm:
+        conversation = _Conversation(llm, args.system)
+        if sys.stdin.isatty():
+            with suppress(ImportError):
+                import readline  # noqa: F401 - gives input() its history and editing
+        _note("/help lists commands" if conversation.has_template else "no chat template: it completes your text")
+        while (message := _read_message()) is not None:
+            try:
+                if message.startswith("/"):
+                    if not conversation.command(message):
+                        break
+                elif message.strip():
+                    conversation.say(message)
+            except PenstockError as error:
+                _note(str(error))
+    return 0
+
+
+class _Conversation:
+    """Messages so far, and how to sample."""
+
+    def __init__(self, llm: LLM, system: str) -> None:
+        self._llm = llm
+        self.has_template = llm.tokenizer.chat_template is not None
+        self._settings: dict[str, Any] = {}
+        self._messages: list[dict[str, str]] = []
+        self._num_tokens = 0
+        self._begin(system)
+
+    def _begin(self, system: str) -> None:
+        if system and not self.has_template:
+            raise InvalidArgumentError(
+                "system: the model has no chat template, so it has no place for a system message"
+            )
+        self._messages = [{"role": "system", "content": system}] if system else []
+        self._num_tokens = 0
+
+    def say(self, message: str) -> None:
+        """Answer a message; without a template, go on with the text."""
+        self._messages.append({"role": "user", "content": message})
+        self._answer()
+
+    def _answer(self) -> None:
+        from penstock.engine.params import SamplingParams
+
+        last = self._messages[-1]["content"]
+        try:
+            prompt = self._llm.chat_prompt(self._messages) if self.has_template else last
+            # Until the context is full, unless a number is set: a conversation has no usual length.
+            params = SamplingParams(**{"max_tokens": self._llm.engine.max_len} | self._settings)
+            stream = self._llm.stream(prompt, params)
+        except PenstockError:
+            self._messages.pop()
+            raise
+        pieces: list[str] = []
+        try:
+            for delta in stream:
+                pieces.append(delta.text)
+                write_text(delta.text)
+        except KeyboardInterrupt:
+            stream.abort()
+            write_text(" ...")
+        write_text("\n")
+        self._messages.append({"role": "assistant", "content": "".join(pieces)})
+        result = stream.result()
+        self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
+        if result.finish_reason == "length" and self._num_tokens >= self._llm.engine.max_len:
+            _note(f"the context of {self._llm.engine.max_len} tokens is full: /reset begins anew")
+
+    def command(self, line: str) -> bool:
+        """Carry out a command; False ends the conversation."""
+        name, _, rest = line[1:].strip().partition(" ")
+        rest = rest.strip()
+        if name in ("exit", "quit", "bye"):
+            return False
+        if name == "help":
+            _note(_HELP)
+        elif name == "settings":
+            listed = ", ".join(f"{key} {value}" for key, value in self._settings.items()) or "the model's own"
+            _note(f"sampling: {listed}; context: {self._num_tokens} of {self._llm.engine.max_len} tokens")
+        elif name == "set":
+            self._set(*rest.partition(" ")[::2])
+        elif name == "system":
+            self._begin(rest)
+        elif name == "reset":
+            self._begin(
+                self._messages[0]["content"] if self._messages and self._messages[0]["role"] == "system" else ""
+            )
+        elif name == "retry":
+            self._retry()
+        else:
+            raise InvalidArgumentError(f"there is no command /{name}; /help lists them")
+        return True
+
+    def _set(self, name: str, value: str) -> None:
+        from penstock.engine.params import SamplingParams
+
+        settings = {key: kept for key, kept in self._settings.items() if key != name}
+        if value.strip():
+            settings[name] = _value_of(value.strip())
+        elif name not in SamplingParams.__dataclass_fields__:
+            settings[name] = None  # refused by name
+        if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
+            raise InvalidArgumentError("n and best_of must be 1 in a conversation")
+        SamplingParams(**settings)
+        self._settings = settings
+
+    def _retry(self) -> None:
+        if len(self._messages) < 2 or self._messages[-1]["role"] != "assistant":
+            raise InvalidArgumentError("retry: there is no answer yet")
+        self._messages.pop()
+        self._answer()
+
+
+def _value_of(text: str) -> Any:
+    """A setting as JSON has it, else the text itself."""
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _note(text: str) -> None:
+    print("".join(char if char.isprintable() or char == "\n" else "?" for char in text), file=sys.stderr, flush=True)
+
+
+def _read_line(prompt: str) -> str:
+    """A line without its end; EOFError at the end of the input."""
+    if sys.stdin.isatty():
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _read_message() -> str | None:
+    """A line, lines joined by a backslash, or a text between quotes; None at the end.  Ctrl-C drops what was typed."""
+    while True:
+        try:
+            line = _read_line("> ")
+            if line.strip() == _QUOTES:
+                lines: list[str] = []
+                while (line := _read_line(". ")).strip() != _QUOTES:
+                    lines.append(line)
+                return "\n".join(lines)
+            parts = [line]
+            while parts[-1].endswith("\\"):
+                parts[-1] = parts[-1][:-1]
+                parts.append(_read_line(". "))
+            return "\n".join(parts)
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            _note("\nCtrl-D or /exit ends")

@@ -1,0 +1,42 @@
+"""Prompts and their sampling parameters as lists, whatever the caller gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from penstock.engine.params import SamplingParams
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["Prompt", "split_params", "split_prompts"]
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+def split_prompts(prompts: object) -> tuple[list[Any], bool]:
+    """Prompts as a list, and whether it was a single one."""
+    if isinstance(prompts, str):
+        return [prompts], True
+    if hasattr(prompts, "tolist"):  # a numpy array
+        prompts = prompts.tolist()
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
+    several = list(prompts)
+    if not several:
+        raise InvalidArgumentError("prompts is empty: a prompt must have at least one token")
+    if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
+        return several, False
+    return [several], True
+
+
+def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
+    """Sampling parameters for each prompt."""
+    if params is None:
+        return [SamplingParams()] * num_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise InvalidArgumentError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
+    if len(params) != num_prompts:
+        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts")
+    return list(params)

@@ -1,0 +1,129 @@
+"""``penstock batch``: OpenAI's batch files, restarted after a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from tests.cli.conftest import DEMO, FOLDER, start
+
+TEMPLATE = (
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"
+)
+
+
+def request(name: str, url: str = "/v1/completions", **body: object) -> dict[str, object]:
+    body = {"model": "demo", "max_tokens": 8, "temperature": 0} | body
+    return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+
+def write(path, requests) -> None:
+    path.write_text("".join(json.dumps(one) + "\n" for one in requests))
+
+
+def read(path) -> dict[str, dict]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["custom_id"] for line in lines}) == len(lines), "a request was done twice"
+    return {line["custom_id"]: line for line in lines}
+
+
+def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstock_command, tmp_path):
+    prompts = ["import os\n", "def add(a, b):", "x = [1, 2"]
+    requests = [request(f"r{i}", prompt=prompt, logprobs=2) for i, prompt in enumerate(prompts)]
+    requests += [
+        request("hot", prompt="x", temperature=-1),
+        request("odd", prompt="x", frobnicate=1),
+        request("chat", url="/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]),
+        request("where", url="/v1/images"),
+        request("two", prompt="x = ", n=2, temperature=1.0, seed=3, echo=True),
+    ]
+    write(tmp_path / "in.jsonl", requests)
+    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
+    assert done.returncode == 1, done.stderr  # some failed
+    assert "8/8 requests, 4 failed" in done.stderr
+    found = read(tmp_path / "out.jsonl")
+    assert set(found) == {str(one["custom_id"]) for one in requests}
+    with LLM(DEMO) as llm:
+        for i, prompt in enumerate(prompts):
+            body = found[f"r{i}"]["response"]["body"]
+            expected = llm.generate(prompt, SamplingParams(max_tokens=8, temperature=0, logprobs=2))
+            choice = body["choices"][0]
+            assert choice["text"] == expected.text
+            assert choice["logprobs"]["token_logprobs"] == [one.logprob for one in expected.logprobs]
+            assert "".join(choice["logprobs"]["tokens"]).startswith(expected.text)
+            assert body["usage"]["completion_tokens"] == len(expected.token_ids)
+            assert body["model"] == "demo"
+    for name, message in {"hot": "temperature", "odd": "frobnicate", "chat": "chat template", "where": "url"}.items():
+        assert found[name]["response"] is None
+        assert message in found[name]["error"]["message"]
+    two = found["two"]["response"]["body"]["choices"]
+    assert [choice["index"] for choice in two] == [0, 1]
+    assert all(choice["text"].startswith("x = ") for choice in two)
+
+
+def test_a_killed_batch_goes_on_where_it_was(penstock_command, tmp_path):
+    write(
+        tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=60, ignore_eos=True) for i in range(60)]
+    )
+    args = ("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--max-requests", 4, "--context-len", 128)
+    process = start(*args)
+    output = tmp_path / "out.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not output.exists() or output.read_bytes().count(b"\n") < 3):
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    before = output.read_bytes()
+    assert 3 <= before.count(b"\n") < 60
+    output.write_bytes(before + b'{"id": "cut sho')  # a line that the kill tore
+    done = penstock_command(*args)
+    assert done.returncode == 0, done.stderr
+    assert f"{before.count(bytes([10]))} of 60 are there already" in done.stderr
+    assert len(read(output)) == 60
+    assert output.read_bytes().startswith(before)
+    again = penstock_command(*args)
+    assert (again.returncode, len(read(output))) == (0, 60)
+
+
+def test_chat_requests_use_the_template(penstock_command, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(FOLDER, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    messages = [{"role": "user", "content": "add two numbers"}]
+    body = {"messages": messages, "logprobs": True, "top_logprobs": 2, "max_tokens": None, "max_completion_tokens": 6}
+    write(tmp_path / "in.jsonl", [request("a", url="/v1/chat/completions", **body)])
+    done = penstock_command("batch", model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 128)
+    assert done.returncode == 0, done.stderr
+    found = read(tmp_path / "out.jsonl")["a"]["response"]["body"]
+    assert found["object"] == "chat.completion"
+    choice = found["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"]
+    assert all(len(one["top_logprobs"]) == 2 for one in choice["logprobs"]["content"])
+    assert found["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "line 1 is not JSON"),
+        ('{"custom_id": 3}', "line 1 must be an object with a custom_id"),
+        ('{"custom_id": "a"}\n\n{"custom_id": "a"}', "line 3: custom_id 'a' is line 1's already"),
+    ],
+)
+def test_a_file_that_is_no_batch_is_refused_by_line(penstock_command, tmp_path, text, message):
+    (tmp_path / "in.jsonl").write_text(text)
+    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert (done.returncode, message in done.stderr) == (1, True)
+
+
+def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_path):
+    write(tmp_path / "in.jsonl", [request("a", prompt="x")])
+    (tmp_path / "notes.txt").write_text("dear diary\nnothing\n")
+    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "notes.txt")
+    assert (done.returncode, "result of an earlier run" in done.stderr) == (1, True)
+    assert (tmp_path / "notes.txt").read_text() == "dear diary\nnothing\n"
