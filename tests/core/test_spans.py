@@ -29,6 +29,7 @@ def test_every_phase_of_every_node_has_a_span_on_every_thread(threads: int, bund
     assert whole["node"] == -1
     phases = {op: 2 if op == "linear" else 1 for op in {node.op for node in nodes}}  # it rounds its rows first
     phases["silu_mul"] = 0  # the linear before it makes its result
+    phases["attention"] = 2  # parts of long contexts, then what they make together
     expected = [(n, phase) for n, node in enumerate(nodes) for phase in range(phases[node.op])]
     for thread in range(threads):
         mine = rest[rest["thread"] == thread]
