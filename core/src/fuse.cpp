@@ -7,8 +7,9 @@ namespace ps {
 namespace {
 
 constexpr int64_t kTileColumns = 16;
-// Kernels of other layouts compute a gated tile without company, which costs them more than silu_mul does.
-constexpr int32_t kGatedLayout = PS_T16_I4G32;
+// The integer kernels compute the tile of a gate beside its tile of up.  Others would do each without company, which
+// costs them more than silu_mul does.
+bool is_gated_layout(int32_t layout) { return layout == PS_T16_I8 || layout == PS_T16_I4G32; }
 
 bool is_op(const RunNode& n, const char* name) { return strcmp(kOps[n.node.op].name, name) == 0; }
 
@@ -48,7 +49,7 @@ class Fuser {
     const Operand &gate = product->node.inputs[0], &up = product->node.inputs[1];
     RunNode* linear = linear_of(gate, 2);
     if (!linear || value(up).root != value(gate).root) return;
-    if (graph_.weights[linear->node.inputs[1].index].layout != kGatedLayout) return;
+    if (!is_gated_layout(graph_.weights[linear->node.inputs[1].index].layout)) return;
     const int64_t half = value(gate).row_elements;
     const bool halves = value(gate).root_offset == 0 && value(up).root_offset == half &&
                         value(gate).row_stride == 2 * half && half % kTileColumns == 0;
