@@ -1,0 +1,137 @@
+"""Idea 5 through the engine: the same tokens and the same bits of their log-probabilities, however requests are
+batched, chunked, ordered, preempted, cached or spread over threads; greedy, sampled with seeds, and with penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request
+from penstock.graph.ir import KvLayout
+from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
+from penstock.runtime.program import ProgramInfo, ProgramLimits
+from tests.invariants.steps import LEVELS
+
+ModelOf = Callable[[str], Model]
+ContextOf = Callable[[str, int], Context]
+Answers = list[tuple[list[int], bytes]]
+
+SHARED = np.random.default_rng(0).integers(0, 259, 70).tolist()
+LENGTHS = (1, 31, 32, 33, 100)
+PROMPTS = [
+    *(np.random.default_rng(length).integers(0, 259, length).tolist() for length in LENGTHS),
+    [*SHARED, 1, 2, 3],
+    [*SHARED, 4, 5],
+]
+SAMPLING = [
+    ResolvedSampling(max_tokens=30, num_logprobs=0),
+    ResolvedSampling(max_tokens=40, num_logprobs=0, temperature=0.9, top_k=30, seed=1),
+    ResolvedSampling(max_tokens=33, num_logprobs=0, temperature=1.3, top_p=0.9, seed=2**64 - 1),
+    ResolvedSampling(max_tokens=25, num_logprobs=0, temperature=1.0, min_p=0.02, repetition_penalty=1.2, seed=3),
+]
+
+pytestmark = [
+    pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8", "w4a8"]),
+    pytest.mark.parametrize("kv", list(KvLayout), ids=lambda kv: f"kv_{kv.name.lower()}"),
+]
+
+
+class EveryThread(CoreProgram):
+    """A core program that uses all threads for steps however short, with what the engine asks of a program."""
+
+    def __init__(self, model: Model, context: Context, limits: ProgramLimits, kv: KvLayout) -> None:
+        self.limits = limits
+        sizes = (limits.max_tokens, limits.max_requests, limits.max_requests, limits.num_pages, limits.max_requests)
+        super().__init__(model, context, ProgramOptions(*sizes, kv, ALL_THREADS))
+        windows = tuple(model.info.page_windows)
+        self.info = ProgramInfo("tiny", "", "graph", 259, limits.context_len, windows, 1, 1, 1, "")
+
+
+class Bench:
+    """Runs the requests through engines of different sizes."""
+
+    def __init__(self, model: Model, context_of: ContextOf, kv: KvLayout) -> None:
+        self.model, self.context_of, self.kv = model, context_of, kv
+
+    def answers(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        threads: int = 2,
+        cached: bool = False,
+        rounds: int = 1,
+        preempt_every: int = 0,
+        check: Callable[[Engine, list[Request]], None] = lambda engine, requests: None,
+        **sizes: int,
+    ) -> Answers:
+        limits = ProgramLimits(**({"max_tokens": 64, "max_requests": 8, "num_pages": 64, "context_len": 256} | sizes))
+        context = self.context_of(LEVELS[0], threads)
+        engine = Engine(EveryThread(self.model, context, limits, self.kv), EngineOptions(prefix_cache=cached))
+        for _ in range(rounds):
+            requests = [engine.submit(prompt, SAMPLING[PROMPTS.index(prompt) % len(SAMPLING)]) for prompt in prompts]
+            while engine.has_work:
+                engine.step()
+                running = engine.scheduler.running
+                if preempt_every and running and engine.num_steps % preempt_every == 0:
+                    engine.scheduler.preempt(running[engine.num_steps % len(running)])
+                engine.check_integrity()
+        assert all(request.error is None for request in requests)
+        check(engine, requests)
+        engine.close()
+        return [(r.output_ids, np.array([one.logprob for one in r.logprobs], np.float32).tobytes()) for r in requests]
+
+
+@pytest.fixture(scope="module")
+def alone_of() -> dict[tuple[str, KvLayout], Answers]:
+    return {}
+
+
+@pytest.fixture
+def bench(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> Bench:
+    return Bench(model_of(scheme), context_of, kv)
+
+
+@pytest.fixture
+def alone(scheme: str, kv: KvLayout, bench: Bench, alone_of: dict[tuple[str, KvLayout], Answers]) -> Answers:
+    """Each request by itself, its prompt in one step, nothing shared."""
+    if (scheme, kv) not in alone_of:
+        alone_of[scheme, kv] = [bench.answers([p], max_requests=1, max_tokens=128)[0] for p in PROMPTS]
+    return alone_of[scheme, kv]
+
+
+def test_batch_matches_single(bench: Bench, alone: Answers) -> None:
+    assert bench.answers(PROMPTS, max_tokens=512) == alone
+
+
+def test_chunked_matches_whole(bench: Bench, alone: Answers) -> None:
+    assert bench.answers(PROMPTS, max_tokens=9) == alone
+
+
+def test_order_does_not_matter(bench: Bench, alone: Answers) -> None:
+    assert bench.answers(PROMPTS[::-1], max_requests=3) == alone[::-1]
+
+
+def test_cached_matches_uncached(bench: Bench, alone: Answers) -> None:
+    def shared(_engine: Engine, requests: list[Request]) -> None:
+        assert [r.num_cached for r in requests] == [(len(p) - 1) // 32 * 32 for p in PROMPTS]
+
+    assert bench.answers(PROMPTS, cached=True, rounds=2, check=shared) == alone
+
+
+def test_preempted_matches_uninterrupted(bench: Bench, alone: Answers) -> None:
+    def preempted(engine: Engine, _requests: list[Request]) -> None:
+        assert engine.figures().num_preemptions > 3
+
+    assert bench.answers(PROMPTS, preempt_every=6, check=preempted) == alone
+    assert bench.answers(PROMPTS, preempt_every=4, cached=True, check=preempted) == alone
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_match(bench: Bench, alone: Answers, threads: int) -> None:
+    assert bench.answers(PROMPTS, threads=threads) == alone
