@@ -20,7 +20,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "spread": 0.6,
     "shared_tokens": 0,
     "max_requests": 32,
-    "kv_cache": "f32",
+    "kv_cache": "auto",
     "no_prefix_cache": False,
     "svg": None,
 }
@@ -41,7 +41,7 @@ def add_online_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--shared-tokens", type=int, metavar="N", help="equal tokens at the beginning of prompts (0)")
     group.add_argument("--max-requests", type=int, metavar="N", help="requests side by side (32)")
-    group.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), help="type of keys and values (f32)")
+    group.add_argument("--kv-cache", choices=("auto", "f32", "bf16", "int8"), help="type of keys and values (auto)")
     group.add_argument(
         "--no-prefix-cache", action="store_true", default=None, help="compute equal beginnings of prompts each time"
     )

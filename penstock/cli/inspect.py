@@ -102,7 +102,7 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.graph.inspect import describe
     from penstock.lite import core
     from penstock.runtime.native import plan_limits
-    from penstock.runtime.program import ProgramLimits, pages_for
+    from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
 
     wanted = limits_of(args, max_requests=args.max_requests, max_tokens=args.max_tokens)
     with core.Model.open(path, verify=args.verify) as model, core.Context() as context:
@@ -115,7 +115,7 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             max_rows=wanted.max_requests,
             num_pages=pages_for(context_len) * wanted.max_requests,
             context_len=context_len,
-            kv_layout=wanted.kv_layout,
+            kv_layout=kv_layout_of(wanted.kv_layout, model.info.scheme),
         )
         plan = plan_limits(model, context, limits)
         info = model.info

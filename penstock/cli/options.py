@@ -27,7 +27,12 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context-len", type=int, default=0, metavar="N", help="tokens of prompt and answer; 0: what fits (default)"
     )
-    parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), default="f32", help="type of keys and values")
+    parser.add_argument(
+        "--kv-cache",
+        choices=("auto", "f32", "bf16", "int8"),
+        default="auto",
+        help="type of keys and values; auto (default): f32 under the scheme f32, else bf16",
+    )
 
 
 def add_weights_option(parser: argparse.ArgumentParser) -> None:

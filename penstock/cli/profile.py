@@ -37,7 +37,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="repeat N times; 0: for a second (default)")
     parser.add_argument("--scheme", help="for a folder; the checkpoint's own type unless given")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
-    parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), default="f32", help="type of keys and values")
+    parser.add_argument(
+        "--kv-cache",
+        choices=("auto", "f32", "bf16", "int8"),
+        default="auto",
+        help="type of keys and values; auto (default): f32 under the scheme f32, else bf16",
+    )
     add_weights_option(parser)
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
     parser.add_argument("--per-node", action="store_true", help="every node of the graph instead of kinds of op")

@@ -48,7 +48,7 @@ class Profile:
     context: int = 128
     batch: int = 1
     threads: int = 0
-    kv_cache: str = "f32"
+    kv_cache: str = "auto"
     weights: str = "mmap"
     steps: int = 0
     network: str | None = None
@@ -197,8 +197,8 @@ class _Profiler:
             for row in [*phase.kinds, *phase.nodes]:
                 self._compare(row, phase.read_bytes_per_s)
         return ProfileReport(
-            info.network, info.scheme, info.cpu_level, info.num_threads, self.what.kv_cache, self.what.weights,
-            self.peaks, phases,
+            info.network, info.scheme, info.cpu_level, info.num_threads, self.program.limits.kv_layout,
+            self.what.weights, self.peaks, phases,
         )  # fmt: skip
 
     def _phase(self, phase: str) -> PhaseReport:

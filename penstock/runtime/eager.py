@@ -31,7 +31,7 @@ from penstock.nn import (
 from penstock.nn.packing import pack_matrix, pack_quantized
 from penstock.ops import layouts
 from penstock.ops.eager import use_context
-from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
+from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 
 __all__ = ["EagerProgram"]
 
@@ -63,7 +63,7 @@ class EagerProgram:
         built = construct_on_meta(checkpoint.config, network)
         self.network = built.network
         groups = assign_page_groups(self.network)
-        limits = _complete(limits, built.context_len)
+        limits = _complete(limits, built.context_len, scheme)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
@@ -188,7 +188,7 @@ class EagerProgram:
             )
 
 
-def _complete(limits: ProgramLimits, longest: int) -> ProgramLimits:
+def _complete(limits: ProgramLimits, longest: int, scheme: str) -> ProgramLimits:
     """Fills in what the caller left open: one row and one whole context for each request."""
     context_len = min(limits.context_len or longest, longest)
     return replace(
@@ -196,6 +196,7 @@ def _complete(limits: ProgramLimits, longest: int) -> ProgramLimits:
         max_rows=limits.max_rows or limits.max_requests,
         num_pages=limits.num_pages or pages_for(context_len) * limits.max_requests,
         context_len=context_len,
+        kv_layout=kv_layout_of(limits.kv_layout, scheme),
     )
 
 

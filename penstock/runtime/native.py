@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import OutOfMemoryError
 from penstock.lite import core
 from penstock.runtime.machine import memory
-from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, pages_for
+from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,20 +26,20 @@ _LAYOUTS = {"f32": 1, "bf16": 2, "int8": 3}
 """By the numbers of ``ps_kv_layout``; ``graph.ir``, which has them too, takes as long to import as a decode step."""
 
 
-def _options(limits: ProgramLimits) -> core.ProgramOptions:
+def _options(limits: ProgramLimits, scheme: str) -> core.ProgramOptions:
     return core.ProgramOptions(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,
         max_rows=limits.max_rows,
         num_pages=limits.num_pages,
         num_slots=limits.max_requests,
-        kv_layout=_LAYOUTS[limits.kv_layout],
+        kv_layout=_LAYOUTS[kv_layout_of(limits.kv_layout, scheme)],
     )
 
 
 def plan_limits(model: core.Model, context: core.Context, limits: ProgramLimits) -> core.Plan:
     """The memory that a program of these limits would take.  Allocates nothing."""
-    return core.plan(model, context, _options(limits))
+    return core.plan(model, context, _options(limits, model.info.scheme))
 
 
 def fit_limits(
@@ -60,7 +60,7 @@ def fit_limits(
         max_rows=limits.max_rows or limits.max_requests,
         num_pages=limits.num_pages or pages_for(context_len),
         context_len=context_len,
-        kv_layout=limits.kv_layout,
+        kv_layout=kv_layout_of(limits.kv_layout, model.info.scheme),
         weights=limits.weights,
     )
     plan = plan_limits(model, context, base)
@@ -100,7 +100,7 @@ class NativeProgram:
     def __init__(self, model: core.Model, context: core.Context, limits: ProgramLimits, plan: core.Plan) -> None:
         self._model = model
         self._context = context
-        self._core = core.CoreProgram(model, context, _options(limits))
+        self._core = core.CoreProgram(model, context, _options(limits, model.info.scheme))
         self._limits = limits
         info = model.info
         self._info = ProgramInfo(

@@ -17,13 +17,22 @@ if TYPE_CHECKING:
 
     from penstock.lite.core import Plan, Sampled, Sampling, StepBatch
 
-__all__ = ["KV_LAYOUTS", "PAGE_TOKENS", "WEIGHTS", "Program", "ProgramInfo", "ProgramLimits", "pages_for"]
+__all__ = [
+    "KV_LAYOUTS",
+    "PAGE_TOKENS",
+    "WEIGHTS",
+    "Program",
+    "ProgramInfo",
+    "ProgramLimits",
+    "kv_layout_of",
+    "pages_for",
+]
 
 PAGE_TOKENS = 32
 """Tokens in one KV page (``PS_PAGE_TOKENS``)."""
 
-KV_LAYOUTS = ("f32", "bf16", "int8")
-"""How keys and values may lie in a page."""
+KV_LAYOUTS = ("auto", "f32", "bf16", "int8")
+"""How keys and values may lie in a page; "auto": f32 under the scheme f32, else bf16."""
 
 WEIGHTS = ("mmap", "huge")
 """Where weights lie: in the mapped file, or in a private copy of huge pages."""
@@ -42,6 +51,7 @@ class ProgramLimits:
     group; ``context_len`` bounds one request (prompt and answer).  Zero for ``max_rows``, ``num_pages`` or
     ``context_len`` leaves the choice to ``open_program``; a program's own limits hold no zero.  A program has
     ``max_requests`` slots, each of which remembers the token last sampled in it.  ``weights`` is one of ``WEIGHTS``:
+    ``kv_layout`` is one of ``KV_LAYOUTS``; a program's own limits name the one that "auto" became.
     "mmap" shares the file's pages with every process that maps them and starts at once; "huge" copies them first.
     """
 
@@ -50,7 +60,7 @@ class ProgramLimits:
     max_rows: int = 0
     num_pages: int = 0
     context_len: int = 0
-    kv_layout: str = "f32"
+    kv_layout: str = "auto"
     weights: str = "mmap"
 
     def __post_init__(self) -> None:
@@ -64,6 +74,13 @@ class ProgramLimits:
             raise InvalidArgumentError(f"kv_cache must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout!r}")
         if self.weights not in WEIGHTS:
             raise InvalidArgumentError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+
+
+def kv_layout_of(kv_layout: str, scheme: str) -> str:
+    """What ``kv_layout`` means under a scheme."""
+    if kv_layout != "auto":
+        return kv_layout
+    return "f32" if scheme == "f32" else "bf16"
 
 
 @dataclass(frozen=True)

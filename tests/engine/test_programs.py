@@ -139,6 +139,7 @@ def test_memory_is_shared_out_by_the_rules():
         roomy, plan = fit_limits(model, context, ProgramLimits(max_requests=4), available=64 << 30)
         assert (roomy.context_len, roomy.num_pages, roomy.max_rows) == (1024, 128, 4)
         assert plan.total_bytes < 64 << 30
+        assert roomy.kv_layout == "bf16"  # what "auto" became
         one, _ = fit_limits(model, context, ProgramLimits(max_requests=1, context_len=100), available=64 << 30)
         assert (one.context_len, one.num_pages) == (100, 4)
         fixed = plan.total_bytes - plan.kv_bytes + (64 << 20)
