@@ -57,9 +57,9 @@ class Cost:
 
 
 def peak_of(node: Node) -> str:
-    """The arithmetic whose peak bounds a node: int8 where activations are rounded to it, else bf16 or f32."""
+    """The arithmetic whose peak bounds a node: int8 where weights are integers, else bf16 or f32."""
     scheme = str(node.attrs.get("scheme", ""))
-    return "int8" if scheme.endswith("a8") else "bf16" if scheme == "bf16" else "f32"
+    return "int8" if scheme.startswith("w") else "bf16" if scheme == "bf16" else "f32"
 
 
 def _elements(value: Value, sizes: dict[str, int]) -> int:
@@ -99,7 +99,10 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
             rows_read = sizes["T"] / weight.rows if node.op == "embedding" else 1
             cost.num_bytes += weight.num_bytes * rows_read
             if node.op == "linear" and weight.rows > 1:
-                cost.num_ops += 2 * weight.rows * weight.cols * _elements(outputs[0], sizes) / _columns(outputs[0])
+                # 16-bit activations are two int8 products a weight.
+                planes = 2 if str(node.attrs["scheme"]).endswith("a16") else 1
+                rows = _elements(outputs[0], sizes) / _columns(outputs[0])
+                cost.num_ops += 2 * planes * weight.rows * weight.cols * rows
         elif operand.kind == "state":
             state = graph.states[operand.name]
             token_bytes = kv_element_bytes * state.num_kv_heads * state.head_dim

@@ -50,9 +50,9 @@ class ProgramLimits:
     ``max_tokens``, ``max_requests`` and ``max_rows`` bound one step; ``num_pages`` counts KV pages per page
     group; ``context_len`` bounds one request (prompt and answer).  Zero for ``max_rows``, ``num_pages`` or
     ``context_len`` leaves the choice to ``open_program``; a program's own limits hold no zero.  A program has
-    ``max_requests`` slots, each of which remembers the token last sampled in it.  ``weights`` is one of ``WEIGHTS``:
-    ``kv_layout`` is one of ``KV_LAYOUTS``; a program's own limits name the one that "auto" became.
-    "mmap" shares the file's pages with every process that maps them and starts at once; "huge" copies them first.
+    ``max_requests`` slots, each of which remembers the token last sampled in it.  ``kv_layout`` is one of
+    ``KV_LAYOUTS``; a program's own limits name the one that "auto" became.  ``weights`` is one of ``WEIGHTS``: "mmap"
+    shares the file's pages with every process that maps them and starts at once; "huge" copies them first.
     """
 
     max_tokens: int = 512
