@@ -51,11 +51,11 @@ def test_phases_have_the_size_that_was_asked_for(profiled):
     assert (decode["num_tokens"], decode["num_steps"], decode["num_requests"], decode["context"]) == (3, 1, 3, 40)
     assert decode["passes"] == prefill["passes"] == 4
     assert 1 <= prefill["alike"] <= 4
-    assert decode["fused"] == {}
+    assert decode["fused"] == {"silu_mul": 6}  # linears do them in their stores
     with Model.open(DEMO) as model:
         info = model.info
     assert len(decode["nodes"]) == info.num_nodes
-    assert sum(row["calls"] for row in prefill["kinds"]) == 2 * info.num_nodes
+    assert sum(row["calls"] for row in prefill["kinds"]) == 2 * (info.num_nodes - 6)
     head = next(row for row in decode["kinds"] if row["name"] == "linear lm_head")
     assert head["num_ops"] == 2 * 3 * 256 * 4096
     body = sum(row["num_ops"] for row in prefill["kinds"] if row["op"] == "linear" and row is not head)
@@ -74,7 +74,7 @@ def test_the_trace_holds_every_node_on_every_thread_in_order(profiled):
             assert tracks[process, thread + 1] == f"thread {thread}"
             mine = sorted((e for e in events if e["tid"] == thread + 1), key=lambda e: (e["ts"], e["dur"]))
             nodes = [e["args"]["node"] for e in mine if e["cat"] != "wait"]
-            assert set(nodes) == set(range(len(phase["nodes"])))
+            assert set(nodes) == {n for n, node in enumerate(phase["nodes"]) if node["op"] != "silu_mul"}
             for before, after in itertools.pairwise(mine):
                 assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
             for step in steps:  # a thread that came late to one step may miss the next
