@@ -29,20 +29,21 @@ inline void pause_cpu() {
 class alignas(64) WaitWord {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
-  // Returns once the word differs from `old`.  A thread that spins calls idle() between looks.
+  // Returns once the word differs from `old`, true if it slept.  A thread that spins calls idle() between looks.
   template <typename Idle>
-  void wait_while(uint32_t old, bool spin, Idle&& idle) {
+  bool wait_while(uint32_t old, bool spin, Idle&& idle) {
     if (spin) {
       const int64_t deadline = now_ns() + kSpinNanoseconds;
       do {
         for (int i = 0; i < 32; ++i) {
-          if (load() != old) return;
+          if (load() != old) return false;
           idle();
           pause_cpu();
         }
       } while (now_ns() < deadline);
     }
     sleep_while(old);
+    return true;
   }
   void sleep_while(uint32_t old);
   void advance();  // adds one and wakes every waiter
@@ -85,10 +86,12 @@ class Barrier {
 // A thread among those that walk together.
 struct Place {
   int32_t rank, num_threads;
+  int64_t from_ns, from_thread_ns;  // when it last began to be awaited, by both clocks
 };
 
-// The barriers of a walk.  The others go on without a thread that keeps them waiting too long: something else holds
-// its core, and would again.
+// The barriers of a walk.  The others go on without a thread that keeps them waiting too long for lack of a core:
+// something else holds it, and would again.  A thread that is late with work of its own, a fault of a page or a machine
+// that stands still is waited for.
 class Meeting {
  public:
   // `patience_ns` 0: waits for ever.
@@ -96,15 +99,17 @@ class Meeting {
     num_threads_ = num_threads;
     spin_ = spin;
     patience_ns_ = patience_ns;
+    start_ns_ = now_ns();
   }
   int32_t num_threads() const { return num_threads_; }
+  Place place_of(int32_t thread) const { return {thread, num_threads_, start_ns_, patience_ns_ ? thread_ns() : 0}; }
   // False: the thread is to leave the walk.  Else its place may be another one than before.
   template <typename Idle>
   bool meet(Place* place, Idle&& idle) {
     const uint32_t turn = turn_.load();
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == place->num_threads) {
       arrived_.store(0, std::memory_order_relaxed);
-      const bool late = is_late();
+      const bool late = is_late(*place);
       if (late) {
         late_rank_ = place->rank;
         num_threads_ = place->num_threads - 1;
@@ -112,7 +117,10 @@ class Meeting {
       turn_.advance();
       return !late;
     }
-    turn_.wait_while(turn, spin_, idle);
+    if (turn_.wait_while(turn, spin_, idle) && patience_ns_) {
+      place->from_ns = now_ns();
+      place->from_thread_ns = thread_ns();
+    }
     if (num_threads_ != place->num_threads) {  // the last takes the place of the one that left
       if (place->rank == num_threads_) place->rank = late_rank_;
       place->num_threads = num_threads_;
@@ -121,16 +129,18 @@ class Meeting {
   }
 
  private:
-  bool is_late() const {
-    const int64_t since = patience_ns_ ? turn_.asleep_since() : 0;
-    return since && now_ns() - since > patience_ns_;
+  bool is_late(const Place& place) const {
+    const int64_t since = patience_ns_ ? turn_.asleep_since() : 0, now = now_ns();
+    if (!since || now - since <= patience_ns_) return false;
+    const int64_t without_core = now - place.from_ns - (thread_ns() - place.from_thread_ns);
+    return 2 * without_core > now - since;
   }
 
   alignas(64) std::atomic<int32_t> arrived_{0};
   WaitWord turn_;
   // Written while all others wait.
   int32_t num_threads_ = 1, late_rank_ = 0;
-  int64_t patience_ns_ = 0;
+  int64_t patience_ns_ = 0, start_ns_ = 0;
   bool spin_ = true;
 };
 
@@ -153,7 +163,7 @@ class Turnout {
   }
 
  private:
-  static constexpr int32_t kMostPause = 256, kOnTime = 16;  // walks
+  static constexpr int32_t kMostPause = 64, kOnTime = 16;  // walks
   int32_t most_ = 1, fewer_ = 1, pause_ = 0, wait_ = 0, on_time_ = 0;
 };
 

@@ -79,7 +79,7 @@ void note_absence(ps_span* span, int64_t num_steps) {
 template <bool kTimed>
 void walk(ps_program* p, int32_t thread) {
   Meeting& meeting = p->context->pool.meeting();
-  Place place{thread, meeting.num_threads()};
+  Place place = meeting.place_of(thread);
   if (thread == 0) p->step_threads = place.num_threads;
   Share* shares = reinterpret_cast<Share*>(p->shares.data());
   ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
