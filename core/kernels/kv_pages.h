@@ -52,9 +52,12 @@ inline void append_head(int32_t layout, uint8_t* head, int64_t slot, const float
   if (layout == PS_KV_BF16) {
     uint16_t* keys = (uint16_t*)head;
     uint16_t* values = (uint16_t*)KvBf16::values(head, dim) + slot * dim;
-    for (int64_t d = 0; d < dim; ++d) {
-      keys[d * kPageTokens + slot] = f32_to_bf16(k[d]);
-      values[d] = f32_to_bf16(v[d]);
+    for (int64_t d = 0; d < dim; d += 16) {
+      const int n = tail(dim, d);
+      uint16_t h[16];
+      f_store_bf16_n(h, f_load_n(k + d, n), n);
+      for (int i = 0; i < n; ++i) keys[(d + i) * kPageTokens + slot] = h[i];
+      f_store_bf16_n(values + d, f_load_n(v + d, n), n);
     }
     return;
   }
