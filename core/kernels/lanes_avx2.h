@@ -164,9 +164,6 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 x, int n) {
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
 
-template <int shift> PS_INLINE F16 f_nibble(I16 w) {
-  return f_from_i((i_srl<shift>(w) & i_set(15)) - i_set(8));
-}
 
 PS_INLINE __m256i four_bytes(const int8_t* x) {
   int32_t word;

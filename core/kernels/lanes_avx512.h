@@ -97,11 +97,6 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
 }
 
-// The permutation looks at the low four bits alone, so a table turns a nibble into value - 8 in one step.
-template <int shift> PS_INLINE F16 f_nibble(I16 w) {
-  const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, shift), table)};
-}
 
 PS_INLINE __m512i four_bytes(const int8_t* x) {
   int32_t word;

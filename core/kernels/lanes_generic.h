@@ -106,9 +106,6 @@ PS_LONG void f_store_bf16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; 
 PS_LONG void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_f16(a.v[i]); }
 PS_LONG void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
 
-// Nibble at bit `shift` of each lane, as value - 8.
-template <int shift>
-PS_LONG F16 f_nibble(const I16& w) { F16 r; PS_LANES(float(((uint32_t(w.v[i]) >> shift) & 15u)) - 8.f); }
 
 // ---- integer dot products: 16 rows x 4 columns a step -----------------------------------------------------
 struct W8 { int8_t v[64]; };

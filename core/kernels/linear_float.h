@@ -5,37 +5,24 @@
 namespace ps {
 namespace {
 
-// Each format: bytes of a tile for K columns, bytes before the first column, columns and bytes a step, and
-// column j of a step as 16 floats.
+// Each format: columns and bytes a step, and column j of a step as 16 floats.
 struct WeightF32 {
-  static constexpr int kStep = 1, kStepBytes = 64, kHeader = 0;
+  static constexpr int kStep = 1, kStepBytes = 64;
   static constexpr bool kRounded = false;
   PS_INLINE static F16 load(const uint8_t* p, int) { return f_load((const float*)p); }
-  PS_INLINE static F16 finish(const uint8_t*, F16 acc) { return acc; }
 };
 struct WeightF16 {
-  static constexpr int kStep = 1, kStepBytes = 32, kHeader = 0;
+  static constexpr int kStep = 1, kStepBytes = 32;
   static constexpr bool kRounded = false;
   PS_INLINE static F16 load(const uint8_t* p, int) { return f_load_f16((const uint16_t*)p); }
-  PS_INLINE static F16 finish(const uint8_t*, F16 acc) { return acc; }
 };
 struct WeightBf16 {
-  static constexpr int kStep = 2, kStepBytes = 64, kHeader = 0;
+  static constexpr int kStep = 2, kStepBytes = 64;
   static constexpr bool kRounded = true;
   PS_INLINE static F16 load(const uint8_t* p, int j) {
     I16 w = i_load(p);
     return f_bits(j ? w & i_set(int32_t(0xffff0000u)) : i_shl<16>(w));
   }
-  PS_INLINE static F16 finish(const uint8_t*, F16 acc) { return acc; }
-};
-struct WeightI8 {
-  static constexpr int kStep = 4, kStepBytes = 64, kHeader = 128;
-  static constexpr bool kRounded = false;
-  PS_INLINE static F16 load(const uint8_t* p, int j) {
-    I16 w = i_load(p);
-    return f_from_i(i_sra<24>(j == 0 ? i_shl<24>(w) : j == 1 ? i_shl<16>(w) : j == 2 ? i_shl<8>(w) : w));
-  }
-  PS_INLINE static F16 finish(const uint8_t* tile, F16 acc) { return acc * f_load((const float*)tile); }
 };
 
 // For levels without a dot product of bf16: its values as f32.
@@ -92,9 +79,8 @@ struct LinearFloat {
   template <int M, int N>
   static void block(const LinearArgs& a, int64_t row, int64_t tile, F16* y) {
     const int64_t k_end = a.weight.cols;
-    const int64_t tile_bytes = (k_end + W::kStep - 1) / W::kStep * W::kStepBytes + W::kHeader;
-    const uint8_t* first = a.weight.data + tile * tile_bytes;
-    const uint8_t* w = first + W::kHeader;
+    const int64_t tile_bytes = (k_end + W::kStep - 1) / W::kStep * W::kStepBytes;
+    const uint8_t* w = a.weight.data + tile * tile_bytes;
     const float* x[M];
     F16 acc[M][N];
     PS_UNROLL for (int i = 0; i < M; ++i) {
@@ -103,7 +89,7 @@ struct LinearFloat {
     }
     columns<M, N>(acc, x, k_end, w, tile_bytes);
     PS_UNROLL for (int i = 0; i < M; ++i)
-      PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = W::finish(first + t * tile_bytes, acc[i][t]);
+      PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = acc[i][t];
   }
 };
 
