@@ -106,7 +106,7 @@ PS_INLINE __m512i four_bytes(const int8_t* x) {
 
 // vpdpbusd multiplies unsigned by signed: weights have 128 added, and sums start at what that adds to them.
 struct W8 { __m512i v; };
-PS_INLINE I16 w8_start(int32_t sum) { return {_mm512_set1_epi32(-128 * sum)}; }
+PS_INLINE I16 w8_start(int32_t sum) { return {_mm512_set1_epi32(int32_t(-128u * uint32_t(sum)))}; }
 PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.v}; }
 PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }

@@ -236,6 +236,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
         w[t] = memory;
       }
     }
+    if (n == 1) w[1] = w[0], next[1] = next[0];
     for (int64_t b = 0; b < blocks; ++b) {
       const RowBlock block = row_block(a.m, blocks, b);
       const int64_t first = block.first * a.qx.planes;

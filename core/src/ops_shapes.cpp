@@ -52,7 +52,7 @@ struct SchemeRow {
 };
 constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
     {"f32", PS_T16_F32, false},   {"f16", PS_T16_F16, false}, {"bf16", PS_T16_BF16, false},
-    {"w8a16", PS_T16_I8, false},  {"w8a8", PS_T16_I8, true},  {"w4a16", PS_T16_I4G32, false},
+    {"w8a16", PS_T16_I8, true},  {"w8a8", PS_T16_I8, true},  {"w4a16", PS_T16_I4G32, true},
     {"w4a8", PS_T16_I4G32, true},
 };
 

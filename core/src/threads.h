@@ -66,13 +66,16 @@ class Barrier {
     spin_ = spin;
   }
   void wait() {
-    if (num_threads_ == 1) return;
+    // Copies: once the last thread arrives, reset may make the barrier ready for other threads.
+    const int32_t num_threads = num_threads_;
+    const bool spin = spin_;
+    if (num_threads == 1) return;
     const uint32_t turn = turn_.load();
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads) {
       arrived_.store(0, std::memory_order_relaxed);
       turn_.advance();
     } else {
-      turn_.wait_while(turn, spin_, [] {});
+      turn_.wait_while(turn, spin, [] {});
     }
   }
 
@@ -107,6 +110,7 @@ class Meeting {
   template <typename Idle>
   bool meet(Place* place, Idle&& idle) {
     const uint32_t turn = turn_.load();
+    const bool spin = spin_;  // a copy: after the last arrival reset may be next
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == place->num_threads) {
       arrived_.store(0, std::memory_order_relaxed);
       const bool late = is_late(*place);
@@ -117,7 +121,7 @@ class Meeting {
       turn_.advance();
       return !late;
     }
-    if (turn_.wait_while(turn, spin_, idle) && patience_ns_) {
+    if (turn_.wait_while(turn, spin, idle) && patience_ns_) {
       place->from_ns = now_ns();
       place->from_thread_ns = thread_ns();
     }
