@@ -16,6 +16,7 @@ sys.path.append(str(PEERS))
 
 import goals  # noqa: E402
 import processes  # noqa: E402
+import protocol  # noqa: E402
 from convert import bits_per_weight, num_weights_read  # noqa: E402
 from jobs import Job, Results, Rounds, missing, plan  # noqa: E402
 from systems import MEASURES, PENSTOCK, PRECISIONS, SHAPES, SYSTEMS, System, find_system  # noqa: E402
@@ -233,3 +234,19 @@ def test_bits_per_weight_count_what_a_token_reads(tmp_path: Path) -> None:
         stream.truncate((hidden * vocab * 16 + read * 8) // 8)
     (tmp_path / "tokenizer.json").write_text("not a weight")
     assert bits_per_weight(tmp_path, config, 16.0) == pytest.approx(8.0)
+
+
+def test_a_step_that_took_less_than_nothing_is_measured_again() -> None:
+    class Noisy:
+        def __init__(self, *seconds: float) -> None:
+            self.seconds = list(seconds)
+
+        def prefill_s(self, prompt: list[int]) -> float:
+            return 1.0
+
+        def decode_step_s(self, prompts: list[list[int]], num_steps: int) -> float:
+            return self.seconds.pop(0)
+
+    assert protocol.decode_step_s(Noisy(-0.1, 0.2), [[1]], 8) == 0.2
+    with pytest.raises(RuntimeError, match="three times over"):
+        protocol.decode_step_s(Noisy(-0.1, 0.0, -2.0), [[1]], 8)
