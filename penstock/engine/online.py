@@ -28,7 +28,7 @@ MOST_RATES = 32
 
 @dataclass(frozen=True)
 class Trace:
-    """What is asked: ``num_requests`` prompts of ``prompt_tokens`` on average (median of a lognormal whose logarithm
+    """What is asked: ``num_requests`` prompts of ``prompt_tokens`` in the median (of a lognormal whose logarithm
     has the standard deviation ``spread``; 0 for equal lengths), answers likewise; the first ``shared_tokens`` tokens of
     all prompts are the same.
     """

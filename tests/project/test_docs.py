@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -70,9 +71,13 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     """All that need no more than the demo, in their order."""
     (tmp_path / "demo").symlink_to(ROOT / "demo")
     ran = [words for words in commands(ROOT / "README.md") if "my-checkpoint" not in words]
-    assert [words[1] for words in ran] == ["run", "export", "inspect", "bench"]
+    assert [words[1] for words in ran] == ["run", "export", "inspect", "bench", "profile", "chat", "batch"]
+    body = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 4}
+    request = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(request) + "\n")
     for words in ran:
         run([sys.executable, "-m", *words], tmp_path)
+    assert json.loads((tmp_path / "answers.jsonl").read_text())["response"]["status_code"] == 200
 
 
 def test_python_of_the_readme_runs(tmp_path: Path) -> None:
@@ -82,6 +87,8 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
