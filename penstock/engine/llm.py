@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
@@ -346,16 +346,24 @@ class LLM:
         if (params.stop or params.bad_words or params.echo) and not self._has_text:
             name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
             raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
+        bad_words = tuple(dict.fromkeys(ids for word in params.bad_words for ids in self.tokenizer.spellings(word)))
+        self._check_vocabulary(params, bad_words)
+        return replace(
+            ResolvedSampling.of(params, self._defaults), bad_words=bad_words, end_ids=tuple(sorted(self._ends(params)))
+        )
+
+    def _check_vocabulary(self, params: SamplingParams, bad_words: Iterable[Sequence[int]]) -> None:
+        """Refuse what is beyond the model's vocabulary here: in a step it would end the neighbours, too."""
         vocab_size = self.info.vocab_size
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            for token in getattr(params, name) or ():
+        named = {name: getattr(params, name) or () for name in ("logit_bias", "allowed_token_ids", "stop_token_ids")}
+        named["bad_words"] = chain.from_iterable(bad_words)  # a tokenizer may have more tokens than the model
+        for name, tokens in named.items():
+            for token in tokens:
                 if token >= vocab_size:
                     raise InvalidArgumentError(f"{name}: token id {token} is not in 0 to {vocab_size - 1}")
-        return replace(
-            ResolvedSampling.of(params, self._defaults),
-            bad_words=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self.tokenizer.spellings(word))),
-            end_ids=tuple(sorted(self._ends(params))),
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > vocab_size:
+                raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens")
 
     @property
     def _has_text(self) -> bool:

@@ -67,9 +67,11 @@ def make_llm():
     """LLMs over the fake program; each is closed at the end, after every page was seen to be free."""
     made: list[LLM] = []
 
-    def make(*, windows=(0,), files=None, context_len=512, options=None, max_chunk=0, **limits) -> LLM:
+    def make(*, windows=(0,), files=None, context_len=512, vocab_size=259, options=None, max_chunk=0, **limits) -> LLM:
         sizes = {"max_tokens": 64, "max_requests": 8, "num_pages": 128} | limits
-        program = FakeProgram(vocab_size=259, context_len=context_len, windows=windows, limits=ProgramLimits(**sizes))
+        program = FakeProgram(
+            vocab_size=vocab_size, context_len=context_len, windows=windows, limits=ProgramLimits(**sizes)
+        )
         opened = Opened(program, FILES if files is None else files, Path("fake"), [])
         made.append(LLM.of_program(opened, options or EngineOptions(max_chunk=max_chunk)))
         return made[-1]

@@ -168,6 +168,23 @@ def test_token_ids_beyond_the_vocabulary_are_refused_by_name(llm):
             llm.generate(PROMPT, greedy(**fields))
 
 
+@pytest.mark.parametrize(
+    ("vocab_size", "fields", "message"),
+    [
+        (258, {"bad_words": ["a", "plain"]}, "bad_words: token id 258 is not in 0 to 257"),
+        (12, {"logprobs": 13}, "logprobs: the model has only 12 tokens"),
+        (12, {"prompt_logprobs": 13}, "prompt_logprobs: the model has only 12 tokens"),
+    ],
+)
+def test_what_the_model_has_no_tokens_for_ends_its_own_request_alone(make_llm, vocab_size, fields, message):
+    """The tokenizer has an added token behind the model's vocabulary."""
+    llm = make_llm(vocab_size=vocab_size)
+    found = dict(llm.generate_each([([5, 6], greedy()), ([5, 6], greedy(**fields))]))
+    assert len(found[0].token_ids) == 24
+    assert isinstance(found[1], InvalidArgumentError)
+    assert message == str(found[1])
+
+
 def test_text_fields_need_a_tokenizer(make_llm):
     bare = make_llm(files={})
     for fields in ({"stop": "x"}, {"bad_words": ["x"]}, {"echo": True}):
