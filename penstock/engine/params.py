@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -38,9 +39,13 @@ def _float(name: str, value: object, low: float, high: float, expected: str = ""
     """None, or a number of any kind within bounds; NaN is within none."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number that no float reaches
+        number = math.nan
+    if not low <= number <= high:
         raise _refuse(name, expected or f"a number from {low:g} to {high:g}", value)
-    return float(value)
+    return number
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -58,7 +63,14 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     """Token ids, each once; whether the vocabulary has them is seen at submission."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise _refuse(name, "a list of token ids", value)
-    return tuple(dict.fromkeys(_int(f"{name}[{i}]", token, 0, _TOKEN) or 0 for i, token in enumerate(value)))
+    return tuple(dict.fromkeys(_token_id(f"{name}[{i}]", token) for i, token in enumerate(value)))
+
+
+def _token_id(name: str, value: object) -> int:
+    token = _int(name, value, 0, _TOKEN)
+    if token is None:
+        raise _refuse(name, "a token id", None)
+    return token
 
 
 def _bias(value: object) -> dict[int, float]:

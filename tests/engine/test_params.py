@@ -24,6 +24,7 @@ from penstock.errors import InvalidArgumentError
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", "hot"),
+        ("temperature", 10**400),
         ("temperature", True),
         ("top_k", -1),
         ("top_k", 1.0),
@@ -83,6 +84,7 @@ def test_a_bad_field_is_refused_by_name(field, value):
         ({"logit_bias": {"x": 1}}, r"logit_bias's token id must be"),
         ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\] must be"),
         ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\] must be"),
+        ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\] must be"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
