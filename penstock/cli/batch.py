@@ -83,7 +83,7 @@ def _read_requests(path: str) -> list[dict[str, Any]]:
                 continue
             try:
                 request = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidFileError(f"{path}: line {number} is not JSON: {error}") from None
             name = request.get("custom_id") if isinstance(request, dict) else None
             if not isinstance(name, str) or not name:
@@ -149,7 +149,8 @@ def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
 
 def _line(request: dict[str, Any], response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
     value = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
-    return json.dumps(value | {"response": response, "error": error}, ensure_ascii=False).encode() + b"\n"
+    # ASCII: a custom_id or a model's name may have half a surrogate pair, which UTF-8 cannot hold.
+    return json.dumps(value | {"response": response, "error": error}, ensure_ascii=True).encode() + b"\n"
 
 
 def _write_whole(output: Any, line: bytes) -> None:

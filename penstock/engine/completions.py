@@ -21,6 +21,8 @@ __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 _PARAMS: Final = frozenset(one.name for one in fields(SamplingParams))
+_LEAST: Final = -9999.0
+"""The log-probability of what cannot come, as OpenAI writes it: JSON has no infinity."""
 
 
 def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams]:
@@ -81,7 +83,7 @@ def answer_body(llm: LLM, url: str, body: Mapping[str, Any], params: SamplingPar
 def _chat_choice(llm: LLM, index: int, choice: Choice, params: SamplingParams, result: Result) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text = llm.tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode())}
 
     logprobs = None
     if choice.logprobs is not None:
@@ -115,7 +117,9 @@ def _completion_logprobs(llm: LLM, ids: list[int], listed: list[TokenLogprobs | 
         offsets.append(offsets[-1] + len(token))
     return {
         "tokens": tokens,
-        "token_logprobs": [None if one is None else one.logprob for one in listed],
-        "top_logprobs": [None if one is None else {text(i): value for i, value in one.top} for one in listed],
+        "token_logprobs": [None if one is None else max(one.logprob, _LEAST) for one in listed],
+        "top_logprobs": [
+            None if one is None else {text(i): max(value, _LEAST) for i, value in one.top} for one in listed
+        ],
         "text_offset": offsets[:-1],
     }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.engine.completions import CHAT, COMPLETIONS, answer_body
+from penstock.engine.request import TokenLogprobs
 from tests.cli.conftest import DEMO, FOLDER, start
 
 TEMPLATE = (
@@ -65,6 +69,24 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
     assert all(choice["text"].startswith("x = ") for choice in two)
 
 
+def test_half_a_surrogate_pair_is_written_all_the_same(penstock_command, tmp_path):
+    write(tmp_path / "in.jsonl", [request("\udfff", prompt="x = ", model="\ud800")])
+    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 128)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "out.jsonl")["\udfff"]["response"]["body"]["model"] == "\ud800"
+
+
+@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
+def test_the_log_probability_of_what_cannot_come_is_a_number_of_json(url):
+    params = SamplingParams(max_tokens=1, logprobs=1)
+    never = TokenLogprobs(40, -math.inf, 4096, ((40, -math.inf),))
+    with LLM(DEMO) as llm:
+        result = llm.generate("x = ", params)
+        result = replace(result, choices=(replace(result.choices[0], logprobs=[never]),))
+        body = json.dumps(answer_body(llm, url, {}, params, result), allow_nan=False)
+    assert body.count("-9999.0") == 2
+
+
 def test_a_killed_batch_goes_on_where_it_was(penstock_command, tmp_path):
     write(
         tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=60, ignore_eos=True) for i in range(60)]
@@ -111,6 +133,7 @@ def test_chat_requests_use_the_template(penstock_command, tmp_path):
     ("text", "message"),
     [
         ("{", "line 1 is not JSON"),
+        pytest.param("[" * 200_000, "line 1 is not JSON", id="deep"),
         ('{"custom_id": 3}', "line 1 must be an object with a custom_id"),
         ('{"custom_id": "a"}\n\n{"custom_id": "a"}', "line 3: custom_id 'a' is line 1's already"),
     ],
