@@ -252,8 +252,10 @@ class LLM:
                         yield index, error
                 if not unfinished:
                     continue
-                oldest = next(r for r in next(iter(unfinished.values()))[0] if r.status is not Status.FINISHED)
-                self.engine.wait(oldest, len(oldest.output_ids))
+                group = next(iter(unfinished.values()))[0]
+                oldest = next((r for r in group if r.status is not Status.FINISHED), None)
+                if oldest is not None:  # another thread's step may have ended the group
+                    self.engine.wait(oldest, len(oldest.output_ids))
                 for index in [i for i, (group, _) in unfinished.items() if all_finished(group)]:
                     yield index, outcome(*unfinished.pop(index))
         finally:

@@ -276,6 +276,20 @@ def test_what_the_model_lacks_is_said(make_llm):
         make_llm().chat([{"role": "user", "content": "hello"}])
 
 
+def test_items_that_another_thread_finished_are_given_all_the_same(make_llm):
+    llm = make_llm()
+    honest = llm.engine.submit
+
+    def submit(*arguments, **options):
+        request = honest(*arguments, **options)
+        while llm.engine.wait(request, len(request.output_ids)):  # as the other thread would
+            pass
+        return request
+
+    llm.engine.submit = submit
+    assert [index for index, _ in llm.generate_each([([5, 6], PARAMS[0]), ([5, 7], PARAMS[1])])] == [0, 1]
+
+
 def test_a_closed_engine_says_so(make_llm):
     llm = make_llm()
     stream = llm.stream("the", SamplingParams(max_tokens=400))
