@@ -18,7 +18,7 @@ from typing import Any
 from penstock.engine.llm import LLM, Delta, Prompt, Result, Stream
 from penstock.engine.options import RequestOptions
 from penstock.engine.request import Request, SamplingParams
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError
 
 __all__ = ["AsyncLLM", "AsyncStream"]
 
@@ -152,8 +152,11 @@ class AsyncLLM:
         while not self._closing:
             self._work.clear()
             if engine.has_work:
-                with suppress(PenstockError):  # closed by somebody else; requests' own errors never come out here
+                try:
                     engine.step()
+                except Exception as error:  # requests' own never come out here: nobody else would end them
+                    if not engine.is_closed:
+                        engine.fail_all(error)
             if engine.is_closed:
                 return
             while engine.is_wanted and not self._closing:  # a lock is not fair: let others have it

@@ -94,6 +94,10 @@ class Engine:
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options)
         self._incoming.append(request)
+        if self._closed:  # by another thread, which may have looked before
+            with self._lock:
+                self._accept_calls()
+                self._end(request, "abort")
         return request
 
     def _truncate(self, prompt_ids: Sequence[int], sampling: ResolvedSampling) -> list[int]:
@@ -135,6 +139,14 @@ class Engine:
         for request in self._everyone():
             self._aborts.append(request)
         self._settle()
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request with what came out of a step itself; the engine goes on with all pages free."""
+        with self._lock, interrupt_after():
+            self._start_over(error)
+            while self._incoming:
+                self._end(self._incoming.popleft(), "error", _as_ours(error))
+            self._tell([])
 
     def step(self) -> list[Request]:
         """One step: schedule, run, sample, update.  Returns the requests that got a token or ended."""
@@ -302,10 +314,10 @@ class Engine:
         with self._lock:
             if self._closed:
                 return
+            self._closed = True  # first: a submit that does not see it is seen here
             self._accept_calls()
             for request in self._everyone():
                 self._end(request, "abort")
-            self._closed = True
             self._tell([])
             self.program.close()
 
@@ -332,7 +344,11 @@ class Engine:
     def _accept_calls(self) -> None:
         while self._incoming:
             request = self._incoming.popleft()
-            self.scheduler.add(request)
+            try:
+                self.scheduler.add(request)
+            except Exception:
+                self._incoming.appendleft(request)  # whoever ends all requests must find it
+                raise
             if request.options.deadline_s is not None:
                 when = request.timings.submitted + request.options.deadline_s
                 heapq.heappush(self._deadlines, (when, request.id, request))

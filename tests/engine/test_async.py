@@ -157,6 +157,30 @@ def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
     asyncio.run(main())
 
 
+def test_an_error_of_the_engine_itself_reaches_every_stream_and_the_next_is_served(make_llm):
+    llm = make_llm(**ROOMY)
+
+    def broken(request):
+        raise RuntimeError("planted")
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            first = await front.stream(prompt_of(5), ENDLESS)
+            await first.__anext__()
+            llm.engine.scheduler.add = broken
+            second = await front.stream(prompt_of(6), ENDLESS)
+            for stream in (first, second):
+                with pytest.raises(InternalError, match="planted"):
+                    await asyncio.wait_for(read(stream), 20)
+            assert len((await front.generate(prompt_of(5), PARAMS[0])).token_ids) == 40
+
+    async def read(stream) -> None:
+        async for _ in stream:
+            pass
+
+    asyncio.run(main())
+
+
 def test_a_deadline_ends_a_request_wherever_it_stands(make_llm):
     llm = make_llm(max_requests=1, **ROOMY)
 

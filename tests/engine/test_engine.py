@@ -301,6 +301,19 @@ def test_a_closed_engine_says_so(make_llm):
         llm.generate("the")
 
 
+def test_a_request_that_comes_while_another_thread_closes_is_ended(make_llm):
+    engine = make_llm().engine
+    honest = engine.check_prompt
+
+    def check(ids):
+        engine.close()
+        return honest(ids)
+
+    engine.check_prompt = check
+    request = engine.submit([5, 6])
+    assert (request.status, request.finish_reason) == (Status.FINISHED, "abort")
+
+
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_requests_that_come_and_go_change_nobody_elses_tokens(make_llm, data):
