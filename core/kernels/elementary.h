@@ -19,9 +19,10 @@ PS_LONG F16 f_pow2(F16 n) {
 
 PS_INLINE F16 f_nan_to_zero(F16 x) { return f_max(x, f_set(0.f)) + f_min(x, f_set(0.f)); }
 
-// Relative error below 1.5e-7; exp(0) is 1, exp(-inf) is 0, NaN stays NaN.
-PS_LONG F16 f_exp(F16 x) {
-  x = f_min(f_set(89.f), f_max(f_set(-105.f), x));  // the second operand wins when it is NaN
+struct ExpParts {
+  F16 mantissa, exponent;  // exp(x) = mantissa * 2^exponent
+};
+PS_INLINE ExpParts exp_parts(F16 x) {
   F16 n = f_round(x * f_set(1.44269504088896341f));
   F16 r = f_fma(n, f_set(-0.693359375f), x);
   r = f_fma(n, f_set(2.12194440e-4f), r);
@@ -31,25 +32,20 @@ PS_LONG F16 f_exp(F16 x) {
   p = f_fma(p, r, f_set(4.1665795894e-2f));
   p = f_fma(p, r, f_set(1.6666665459e-1f));
   p = f_fma(p, r, f_set(5.0000001201e-1f));
-  p = f_fma(p, r * r, r) + f_set(1.f);
-  F16 half = f_round(n * f_set(0.5f));  // two steps reach subnormals and infinity
-  return (p * f_pow2(half)) * f_pow2(n - half);
+  return {f_fma(p, r * r, r) + f_set(1.f), n};
+}
+
+// Relative error below 1.5e-7; exp(0) is 1, exp(-inf) is 0, NaN stays NaN.
+PS_LONG F16 f_exp(F16 x) {
+  const ExpParts e = exp_parts(f_min(f_set(89.f), f_max(f_set(-105.f), x)));  // the second operand wins when it is NaN
+  F16 half = f_round(e.exponent * f_set(0.5f));  // two steps reach subnormals and infinity
+  return (e.mantissa * f_pow2(half)) * f_pow2(e.exponent - half);
 }
 
 // As f_exp for x <= 0, in fewer steps: what would be subnormal is 0.
 PS_LONG F16 f_exp_negative(F16 x) {
-  x = f_max(f_set(-88.f), x);  // the second operand wins when it is NaN
-  F16 n = f_round(x * f_set(1.44269504088896341f));
-  F16 r = f_fma(n, f_set(-0.693359375f), x);
-  r = f_fma(n, f_set(2.12194440e-4f), r);
-  F16 p = f_set(1.9875691500e-4f);
-  p = f_fma(p, r, f_set(1.3981999507e-3f));
-  p = f_fma(p, r, f_set(8.3334519073e-3f));
-  p = f_fma(p, r, f_set(4.1665795894e-2f));
-  p = f_fma(p, r, f_set(1.6666665459e-1f));
-  p = f_fma(p, r, f_set(5.0000001201e-1f));
-  p = f_fma(p, r * r, r) + f_set(1.f);
-  return p * f_pow2(n);  // n is -127 at the least, whose bits are those of 0
+  const ExpParts e = exp_parts(f_max(f_set(-88.f), x));  // the second operand wins when it is NaN
+  return e.mantissa * f_pow2(e.exponent);  // an exponent is -127 at the least, whose bits are those of 0
 }
 
 PS_LONG F16 f_polynomial(F16 x, const float* c, int n) {

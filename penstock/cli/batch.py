@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_limit_options, add_model_options, limits_of
-from penstock.cli.progress import ProgressLine
+from penstock.cli.opening import open_llm
+from penstock.cli.options import add_limit_options, add_model_options
 from penstock.errors import InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
@@ -53,22 +53,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"penstock: {len(requests) - len(todo):,} of {len(requests):,} are there already", file=sys.stderr)
         if not todo:
             return 0
-        progress = ProgressLine()
-        try:
-            from penstock.engine.llm import LLM
-
-            llm = LLM(
-                args.model,
-                scheme=args.scheme,
-                threads=args.threads,
-                network=args.network,
-                limits=limits_of(args, max_requests=args.max_requests),
-                use_cache=not args.no_cache,
-                progress=progress,
-            )
-        finally:
-            progress.close()
-        with llm:
+        with open_llm(args, args.max_requests) as llm:
             num_failed = _answer(llm, todo, output)
     return 1 if num_failed else 0
 

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.options import add_limit_options, add_model_options, limits_of
-from penstock.cli.progress import ProgressLine
+from penstock.cli.opening import open_llm
+from penstock.cli.options import add_limit_options, add_model_options
 from penstock.cli.run import write_text
 from penstock.errors import InvalidArgumentError, PenstockError
 
@@ -47,22 +47,7 @@ def run(args: argparse.Namespace) -> int:
     # Ctrl-C ends an answer here, not the process: take the watch off that main keeps for long native calls.
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
-    from penstock.engine.llm import LLM
-
-    progress = ProgressLine()
-    try:
-        llm = LLM(
-            args.model,
-            scheme=args.scheme,
-            threads=args.threads,
-            network=args.network,
-            limits=limits_of(args, max_requests=1),
-            use_cache=not args.no_cache,
-            progress=progress,
-        )
-    finally:
-        progress.close()
-    with llm:
+    with open_llm(args, 1) as llm:
         conversation = _Conversation(llm, args.system)
         if sys.stdin.isatty():
             with suppress(ImportError):

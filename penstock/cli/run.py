@@ -9,8 +9,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import add_limit_options, add_model_options, add_weights_option, limits_of
-from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.cli.opening import open_llm
+from penstock.cli.options import add_limit_options, add_model_options, add_weights_option
+from penstock.cli.progress import format_bytes
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -58,31 +59,12 @@ def _params(args: argparse.Namespace) -> SamplingParams:
     )
 
 
-def _open(args: argparse.Namespace) -> LLM:
-    from penstock.engine.llm import LLM
-
-    progress = ProgressLine()
-    try:
-        return LLM(
-            args.model,
-            scheme=args.scheme,
-            mode=args.mode,
-            threads=args.threads,
-            network=args.network,
-            limits=limits_of(args, max_requests=1),
-            use_cache=not args.no_cache,
-            progress=progress,
-        )
-    finally:
-        progress.close()
-
-
 def run(args: argparse.Namespace) -> int:
     """Continue the prompt; text on stdout, figures on stderr."""
     params = _params(args)  # refuse bad values before anything is opened
     prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
-    with _open(args) as llm:
+    with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s
         for note in llm.notes:
             print(f"penstock: {note}", file=sys.stderr)

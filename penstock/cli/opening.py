@@ -1,0 +1,34 @@
+"""A model opened as the command line says."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.cli.options import limits_of
+from penstock.cli.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM
+
+__all__ = ["open_llm"]
+
+
+def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -> LLM:
+    """The model that ``add_model_options`` and ``add_limit_options`` describe; progress is shown meanwhile."""
+    from penstock.engine.llm import LLM
+
+    progress = ProgressLine()
+    try:
+        return LLM(
+            args.model,
+            scheme=args.scheme,
+            mode=mode,
+            threads=args.threads,
+            network=args.network,
+            limits=limits_of(args, max_requests=max_requests),
+            use_cache=not args.no_cache,
+            progress=progress,
+        )
+    finally:
+        progress.close()
