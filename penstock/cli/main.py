@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = next((a for a in arguments if not a.startswith("-")), "")
     _open_missing_streams()
     args = make_parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
-    _watch_interrupts()
+    if argv is None:  # a program that calls this with arguments of its own keeps its own Ctrl-C
+        _watch_interrupts()
     try:
         status: int = args.run(args)
         sys.stdout.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 
 import pytest
 
@@ -155,3 +157,13 @@ def test_export_writes_names_that_run_takes(penstock_command, tmp_path):
 )
 def test_sizes_have_three_digits(num_bytes, text):
     assert format_bytes(num_bytes) == text
+
+
+def test_a_program_that_calls_the_command_keeps_its_own_ctrl_c(capsys):
+    from penstock.cli.main import main
+
+    before = threading.active_count()
+    assert main(["inspect", str(DEMO)]) == 0
+    assert "llama" in capsys.readouterr().out
+    assert threading.active_count() == before
+    assert signal.set_wakeup_fd(-1) == -1
