@@ -17,7 +17,8 @@ __all__ = ["BatchLayout"]
 
 class BatchLayout:
     """Lays steps out.  It keeps the page tables of running requests as one array, row by slot, and writes only those
-    that changed: of the decodes of a step one in 32.
+    that changed: of the decodes of a step one in 32.  A step of decodes like the last one is the same object with other
+    numbers in it.
 
     ``num_groups`` page groups, ``max_requests`` slots and one row for a request without a slot, ``max_pages`` in a
     table.
@@ -28,12 +29,39 @@ class BatchLayout:
         self._lengths = np.zeros(max_requests + 1, np.int32)
         self._owners: list[PageTables | None] = [None] * (max_requests + 1)
         self._versions = [0] * (max_requests + 1)
+        self._decodes: list[tuple[PageTables | None, int]] = []  # of the last step, where it had nothing else
+        self._batch: StepBatch | None = None
 
     def lay_out(self, chunks: Sequence[Chunk], *, every_row: bool = False) -> StepBatch:
         """The arrays of one step, T tokens of B requests.
 
         ``output_rows`` names the last token of each chunk that samples; with ``every_row`` each token of the step.
+        The arrays hold until the next step is laid out.
         """
+        batch = self._batch
+        if batch is not None and not every_row and self._is_like_last(chunks):
+            batch.token_ids[:] = [chunk.request.token_at(chunk.start) for chunk in chunks]
+            batch.positions[:] = [chunk.start for chunk in chunks]
+            return batch
+        batch = self._lay_out(chunks, every_row)
+        only_decodes = not every_row and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
+        tables = [chunk.request.pages for chunk in chunks] if only_decodes else []
+        self._decodes = [(pages, pages.version if pages else 0) for pages in tables]  # no requests: they may end
+        self._batch = batch if only_decodes else None
+        return batch
+
+    def _is_like_last(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether they are decodes of the same requests, by their page tables, which did not change."""
+        if len(chunks) != len(self._decodes):
+            return False
+        for chunk, (pages, version) in zip(chunks, self._decodes, strict=True):
+            if pages is None or chunk.request.pages is not pages or pages.version != version:
+                return False
+            if chunk.num_tokens != 1 or not chunk.samples:
+                return False
+        return True
+
+    def _lay_out(self, chunks: Sequence[Chunk], every_row: bool) -> StepBatch:
         token_ids: list[int] = []
         positions: list[int] = []
         for chunk in chunks:

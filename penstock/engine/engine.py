@@ -25,7 +25,7 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, ResolvedSampling, Status
-from penstock.engine.sampler import accept_row, sampling_arrays
+from penstock.engine.sampler import SamplingRows, accept_row
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
@@ -51,6 +51,7 @@ class Engine:
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
         max_requests = min(limits.max_requests, limits.max_rows or limits.max_requests)
         self.scheduler = self._new_scheduler(max_requests)
+        self._rows = SamplingRows(info.vocab_size)
         self.layout = BatchLayout(len(info.page_windows), max_requests, pages_for(self.max_len))
         self.num_steps = 0
         self.num_output_tokens = 0
@@ -185,7 +186,7 @@ class Engine:
         try:
             batch = self.layout.lay_out(chunks)
             if sampled:
-                rows = self.program.step(batch, sampling_arrays(sampled, self.program.info.vocab_size))
+                rows = self.program.step(batch, self._rows.of(sampled))
             else:
                 self.program.run(batch)
             for chunk in chunks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from penstock.errors import InternalError, InvalidArgumentError, PenstockError
 from penstock.lite.arrays import ROW_NOT_FINITE, ROW_OK
 from penstock.lite.core import Biases, Penalties, Sampled, Sampling
 
-__all__ = ["RowState", "accept_row", "row_logprobs", "sampling_arrays"]
+__all__ = ["RowState", "SamplingRows", "accept_row", "row_logprobs"]
 
 _NUMBERS = np.dtype(
     [
@@ -92,21 +93,40 @@ def _state(request: Request, vocab_size: int) -> RowState:
     return request.row
 
 
-def sampling_arrays(requests: Sequence[Request], vocab_size: int) -> Sampling:
-    """One row per request that samples in this step, R in all.
+class SamplingRows:
+    """The arrays of each step's rows.  Those of the same requests again are the same object with other numbers."""
 
-    The random number of a token is a function of (seed, sample index, position) alone.
-    """
-    states = [_state(request, vocab_size) for request in requests]
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._states: list[RowState] = []  # no requests: they may end
+        self._sampling: Sampling | None = None
+
+    def of(self, requests: Sequence[Request]) -> Sampling:
+        """One row per request that samples in this step, R in all; the arrays hold until the next step's.
+
+        The random number of a token is a function of (seed, sample index, position) alone.
+        """
+        sampling = self._sampling
+        states = [_state(request, self._vocab_size) for request in requests]
+        if sampling is not None and len(states) == len(self._states) and all(map(is_, states, self._states)):
+            sampling.counter[:, 1] = [r.num_tokens for r in requests]
+            return sampling
+        sampling, special = _arrays(requests, states, self._vocab_size)
+        self._states, self._sampling = states, None if special else sampling
+        return sampling
+
+
+def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> tuple[Sampling, bool]:
+    """The arrays, and whether some depend on more than the request and its position."""
     numbers = np.frombuffer(b"".join([state.numbers for state in states]), _NUMBERS)
-    counter = np.array([(r.sampling.sample_index, len(r.prompt_ids) + len(r.output_ids)) for r in requests], np.int64)
+    counter = np.array([(r.sampling.sample_index, r.num_tokens) for r in requests], np.int64)
 
     def column(name: str, off: float | None = None) -> Any:
         values = np.ascontiguousarray(numbers[name])
         return None if off is not None and (values == off).all() else values
 
-    special = numbers["special"].any()
-    return Sampling(
+    special = bool(numbers["special"].any())
+    sampling = Sampling(
         temperature=column("temperature"),
         top_k=column("top_k"),
         top_p=column("top_p"),
@@ -120,6 +140,7 @@ def sampling_arrays(requests: Sequence[Request], vocab_size: int) -> Sampling:
         biases=_biases(requests, states) if special else None,
         per_row=True,
     )
+    return sampling, special
 
 
 def _starts(lens: Sequence[int]) -> NDArray[np.int32]:

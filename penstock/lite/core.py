@@ -44,9 +44,9 @@ from penstock.lite.weights import QuantizedRows, crc32, layout_bytes
 
 __all__ = [
     "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
-    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "Sampled", "Sampling", "StepBatch", "cpu_levels", "crc32",
-    "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan", "probe_bandwidth", "probe_compute",
-    "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
+    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "Sampled", "Sampling", "StepBatch", "StepCall",
+    "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan",
+    "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
 ]  # fmt: skip
 
 pack, unpack = Context.pack, Context.unpack
@@ -195,12 +195,12 @@ class CoreProgram(Handle):
 
     def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         """``run`` and ``sample`` in one native call."""
+        return self.step_call(batch, sampling)()
+
+    def step_call(self, batch: StepBatch, sampling: Sampling) -> StepCall:
+        """``step`` ready to be called more than once."""
         self._check_parents()
-        step = batch_struct(batch, self._num_page_groups)
-        struct, rows = sampling_struct(sampling, self._vocab_size)
-        out, sampled = sampled_struct(sampling, rows)
-        check(library().ps_program_step(self.handle, ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)))
-        return sampled
+        return StepCall(self, batch, sampling)
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
@@ -223,6 +223,28 @@ class CoreProgram(Handle):
 
     def _check_parents(self) -> None:
         _ = self.handle, self._model.handle, self._context.handle
+
+
+class StepCall:
+    """A step whose arrays were checked once: each call computes it with what they hold by then.
+
+    For steps that differ in numbers alone, as those of an answer that grows: checking and wrapping a dozen arrays takes
+    longer than reading them.  ``batch`` and ``sampling`` are what it was made of.
+    """
+
+    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling) -> None:
+        self.batch, self.sampling = batch, sampling
+        self._program = program
+        step = batch_struct(batch, program._num_page_groups)
+        struct, rows = sampling_struct(sampling, program._vocab_size)
+        out, self._sampled = sampled_struct(sampling, rows)
+        self._arguments = ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)
+
+    def __call__(self) -> Sampled:
+        """Computes the step and samples its rows; the next call overwrites what it returns."""
+        self._program._check_parents()
+        check(library().ps_program_step(self._program.handle, *self._arguments))
+        return self._sampled
 
 
 @dataclass(frozen=True)

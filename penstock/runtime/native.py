@@ -101,6 +101,7 @@ class NativeProgram:
         self._model = model
         self._context = context
         self._core = core.CoreProgram(model, context, _options(limits, model.info.scheme))
+        self._call: core.StepCall | None = None
         self._limits = limits
         info = model.info
         self._info = ProgramInfo(
@@ -184,12 +185,16 @@ class NativeProgram:
 
     def step(self, batch: core.StepBatch, sampling: core.Sampling) -> core.Sampled:
         """Compute one step and sample its rows in one native call."""
-        return self._core.step(batch, sampling)
+        call = self._call
+        if call is None or call.batch is not batch or call.sampling is not sampling:
+            call = self._call = self._core.step_call(batch, sampling)
+        return call()
 
     def close(self) -> None:
         """Give back program, model and threads."""
         if not self._closed:
             self._closed = True
+            self._call = None
             self._core.close()
             self._model.close()
             self._context.close()

@@ -121,7 +121,10 @@ class Program(Protocol):
         """Sample every row of the last step."""
 
     def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
-        """``run`` and ``sample`` in one call."""
+        """``run`` and ``sample`` in one call.
+
+        Called with the same two objects again, whose arrays may hold other numbers, it may return the same object.
+        """
 
     def close(self) -> None:
         """Give the memory back.  Calling it again does nothing."""

@@ -220,6 +220,21 @@ def test_a_window_lets_old_pages_go(bundle_of: Callable[..., Path], context: Con
             program.run(batch([(62, [1], (1, -1, 3))]))
 
 
+def test_a_step_call_reads_its_arrays_each_time(model: Model, context: Context) -> None:
+    with CoreProgram(model, context, OPTIONS) as program:
+        wanted = []
+        for at, token in enumerate([7, 3, 9]):
+            wanted.append(program.step(batch([(at, [token], (1,))]), sampling(1)).ids.tolist())
+        step, found = batch([(0, [7], (2,))]), []
+        call = program.step_call(step, sampling(1))
+        for at, token in enumerate([7, 3, 9]):
+            step.positions[0], step.token_ids[0] = at, token
+            found.append(call().ids.tolist())
+        assert found == wanted
+    with pytest.raises(InvalidArgumentError, match="CoreProgram is closed"):
+        call()
+
+
 def test_slots_feed_the_next_step(model: Model, context: Context) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
         ids = program.step(batch([(0, [7], (1,))]), sampling(1, slot=i32(2))).ids
