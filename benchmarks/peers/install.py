@@ -32,11 +32,11 @@ LLAMA_CPP_FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
     "-DLLAMA_BUILD_UI=OFF",
     "-DBUILD_SHARED_LIBS=ON",
 )
-LLAMA_CPP_TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-completion")
+LLAMA_CPP_TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-completion", "llama-server")
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,16 @@ def install_environment(folder: Path, name: str) -> None:
 def install_llama_cpp(folder: Path) -> None:
     """Build llama.cpp's tools from the sources inside llama-cpp-python's source distribution."""
     place = folder / "llama.cpp"
-    if (place / "versions.json").exists():
+    whole = (place / "versions.json").exists()
+    if whole and all((place / "build" / "bin" / tool).exists() for tool in LLAMA_CPP_TOOLS):
         return
     log = folder / "install-llama.cpp.log"
     place.mkdir(exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    call([*pip, "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", place, LLAMA_CPP], log)
-    with tarfile.open(next(place.glob("llama_cpp_python-*.tar.gz"))) as archive:
-        archive.extractall(place / "source", filter="data")
+    if not whole:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        call([*pip, "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", place, LLAMA_CPP], log)
+        with tarfile.open(next(place.glob("llama_cpp_python-*.tar.gz"))) as archive:
+            archive.extractall(place / "source", filter="data")
     source = next((place / "source").glob("*/vendor/llama.cpp"))
     call(["cmake", "-S", source, "-B", place / "build", *LLAMA_CPP_FLAGS], log)
     jobs = str(len(os.sched_getaffinity(0)))

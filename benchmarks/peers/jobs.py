@@ -119,6 +119,11 @@ class Results:
             self.header = wider
             self._append({"header": wider})
 
+    def note(self, name: str, value: Any) -> None:
+        """Add what was found on the way to the header."""
+        self.header = self.header | {name: value}
+        self._append({"header": self.header})
+
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         self._append(row)

@@ -42,11 +42,16 @@ SETTLE_S = 0.3
 
 @dataclass(frozen=True)
 class Bench:
-    """Where the peers are, and how they run.  ``options`` are Penstock's."""
+    """Where the peers are, and how they run.
+
+    ``options`` are Penstock's, ``shared`` are options of every system; ``scripts``: what measures a peer.
+    """
 
     folder: Path
     threads: int
     options: dict[str, str] = field(default_factory=dict)
+    scripts: dict[str, str] = field(default_factory=lambda: SCRIPTS)
+    shared: dict[str, str] = field(default_factory=dict)
 
 
 def probe(bench: Bench, *options: str) -> dict[str, float]:
@@ -65,9 +70,9 @@ def _command(bench: Bench, job: Job, model: Path) -> list[str]:
     peer = job.system.peer
     own = peer in (PENSTOCK, "llama.cpp")
     python = sys.executable if own else str(python_of(bench.folder, peer))
-    command = [python, str(HERE / SCRIPTS[peer]), str(model), *job.measures]
+    command = [python, str(HERE / bench.scripts[peer]), str(model), *job.measures]
     command += ["--mode", job.system.mode, "--threads", str(bench.threads)]
-    options = dict(bench.options) if peer == PENSTOCK else {}
+    options = bench.shared | (bench.options if peer == PENSTOCK else {})
     if peer == "llama.cpp":
         options["tools"] = str(_tools(bench))
     if peer == "ctranslate2":

@@ -45,7 +45,7 @@ def limits_of(launch: Launch) -> ProgramLimits:
 def chosen(launch: Launch) -> dict[str, str]:
     """Limits that the caller chose; the rest is Penstock's default."""
     fields = {"kv-cache": "kv_layout", "weights": "weights"}
-    return {fields[name]: value for name, value in launch.options.items()}
+    return {fields[name]: value for name, value in launch.options.items() if name in fields}
 
 
 class Penstock:
