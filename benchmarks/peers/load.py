@@ -20,7 +20,7 @@ from typing import Any
 import traces
 from install import install
 from jobs import Job, Results, Rounds, missing, plan
-from load_table import AT_ONCE, OFFLINE, SHARES, report
+from load_table import AT_ONCE, OFFLINE, SHARES, pictures, report
 from processes import Bench, run_job
 from run import header_of
 from systems import PENSTOCK, SHAPES, SYSTEMS, find_system
@@ -132,6 +132,8 @@ def main() -> None:
     text = report(results)
     out = results.path.with_suffix(".md")
     out.write_text(text)
+    for key, picture in pictures(results).items():
+        results.path.with_name(f"{results.path.stem}-{key.replace(' ', '-')}.svg").write_text(picture)
     print(text)
     print(f"written to {out}", file=sys.stderr)
 

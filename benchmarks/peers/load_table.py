@@ -16,6 +16,8 @@ from jobs import Results
 from systems import PENSTOCK, PRECISIONS, SYSTEMS, System
 from table import failure_lines, head_lines, lines_of, shapes_in
 
+from penstock.cli.latency import Line, draw_charts
+
 AT_ONCE = "mixed"
 OFFLINE = (AT_ONCE, "shared", "shared:uncached")
 SHARES = {"mixed-50": 0.5, "mixed-80": 0.8}
@@ -23,6 +25,7 @@ SHARES = {"mixed-50": 0.5, "mixed-80": 0.8}
 GOAL_PEERS = {"4 bit": ("openvino", 1.3), "8 bit": ("vllm", 1.1)}
 """Whose throughput is to be surpassed, and how far."""
 CACHE_GOAL = 4.0
+COLORS = {PENSTOCK: "#1d4ed8", "llama.cpp": "#7c3aed", "openvino": "#c2410c", "vllm": "#15803d"}
 
 Row = dict[str, Any]
 Pick = Callable[[Row], float]
@@ -154,6 +157,36 @@ def _values(results: Results, shape: str, system: System, measure: str, rows: di
         spread("request_s", 1, 1),
         _cell(rows, lambda row: row["peak_rss_bytes"] / (1 << 20), 0),
     ]
+
+
+def pictures(results: Results) -> dict[str, str]:
+    """SVGs by shape and precision: the 99th percentiles of each system at the two rates."""
+    drawn = {}
+    for shape in shapes_in(results):
+        for precision in PRECISIONS:
+            key = f"{shape} {precision}"
+            capacity = results.header.get("capacity", {}).get(key)
+            if capacity:
+                first, between = (
+                    _lines(results, shape, precision, pick, capacity) for pick in (first_token_p99, between_p99)
+                )
+                about = f"99th percentiles; {results.header['machine']}; {results.header['date']}"
+                drawn[key] = draw_charts(f"Under load: {key}", about, capacity, first, between)
+    return drawn
+
+
+def _lines(results: Results, shape: str, precision: str, pick: Pick, capacity: float) -> list[Line]:
+    lines = []
+    for system in SYSTEMS:
+        found = {name: rows_of(results, shape, system, name) for name in SHARES}
+        points = [
+            (SHARES[name] * capacity, 1e3 * statistics.median(pick(row) for row in rows.values()))
+            for name, rows in found.items()
+            if rows
+        ]
+        if system.precision == precision and points:
+            lines.append(Line(system.peer, COLORS[system.peer], points))
+    return lines
 
 
 def report(results: Results) -> str:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.engine.online import OnlineReport, RateReport
 
-__all__ = ["draw_latency"]
+__all__ = ["Line", "draw_charts", "draw_latency"]
 
-_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT = 460, 320, 70, 56, 70
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 460, 320, 70, 56, 70, 68
 _COLORS = {50: "#1d4ed8", 90: "#7c3aed", 99: "#c2410c"}
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
 _TICKS = 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart: milliseconds over requests per second."""
+
+    label: str
+    color: str
+    points: Sequence[tuple[float, float]]
 
 
 def draw_latency(report: OnlineReport, title: str) -> str:
@@ -23,31 +33,40 @@ def draw_latency(report: OnlineReport, title: str) -> str:
     percentiles.  The offline run is no point of it: it gives the capacity, a dashed line.
     """
     runs = [run for run in report.runs if run.rate > 0]
-    capacity = report.runs[0].requests_per_s
-    charts = [
-        _chart(runs, capacity, "time to the first token, ms", lambda run: run.first_token_s, 0),
-        _chart(runs, capacity, "time between tokens, ms", lambda run: run.between_tokens_s, _WIDTH),
-    ]
-    about = f"{report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads"
+
+    def lines(pick: Callable[[RateReport], dict[int, float]]) -> list[Line]:
+        return [
+            Line(f"p{percentile}", color, [(run.rate, 1e3 * pick(run)[percentile]) for run in runs])
+            for percentile, color in _COLORS.items()
+        ]
+
+    about = (
+        f"{report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads; "
+        f"{report.trace.num_requests} requests, Poisson arrivals"
+    )
+    first, between = lines(lambda run: run.first_token_s), lines(lambda run: run.between_tokens_s)
+    return draw_charts(title, about, report.runs[0].requests_per_s, first, between)
+
+
+def draw_charts(title: str, about: str, capacity: float, first: Sequence[Line], between: Sequence[Line]) -> str:
+    """An SVG of two charts side by side: time to the first token, and between tokens, over the rate of requests."""
     return "\n".join(
         [
             f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {2 * _WIDTH} {_HEIGHT}' {_FONT}>",
             f"<rect width='{2 * _WIDTH}' height='{_HEIGHT}' fill='white'/>",
             f"<text x='24' y='26' font-size='16' font-weight='600' fill='{_INK}'>{escape(title)}</text>",
-            f"<text x='24' y='44' font-size='12' fill='{_FAINT}'>{escape(about)}; "
-            f"{report.trace.num_requests} requests, Poisson arrivals</text>",
-            *charts,
+            f"<text x='24' y='44' font-size='12' fill='{_FAINT}'>{escape(about)}</text>",
+            _chart("time to the first token, ms", capacity, first, 0),
+            _chart("time between tokens, ms", capacity, between, _WIDTH),
             "</svg>",
         ]
     )
 
 
-def _chart(
-    runs: list[RateReport], capacity: float, name: str, pick: Callable[[RateReport], dict[int, float]], left: int
-) -> str:
-    most_x = _nice(max([capacity, *(run.rate for run in runs)]))
-    most_y = _nice(max([1e-6, *(1e3 * max(pick(run).values()) for run in runs)]))
-    x0, x1, y0, y1 = left + _LEFT, left + _WIDTH - 56, _HEIGHT - _BOTTOM, _TOP
+def _chart(name: str, capacity: float, lines: Sequence[Line], left: int) -> str:
+    most_x = _nice(max([capacity, *(x for line in lines for x, _ in line.points)]))
+    most_y = _nice(max([1e-3, *(y for line in lines for _, y in line.points)]))
+    x0, x1, y0, y1 = left + _LEFT, left + _WIDTH - _RIGHT, _HEIGHT - _BOTTOM, _TOP
 
     def at(x: float, y: float) -> tuple[float, float]:
         return x0 + (x1 - x0) * x / most_x, y0 + (y1 - y0) * y / most_y
@@ -71,19 +90,24 @@ def _chart(
         f"<line x1='{x:.1f}' y1='{y0}' x2='{x:.1f}' y2='{y1}' stroke='{_FAINT}' stroke-dasharray='4 4'/>",
         f"<text x='{x - 5:.1f}' y='{y1 + 12}' font-size='11' text-anchor='end' fill='{_FAINT}'>capacity</text>",
     ]
+    return "\n".join(parts + _lines([(line, [at(*point) for point in line.points]) for line in lines]))
+
+
+def _lines(placed: Sequence[tuple[Line, list[tuple[float, float]]]]) -> list[str]:
+    """The lines with their labels at their ends, those from the lowest upwards, never one over another."""
+    parts = []
     last_label = float("inf")
-    for percentile, color in sorted(_COLORS.items()):
-        points = [at(run.rate, 1e3 * pick(run)[percentile]) for run in runs]
-        line = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-        parts.append(f"<polyline points='{line}' fill='none' stroke='{color}' stroke-width='2'/>")
-        parts += [f"<circle cx='{px:.1f}' cy='{py:.1f}' r='3.5' fill='{color}'/>" for px, py in points]
+    for line, points in sorted(placed, key=lambda pair: -pair[1][-1][1] if pair[1] else 0.0):
+        text = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+        parts.append(f"<polyline points='{text}' fill='none' stroke='{line.color}' stroke-width='2'/>")
+        parts += [f"<circle cx='{px:.1f}' cy='{py:.1f}' r='3.5' fill='{line.color}'/>" for px, py in points]
         if points:
-            last_label = min(points[-1][1] + 4, last_label - 14)  # upwards, never one over another
+            last_label = min(points[-1][1] + 4, last_label - 14)
             parts.append(
-                f"<text x='{points[-1][0] + 8:.1f}' y='{last_label:.1f}' font-size='12' fill='{color}'>"
-                f"p{percentile}</text>"
+                f"<text x='{points[-1][0] + 8:.1f}' y='{last_label:.1f}' font-size='12' fill='{line.color}'>"
+                f"{escape(line.label)}</text>"
             )
-    return "\n".join(parts)
+    return parts
 
 
 def _nice(value: float) -> float:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -170,6 +171,18 @@ def test_the_report_names_each_goals_peer_and_what_is_below(tmp_path: Path) -> N
     text = load_table.report(results_of(tmp_path / "r.jsonl", *rows))
     assert "| 8 bit | 1.20 (goal 1.1, vllm w8a8) | 0.75 **below** (goal 1, openvino int8) |" in text
     assert "| 5.00 (goal 4, itself without prefix cache) |" in text
+
+
+def test_the_picture_has_a_line_for_each_system_that_was_measured(tmp_path: Path) -> None:
+    rows = [row(system, name, 0, 1.0, 2.0) for system in (OURS, VLLM) for name in load_table.SHARES]
+    results = results_of(tmp_path / "r.jsonl", *rows, row(LLAMA, "mixed", 0, 128.0))
+    assert load_table.pictures(results) == {}  # no rates were drawn from a capacity
+    load.capacity_of(results, "348m", "8 bit")
+    drawn = load_table.pictures(results)
+    assert list(drawn) == ["348m 8 bit"]
+    labels = [text.text for text in ElementTree.fromstring(drawn["348m 8 bit"]).iter() if text.text]  # noqa: S314
+    assert [name for name in ("penstock", "vllm", "llama.cpp", "openvino") if name in labels] == ["penstock", "vllm"]
+    assert drawn["348m 8 bit"].count("<circle") == 8
 
 
 @pytest.mark.parametrize("measure", ["shared", "shared:uncached"])
