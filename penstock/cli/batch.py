@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.opening import open_llm
-from penstock.cli.options import add_limit_options, add_model_options
+from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
 from penstock.errors import InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import LLM, Prompt
+    from penstock.engine.llm import LLM
     from penstock.engine.params import SamplingParams
+    from penstock.engine.prompts import Prompt
 
 __all__ = ["add_parser", "run"]
 
@@ -36,11 +37,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("output", metavar="OUTPUT.jsonl", help="where results go; those that it has are kept")
     parser.add_argument("--max-requests", type=int, default=32, metavar="N", help="answered at once (32)")
     add_limit_options(parser)
+    add_cache_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer what is not answered yet; status 1 when a request ended with an error."""
+    """Answer what is not answered yet; status 1 when a request ended with an error, now or in an earlier run."""
     requests = _read_requests(args.input)
     with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
         try:
@@ -49,12 +51,14 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidFileError(f"{args.output}: another process writes it") from None
         done = _read_done(args.output, output)
         todo = [request for request in requests if request["custom_id"] not in done]
+        num_failed = sum(done.get(request["custom_id"], False) for request in requests)
         if done:
-            print(f"penstock: {len(requests) - len(todo):,} of {len(requests):,} are there already", file=sys.stderr)
-        if not todo:
-            return 0
-        with open_llm(args, args.max_requests) as llm:
-            num_failed = _answer(llm, todo, output)
+            failed = f", {num_failed:,} of them failed: without their lines they are tried again" if num_failed else ""
+            there = f"{len(requests) - len(todo):,} of {len(requests):,} are there already{failed}"
+            print(f"penstock: {there}", file=sys.stderr)
+        if todo:
+            with open_llm(args, args.max_requests) as llm:
+                num_failed += _answer(llm, todo, output)
     return 1 if num_failed else 0
 
 
@@ -80,16 +84,17 @@ def _read_requests(path: str) -> list[dict[str, Any]]:
     return requests
 
 
-def _read_done(path: str, output: Any) -> set[str]:
-    """The custom_ids that the output has; a last line that a kill cut short is taken off."""
-    done = set()
+def _read_done(path: str, output: Any) -> dict[str, bool]:
+    """The custom_ids that the output has, and whether each failed; a last line that a kill cut short is taken off."""
+    done: dict[str, bool] = {}
     end = 0
     data = output.read()
     for line in data.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
         try:
-            done.add(str(json.loads(line)["custom_id"]))
+            result = json.loads(line)
+            done[str(result["custom_id"])] = result["error"] is not None
         except (ValueError, KeyError, TypeError):
             raise InvalidFileError(
                 f"{path}: byte {end}: expected a result of an earlier run, found something else"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.opening import open_llm
-from penstock.cli.options import add_limit_options, add_model_options
+from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
 from penstock.cli.run import write_text
 from penstock.errors import InvalidArgumentError, PenstockError
 
@@ -39,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_model_options(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
     add_limit_options(parser)
+    add_cache_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
                     conversation.say(message)
             except PenstockError as error:
                 _note(str(error))
+            except KeyboardInterrupt:  # while nothing was said yet
+                _note("\nstopped; Ctrl-D or /exit ends")
     return 0
 
 
@@ -86,21 +89,16 @@ class _Conversation:
 
     def say(self, message: str) -> None:
         """Answer a message; without a template, go on with the text."""
-        self._messages.append({"role": "user", "content": message})
-        self._answer()
+        self._answer([*self._messages, {"role": "user", "content": message}])
 
-    def _answer(self) -> None:
+    def _answer(self, messages: list[dict[str, str]]) -> None:
+        """Answer the last of them; without an answer the conversation stays as it was."""
         from penstock.engine.params import SamplingParams
 
-        last = self._messages[-1]["content"]
-        try:
-            prompt = self._llm.chat_prompt(self._messages) if self.has_template else last
-            # Until the context is full, unless a number is set: a conversation has no usual length.
-            params = SamplingParams(**{"max_tokens": self._llm.engine.max_len} | self._settings)
-            stream = self._llm.stream(prompt, params)
-        except PenstockError:
-            self._messages.pop()
-            raise
+        prompt = self._llm.chat_prompt(messages) if self.has_template else messages[-1]["content"]
+        # Until the context is full, unless a number is set: a conversation has no usual length.
+        params = SamplingParams(**{"max_tokens": self._llm.engine.max_len} | self._settings)
+        stream = self._llm.stream(prompt, params)
         pieces: list[str] = []
         try:
             for delta in stream:
@@ -109,8 +107,9 @@ class _Conversation:
         except KeyboardInterrupt:
             stream.abort()
             write_text(" ...")
-        write_text("\n")
-        self._messages.append({"role": "assistant", "content": "".join(pieces)})
+        finally:
+            write_text("\n")
+        self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         result = stream.result()
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
         if result.finish_reason == "length" and self._num_tokens >= self._llm.engine.max_len:
@@ -157,8 +156,7 @@ class _Conversation:
     def _retry(self) -> None:
         if len(self._messages) < 2 or self._messages[-1]["role"] != "assistant":
             raise InvalidArgumentError("retry: there is no answer yet")
-        self._messages.pop()
-        self._answer()
+        self._answer(self._messages[:-1])
 
 
 def _value_of(text: str) -> Any:

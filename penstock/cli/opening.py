@@ -15,7 +15,8 @@ __all__ = ["open_llm"]
 
 
 def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -> LLM:
-    """The model that ``add_model_options`` and ``add_limit_options`` describe; progress is shown meanwhile."""
+    """The model that ``add_model_options``, ``add_limit_options`` and ``add_cache_option`` describe; progress is shown
+    meanwhile."""
     from penstock.engine.llm import LLM
 
     progress = ProgressLine()
@@ -29,6 +30,7 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             limits=limits_of(args, max_requests=max_requests),
             use_cache=not args.no_cache,
             progress=progress,
+            prefix_cache=not args.no_prefix_cache,
         )
     finally:
         progress.close()

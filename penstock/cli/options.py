@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
-__all__ = ["add_limit_options", "add_model_options", "add_weights_option", "limits_of"]
+__all__ = ["add_cache_option", "add_limit_options", "add_model_options", "add_weights_option", "limits_of"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,11 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="type of keys and values; auto (default): f32 under the scheme f32, else bf16",
     )
+
+
+def add_cache_option(parser: argparse.ArgumentParser) -> None:
+    """Whether requests share pages."""
+    parser.add_argument("--no-prefix-cache", action="store_true", help="compute equal beginnings of prompts each time")
 
 
 def add_weights_option(parser: argparse.ArgumentParser) -> None:

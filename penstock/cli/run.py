@@ -10,13 +10,14 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cli.opening import open_llm
-from penstock.cli.options import add_limit_options, add_model_options, add_weights_option
+from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_weights_option
 from penstock.cli.progress import format_bytes
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import LLM, Result
+    from penstock.engine.llm import LLM
     from penstock.engine.request import SamplingParams
+    from penstock.engine.result import Result
 
 __all__ = ["add_parser", "run", "write_text"]
 
@@ -41,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one object instead of text")
     add_limit_options(parser)
+    add_cache_option(parser)
     add_weights_option(parser)
     parser.set_defaults(run=run)
 

@@ -64,6 +64,9 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
     for name, message in {"hot": "temperature", "odd": "frobnicate", "chat": "chat template", "where": "url"}.items():
         assert found[name]["response"] is None
         assert message in found[name]["error"]["message"]
+    again = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
+    assert again.returncode == 1
+    assert "8 of 8 are there already, 4 of them failed" in again.stderr
     two = found["two"]["response"]["body"]["choices"]
     assert [choice["index"] for choice in two] == [0, 1]
     assert all(choice["text"].startswith("x = ") for choice in two)
@@ -150,3 +153,13 @@ def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_pa
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "notes.txt")
     assert (done.returncode, "result of an earlier run" in done.stderr) == (1, True)
     assert (tmp_path / "notes.txt").read_text() == "dear diary\nnothing\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--no-prefix-cache",)])
+def test_the_prefix_cache_is_left_out_when_asked(penstock_command, tmp_path, options):
+    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=[5] * 70 + [i]) for i in range(2)])
+    args = ("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 128, "--max-requests", 1)
+    done = penstock_command(*args, *options)
+    assert done.returncode == 0, done.stderr
+    usage = [one["response"]["body"]["usage"] for one in read(tmp_path / "out.jsonl").values()]
+    assert sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage) == (0 if options else 64)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import signal
+import sys
 
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, InternalError, SamplingParams, Stream
+from penstock.cli.main import main
 from tests.cli.conftest import DEMO, FOLDER, start
 
 TEMPLATE = (
@@ -68,3 +71,39 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation():
     assert b" ...\n" in stdout
     assert b"max_tokens 2" in stderr
     assert b"Traceback" not in stderr
+
+
+@pytest.mark.parametrize("trouble", ["interrupted", "failed"])
+def test_a_turn_without_an_answer_leaves_nothing_behind(chat_model, monkeypatch, capsys, trouble):
+    """Ctrl-C while the template is rendered, and a step that fails in the middle of an answer."""
+    with LLM(chat_model) as llm:
+        messages = [{"role": "user", "content": "add"}]
+        expected = [llm.chat(messages, SamplingParams(max_tokens=4, temperature=0)).text]
+        messages += [{"role": "assistant", "content": expected[0]}, {"role": "user", "content": "more"}]
+        expected.append(llm.chat(messages, SamplingParams(max_tokens=4, temperature=0)).text)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/set temperature 0\n/set max_tokens 4\nadd\nBREAK\n/retry\nmore\n"))
+    if trouble == "interrupted":
+        render = LLM.chat_prompt
+
+        def chat_prompt(self, messages):
+            if messages[-1]["content"] == "BREAK":
+                raise KeyboardInterrupt
+            return render(self, messages)
+
+        monkeypatch.setattr(LLM, "chat_prompt", chat_prompt)
+    else:
+        step, count = Stream.__next__, iter(range(100))
+
+        def fail_once(self):
+            if next(count) == 7:  # four pieces and the end of the first answer, one piece of the second
+                raise InternalError("planted")
+            return step(self)
+
+        monkeypatch.setattr(Stream, "__next__", fail_once)
+    assert main(["chat", str(chat_model), "--context-len", "256"]) == 0
+    said = capsys.readouterr()
+    assert {"interrupted": "stopped; Ctrl-D", "failed": "planted"}[trouble] in said.err
+    answers = said.out.split("\n") if trouble == "interrupted" else said.out.split("\n", 1)
+    assert said.out.startswith(expected[0] + "\n")
+    assert said.out.endswith(f"{expected[0]}\n{expected[1]}\n")
+    assert answers
