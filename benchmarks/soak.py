@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock import LLM, ProgramLimits, RequestOptions, SamplingParams
-from penstock.engine.llm import Stream
+from penstock.engine.stream import Stream
 
 MOST_LIVE = 24
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
     from penstock.engine.async_llm import AsyncLLM, AsyncStream
-    from penstock.engine.llm import LLM, Stream
+    from penstock.engine.embed import Embedding
+    from penstock.engine.llm import LLM
     from penstock.engine.options import EngineOptions, RequestOptions
     from penstock.engine.params import SamplingParams
     from penstock.engine.request import TokenLogprobs
     from penstock.engine.result import Choice, Delta, Result, Score
+    from penstock.engine.stream import Stream
     from penstock.errors import (
         DeadlineError,
         FileAccessError,
@@ -42,6 +44,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "Choice",
     "DeadlineError",
     "Delta",
+    "Embedding",
     "EngineOptions",
     "FileAccessError",
     "InternalError",
@@ -69,11 +72,13 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "penstock.engine.async_llm": ("AsyncLLM", "AsyncStream"),
-    "penstock.engine.llm": ("LLM", "Stream"),
+    "penstock.engine.embed": ("Embedding",),
+    "penstock.engine.llm": ("LLM",),
     "penstock.engine.options": ("EngineOptions", "RequestOptions"),
     "penstock.engine.params": ("SamplingParams",),
     "penstock.engine.request": ("TokenLogprobs",),
     "penstock.engine.result": ("Choice", "Delta", "Result", "Score"),
+    "penstock.engine.stream": ("Stream",),
     "penstock.errors": (
         "DeadlineError",
         "FileAccessError",

@@ -93,6 +93,9 @@ typedef struct ps_model_info {
   int64_t weight_bytes_per_token; /* bytes of weights that one decoded token at batch 1 reads */
   const char *network, *scheme;   /* valid until the model closes */
   const int32_t* page_windows;    /* [num_page_groups]; 0: every position is kept */
+  int32_t hidden_size;            /* width of ps_program_hidden's rows; 0: the graph has none */
+  int32_t tail_k;                 /* ids of ps_program_tail's rows; 0: the graph ends in logits */
+  const char* tail;               /* "argmax" or "topk", with which the graph ends; "": with logits */
 } ps_model_info;
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
 /* A segment by name ("tokenizer.json", "config.json" ...): a view into the model, valid until it closes.
@@ -190,6 +193,13 @@ PS_API ps_status ps_program_step(ps_program* program, const ps_batch* batch, con
                                  const ps_sampled* out);
 /* The last step's logits, [num_rows][vocab] f32, in the program's memory until the next run. */
 PS_API ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab);
+/* The last step's hidden rows, [num_tokens][width] f32, that its output rows were picked from: of a language model those
+ * of the last norm.  In the program's memory until the next run.  PS_UNSUPPORTED for a graph that picks them otherwise. */
+PS_API ps_status ps_program_hidden(const ps_program* program, const float** hidden, int32_t* num_tokens, int32_t* width);
+/* Of a graph that ends in argmax or topk, the last step's ids [num_rows][k], best first, and of topk their logits [num_rows][k],
+ * else null.  In the program's memory until the next run.  Such a graph is sampled greedily and has no logits beside. */
+PS_API ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const float** values, int32_t* num_rows,
+                                 int32_t* k);
 /* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
 PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes);
 

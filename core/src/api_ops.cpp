@@ -258,7 +258,7 @@ ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, con
   if (s.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", s.num_rows);
   PS_TRY(require(context && (logits || s.num_rows == 0), "context, logits"));
   if (vocab < 1) return fail(PS_INVALID_ARGUMENT, "vocab: expected 1 or more, found %d", vocab);
-  const SampleSource source{logits, s.num_rows, vocab, nullptr, 0};
+  const SampleSource source{logits, s.num_rows, vocab, nullptr, 0, nullptr, 0};
   PS_TRY(check_sampling(s, source));
   PS_TRY(check_sampled(s, o, source));
   Region scratch;

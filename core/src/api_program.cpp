@@ -38,21 +38,38 @@ ps_status build(ps_program* program) {
 }
 
 SampleSource source_of(const ps_program& program, int32_t num_rows) {
-  return SampleSource{reinterpret_cast<const float*>(program.logits.data()), num_rows,
-                      program.model->graph.vocab_size, program.slots, program.options.num_slots};
+  const Graph& graph = program.model->graph;
+  const bool has_logits = graph.tail < 0;
+  return SampleSource{has_logits ? reinterpret_cast<const float*>(program.logits.data()) : nullptr,
+                      num_rows,
+                      graph.vocab_size,
+                      program.slots,
+                      program.options.num_slots,
+                      has_logits ? nullptr : reinterpret_cast<const int32_t*>(program.logits.data()),
+                      graph.tail_k};
 }
 
 ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, const ps_sampled& out) {
   PS_TRY(check_sampling(sampling, source));
+  if (source.ids) PS_TRY(check_tail(sampling));
   return check_sampled(sampling, out, source);
 }
 
 ps_status sample(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
-  PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
+  if (source.ids) {
+    take_tail(source, out);
+  } else {
+    PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
+  }
   for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
     if (s.slot[r] >= 0) program->slots[s.slot[r]] = out.ids[r];
   }
   return PS_OK;
+}
+
+const char* tail_name(const ps_program& program) {
+  const Graph& graph = program.model->graph;
+  return kOps[graph.nodes[graph.tail].op].name;
 }
 
 ps_status has_run(const ps_program* program) {
@@ -143,10 +160,42 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
 
 ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab) {
   PS_TRY(require(program && logits && num_rows && vocab, "program, logits, num_rows, vocab"));
+  if (program->model->graph.tail >= 0)
+    return fail(PS_UNSUPPORTED, "logits: the graph ends in %s, which keeps none", tail_name(*program));
   PS_TRY(has_run(program));
   *logits = reinterpret_cast<const float*>(program->logits.data());
   *num_rows = program->num_rows;
   *vocab = program->model->graph.vocab_size;
+  return PS_OK;
+}
+
+ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const float** values, int32_t* num_rows,
+                          int32_t* k) {
+  PS_TRY(require(program && ids && values && num_rows && k, "program, ids, values, num_rows, k"));
+  const Graph& graph = program->model->graph;
+  if (graph.tail < 0) return fail(PS_UNSUPPORTED, "tail: the graph ends in logits, not in argmax or topk");
+  PS_TRY(has_run(program));
+  const Node& node = graph.nodes[graph.tail];
+  *ids = reinterpret_cast<const int32_t*>(program->logits.data());
+  *values = node.num_outputs == 1 ? nullptr
+                                  : reinterpret_cast<const float*>(program->temporaries.data() +
+                                                                   program->plan.offsets[node.outputs[0]]);
+  *num_rows = program->num_rows;
+  *k = graph.tail_k;
+  return PS_OK;
+}
+
+ps_status ps_program_hidden(const ps_program* program, const float** hidden, int32_t* num_tokens, int32_t* width) {
+  PS_TRY(require(program && hidden && num_tokens && width, "program, hidden, num_tokens, width"));
+  const int32_t value = program->model->graph.hidden;
+  if (value < 0) {
+    return fail(PS_UNSUPPORTED,
+                "hidden: expected a graph that picks its output rows by one gather_rows of f32 [T, n], found another");
+  }
+  PS_TRY(has_run(program));
+  *hidden = reinterpret_cast<const float*>(program->temporaries.data() + program->plan.offsets[value]);
+  *num_tokens = static_cast<int32_t>(program->symbols[ROLE_TOKENS]);
+  *width = static_cast<int32_t>(program->model->graph.values[value].row_elements);
   return PS_OK;
 }
 

@@ -115,6 +115,10 @@ struct Graph {
   Vec<Segment> segments;
   int32_t inputs[NUM_INPUTS] = {};
   int32_t output = -1;
+  // Found by validation:
+  int32_t tail = -1;   // the node argmax or topk whose ids are the output; -1: the output is logits
+  int32_t tail_k = 0;  // ids of a row; 0: the output is logits
+  int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
 };
 

@@ -52,6 +52,9 @@ ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* block
       if (node.inputs[i].kind == OPERAND_VALUE) last[graph.values[node.inputs[i].index].root] = static_cast<int32_t>(n);
     }
   }
+  const int32_t after = static_cast<int32_t>(plan.nodes.size());  // to be read after the step
+  if (graph.hidden >= 0) last[graph.hidden] = after;
+  if (graph.tail >= 0) last[graph.nodes[graph.tail].outputs[0]] = after;
   for (int64_t v = 0; v < graph.values.size(); ++v) {
     const Value& value = graph.values[v];
     if (first[v] < 0 || v == graph.output) continue;
@@ -128,7 +131,7 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
     plan->shared_scratch = std::max(plan->shared_scratch, round_up(scratch.shared, 64));
     plan->thread_scratch = std::max(plan->thread_scratch, round_up(scratch.per_thread, 64));
   }
-  plan->sample_scratch = sample_scratch_bytes(graph.vocab_size);
+  plan->sample_scratch = graph.tail < 0 ? sample_scratch_bytes(graph.vocab_size) : 0;
   const int64_t tables = graph.page_groups.size() * o.max_requests * max_table_width(graph);  // each factor is bounded
   const int64_t counts[] = {o.max_tokens, o.max_tokens, o.max_tokens, int64_t{o.max_requests} + 1, tables, o.max_rows};
   plan->batch_bytes = 0;
@@ -174,7 +177,7 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));
   int64_t floats;
-  if (!checked_mul(o.max_rows, graph.vocab_size, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
+  if (!checked_mul(o.max_rows, graph.tail < 0 ? graph.vocab_size : graph.tail_k, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
     return too_large("max_rows");
   return PS_OK;
 }

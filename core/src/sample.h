@@ -13,6 +13,8 @@ struct SampleSource {
   int32_t num_rows, vocab;
   const int32_t* slots;  // [num_slots]: the token last sampled in each, -1: none yet
   int32_t num_slots;
+  const int32_t* ids;  // [num_rows][tail_k]: what a graph made that ends in argmax or topk; null: it ends in logits
+  int32_t tail_k;
 };
 
 // Ten rounds of Philox4x32.
@@ -22,6 +24,10 @@ int64_t sample_scratch_bytes(int32_t vocab);
 // Every number of the arrays; the logits are not looked at.
 ps_status check_sampling(const ps_sampling& sampling, const SampleSource& source);
 ps_status check_sampled(const ps_sampling& sampling, const ps_sampled& out, const SampleSource& source);
+// Of a graph that ends in argmax or topk: greedy and nothing else, refused by name.
+ps_status check_tail(const ps_sampling& sampling);
+// The ids that such a graph found.
+void take_tail(const SampleSource& source, const ps_sampled& out);
 // After both checks.  scratch: sample_scratch_bytes for each thread of the context.
 ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_sampling& sampling, uint8_t* scratch,
                       const ps_sampled& out);

@@ -14,6 +14,10 @@ Spec spec_of_value(const Value& v) {
   return spec;
 }
 
+Spec logits_spec(const Graph& graph) {
+  return Spec{OPERAND_VALUE, PS_F32, 2, {Dim{ROLE_ROWS, 1, 0}, constant(graph.vocab_size)}, 0, -1, constant(0)};
+}
+
 ps_status validate_header(const Graph& graph) {
   if (graph.vocab_size < 1 || graph.vocab_size > kMaxVocab) {
     return fail(PS_INVALID_FILE, "metadata.vocab_size: expected 1 to %d, found %d", kMaxVocab, graph.vocab_size);
@@ -146,20 +150,49 @@ ps_status validate_inputs(Graph* graph) {
   return PS_OK;
 }
 
-ps_status validate_output(const Graph& graph) {
+// The node argmax or topk over logits whose ids the output is; -1: another's output.
+int32_t find_tail(const Graph& graph) {
+  const int32_t producer = graph.values[graph.output].producer;
+  if (producer < 0) return -1;
+  const Node& node = graph.nodes[producer];
+  const bool is_tail = strcmp(kOps[node.op].name, "argmax") == 0 || strcmp(kOps[node.op].name, "topk") == 0;
+  if (!is_tail || node.outputs[node.num_outputs - 1] != graph.output) return -1;
+  return same_type(spec_of(graph, node.inputs[0]), logits_spec(graph)) ? producer : -1;
+}
+
+ps_status validate_output(Graph* g) {
+  Graph& graph = *g;
   if (graph.output < 0 || graph.output >= graph.values.size()) {
     return fail(PS_INVALID_FILE, "metadata.output: expected a value below %lld, found %d", ll(graph.values.size()),
                 graph.output);
   }
   const Value& v = graph.values[graph.output];
-  const Spec expected{OPERAND_VALUE, PS_F32, 2, {Dim{ROLE_ROWS, 1, 0}, constant(graph.vocab_size)}, 0, -1, constant(0)};
-  if (!same_type(spec_of_value(v), expected)) {
-    return fail(PS_INVALID_FILE, "metadata.output: expected %s, found %s", describe(expected).text,
-                describe(spec_of_value(v)).text);
+  const Spec expected = logits_spec(graph);
+  graph.tail = find_tail(graph);
+  graph.tail_k = graph.tail < 0 ? 0 : static_cast<int32_t>(v.row_elements);
+  if (graph.tail < 0 && !same_type(spec_of_value(v), expected)) {
+    return fail(PS_INVALID_FILE, "metadata.output: expected %s, or the ids that argmax or topk finds in them, found %s",
+                describe(expected).text, describe(spec_of_value(v)).text);
   }
   if (v.base >= 0 || v.producer < 0)
     return fail(PS_INVALID_FILE, "metadata.output: expected the result of a node, found a view or an input");
   return PS_OK;
+}
+
+// What the one gather_rows over the step's output rows reads: float rows, one of each token, side by side.
+int32_t find_hidden(const Graph& graph) {
+  int32_t found = -1;
+  for (const Node& node : graph.nodes) {
+    if (strcmp(kOps[node.op].name, "gather_rows") != 0 || node.inputs[1].index != graph.inputs[INPUT_OUTPUT_ROWS])
+      continue;
+    if (found >= 0) return -1;
+    found = node.inputs[0].index;
+  }
+  if (found < 0) return -1;
+  const Value& v = graph.values[found];
+  const bool plain = v.dtype == PS_F32 && v.rank == 2 && v.root == found && v.producer >= 0 &&
+                     equal(v.dims[0], Dim{ROLE_TOKENS, 1, 0});
+  return plain ? found : -1;
 }
 
 }  // namespace
@@ -203,7 +236,8 @@ ps_status validate_graph(Graph* graph) {
   }
   PS_TRY(validate_inputs(graph));
   PS_TRY(validate_nodes(graph));
-  return validate_output(*graph);
+  graph->hidden = find_hidden(*graph);
+  return validate_output(graph);
 }
 
 }  // namespace ps

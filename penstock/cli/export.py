@@ -19,6 +19,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--scheme", help="f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8; the checkpoint's type unless given"
     )
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script")
+    parser.add_argument(
+        "--tail",
+        metavar="argmax|topk:K",
+        help="end in the likeliest token's id, or in K ids, instead of logits: greedy answers only",
+    )
     parser.set_defaults(run=run)
 
 
@@ -33,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
         find_scheme(args.scheme)
     progress = ProgressLine()
     try:
-        report = build_in_child(args.model, args.out, scheme=args.scheme, network=args.network, progress=progress)
+        report = build_in_child(
+            args.model, args.out, scheme=args.scheme, network=args.network, tail=args.tail, progress=progress
+        )
     finally:
         progress.close()
     print(

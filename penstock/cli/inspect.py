@@ -134,6 +134,8 @@ def _bundle_text(found: dict[str, Any]) -> str:
         f"vocabulary     {found['vocab_size']:,} tokens",
         f"context        {found['context_len']:,} tokens, page groups: {_windows(found['page_windows'])}",
     ]
+    if found["tail"]:
+        lines.append(f"ends in        {found['tail']}, {found['tail_k']} ids a row: greedy answers only")
     lines += _described(found)
     lines += [
         f"plan           {limits['max_requests']} x {limits['context_len']:,} tokens in {limits['num_pages']:,} pages "

@@ -15,9 +15,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from penstock.engine.llm import LLM, Delta, Prompt, Result, Stream
+from penstock.engine.embed import Embedding
+from penstock.engine.llm import LLM, Prompt
 from penstock.engine.options import RequestOptions
 from penstock.engine.request import Request, SamplingParams
+from penstock.engine.result import Delta, Result
+from penstock.engine.stream import Stream
 from penstock.errors import InvalidArgumentError
 
 __all__ = ["AsyncLLM", "AsyncStream"]
@@ -128,6 +131,14 @@ class AsyncLLM:
         async for _ in stream:
             pass
         return stream.result()
+
+    async def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean", normalize: bool = False
+    ) -> Embedding | list[Embedding]:
+        """What ``LLM.embed`` gives, computed beside the event loop."""
+        if self._closing:
+            raise InvalidArgumentError("the AsyncLLM is closed")
+        return await asyncio.to_thread(self.llm.embed, prompts, pooling, normalize)
 
     async def close(self) -> None:
         """End every request with "abort" and give the memory back.  Calling it again does nothing."""

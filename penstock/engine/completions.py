@@ -14,7 +14,8 @@ from penstock.engine.result import Choice, Result
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import LLM, Prompt
+    from penstock.engine.llm import LLM
+    from penstock.engine.prompts import Prompt
 
 __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 

@@ -8,7 +8,6 @@ requests on the way.  Whatever goes wrong in a step ends that step's requests wi
 from __future__ import annotations
 
 import heapq
-import signal
 import threading
 import time
 from collections import Counter, deque
@@ -16,25 +15,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from operator import index
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from penstock.engine.batch import BatchLayout
+from penstock.engine.embed import Pooling, pool
 from penstock.engine.figures import EngineFigures
+from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, ResolvedSampling, Status
 from penstock.engine.sampler import SamplingRows, accept_row
 from penstock.engine.scheduler import Scheduler
-from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
+from penstock.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    QueueFullError,
+    UnsupportedError,
+)
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
     from penstock.engine.text import TextStream
     from penstock.lite.core import Sampled
 
-__all__ = ["Engine", "interrupt_after"]
+__all__ = ["Engine"]
 
 
 class Engine:
@@ -81,19 +88,26 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         text: TextStream | None = None,
         options: RequestOptions | None = None,
+        pooling: Pooling | None = None,
     ) -> Request:
-        """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it.
+        """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it.  With ``pooling`` it is not
+        continued, but its hidden rows are taken; UnsupportedError when the program has none.
 
         QueueFullError when as many requests wait as may.
         """
         self._check_open()
         sampling, options = sampling or ResolvedSampling(), options or RequestOptions()
-        ids = self.check_prompt(prompt_ids) if not options.truncate_prompt else self._truncate(prompt_ids, sampling)
+        if pooling is not None:
+            if not self.program.info.hidden_size:
+                raise UnsupportedError("embed: the network does not pick the rows of its head from rows of all tokens")
+            ids = self.check_prompt(prompt_ids, answer_len=0)
+        else:
+            ids = self.check_prompt(prompt_ids) if not options.truncate_prompt else self._truncate(prompt_ids, sampling)
         num_waiting = len(self.scheduler.waiting) + len(self._incoming)
         if 0 < self.options.max_waiting <= num_waiting:
             raise QueueFullError(f"{num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}")
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
-        request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options)
+        request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
         self._incoming.append(request)
         if self._closed:  # by another thread, which may have looked before
             with self._lock:
@@ -189,6 +203,7 @@ class Engine:
                 rows = self.program.step(batch, self._rows.of(sampled))
             else:
                 self.program.run(batch)
+            pooled = pool(self.program, chunks) if len(sampled) < len(chunks) else []
             for chunk in chunks:
                 self.scheduler.advance(chunk)
         except Exception as error:
@@ -197,6 +212,8 @@ class Engine:
             return []
         for row, request in enumerate(sampled):
             self._accept(request, rows, row)
+        for request, damage in pooled:
+            self._end(request, "error" if damage else "stop", damage)
         return sampled
 
     def _accept(self, request: Request, rows: Sampled, row: int) -> None:
@@ -377,23 +394,3 @@ def _as_ours(error: Exception) -> PenstockError:
     ours = InternalError(f"the step failed: {type(error).__name__}: {error}")
     ours.__cause__ = error
     return ours
-
-
-@contextmanager
-def interrupt_after() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done, so that it never leaves a step half updated."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield
-        return
-    interrupted: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _number, frame: interrupted.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if interrupted:
-            raise KeyboardInterrupt

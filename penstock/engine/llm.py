@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
+from penstock.engine.embed import Embedding, check_embedding, embed
 from penstock.engine.engine import Engine
 from penstock.engine.logits import prompt_logits, prompt_logprobs
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions
@@ -17,7 +18,9 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.progress import PromptProgress
 from penstock.engine.prompts import Prompt, split_params, split_prompts
 from penstock.engine.request import Request, Status
-from penstock.engine.result import Delta, Result, Score, all_finished, make_result, outcome
+from penstock.engine.result import Result, Score, all_finished, make_result, outcome
+from penstock.engine.stream import Stream
+from penstock.engine.tail import refuse_logits, refuse_sampling
 from penstock.engine.text import StopRules, TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.models.generation import GenerationConfig, read_generation_config
@@ -28,72 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LLM", "Delta", "Prompt", "Result", "Stream"]
-
-
-class Stream:
-    """An answer as it grows: iterate for Deltas.  ``abort`` may be called from any thread."""
-
-    def __init__(self, engine: Engine, request: Request, params: SamplingParams) -> None:
-        self._engine = engine
-        self._request = request
-        self._params = params
-        self._num_given = 0
-        self._ended = False
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self
-
-    def __next__(self) -> Delta:
-        """The next piece: one token or more, or the end."""
-        if self._ended:
-            raise StopIteration
-        try:
-            running = self._engine.wait(self._request, self._num_given)
-        except BaseException:
-            self.abort()
-            self._ended = True
-            raise
-        self._ended = not running
-        if self._request.error is not None:
-            raise self._request.error
-        ids = self._request.output_ids[self._num_given :]
-        logprobs = None
-        if self._params.logprobs is not None:
-            logprobs = self._request.logprobs[self._num_given : self._num_given + len(ids)]
-        self._num_given += len(ids)
-        text = "" if self._request.text is None else self._request.text.take()
-        return Delta(text, ids, self._request.finish_reason if self._ended else None, logprobs)
-
-    @property
-    def id(self) -> int:
-        """The request's number in its engine."""
-        return self._request.id
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request has ended, whatever was taken of it."""
-        return self._request.status is Status.FINISHED
-
-    @property
-    def has_news(self) -> bool:
-        """Whether the next piece is there without a step."""
-        request = self._request
-        return self._ended or request.status is Status.FINISHED or len(request.output_ids) > self._num_given
-
-    def abort(self) -> None:
-        """End the answer here; its memory is free when the running step ends."""
-        self._engine.abort(self._request)
-
-    def __del__(self) -> None:
-        if self._request.status is not Status.FINISHED:
-            self._engine.abort(self._request)
-
-    def result(self) -> Result:
-        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
-        if self._request.status is not Status.FINISHED:
-            raise InvalidArgumentError("the stream has not ended: iterate over it or abort it first")
-        return make_result([self._request], self._params)
+__all__ = ["LLM", "Prompt"]
 
 
 class LLM:
@@ -159,14 +97,18 @@ class LLM:
         self.generation: GenerationConfig = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
-        self._defaults = ResolvedSampling(
-            max_tokens=self.generation.max_new_tokens or ResolvedSampling.max_tokens,
-            temperature=self.generation.temperature,
-            top_k=self.generation.top_k,
-            top_p=self.generation.top_p,
-            min_p=self.generation.min_p,
-            typical_p=self.generation.typical_p,
-            repetition_penalty=self.generation.repetition_penalty,
+        self._defaults = (
+            ResolvedSampling()
+            if self.info.tail
+            else ResolvedSampling(
+                max_tokens=self.generation.max_new_tokens or ResolvedSampling.max_tokens,
+                temperature=self.generation.temperature,
+                top_k=self.generation.top_k,
+                top_p=self.generation.top_p,
+                min_p=self.generation.min_p,
+                typical_p=self.generation.typical_p,
+                repetition_penalty=self.generation.repetition_penalty,
+            )
         )
 
     @property
@@ -298,11 +240,26 @@ class LLM:
 
         Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.
         """
+        refuse_logits("score", self.info.tail)
         several, is_one = split_prompts(prompts)
         num_top = SamplingParams(prompt_logprobs=num_top).prompt_logprobs or 0
         checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
         scores = [Score(ids, prompt_logprobs(self.engine, ids, num_top)) for ids in checked]
         return scores[0] if is_one else scores
+
+    def embed(
+        self, prompts: Prompt | Iterable[Prompt], pooling: str = "mean", normalize: bool = False
+    ) -> Embedding | list[Embedding]:
+        """Texts as vectors: an Embedding for one prompt, a list of them for several.
+
+        The hidden rows behind the last norm, ``pooling`` them by "mean" or taking the "last"; with ``normalize`` of
+        length 1.  UnsupportedError for a network that has no such rows.
+        """
+        check_embedding(pooling, normalize)
+        several, is_one = split_prompts(prompts)
+        checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
+        embeddings = embed(self.engine, checked, pooling, normalize)
+        return embeddings[0] if is_one else embeddings
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
         """Answer a conversation: messages with "role" and "content", rendered by the model's own chat template.
@@ -322,6 +279,7 @@ class LLM:
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Logits [len, vocab] float32, one row per position of the prompt."""
+        refuse_logits("logits", self.info.tail)
         return prompt_logits(self.engine, self._ids(prompt))
 
     def abort(self) -> None:
@@ -348,6 +306,8 @@ class LLM:
         if (params.stop or params.bad_words or params.echo) and not self._has_text:
             name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
             raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
+        if self.info.tail:
+            refuse_sampling(params, self.info.tail)
         bad_words = tuple(dict.fromkeys(ids for word in params.bad_words for ids in self.tokenizer.spellings(word)))
         self._check_vocabulary(params, bad_words)
         return replace(

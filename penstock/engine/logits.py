@@ -8,7 +8,8 @@ from contextlib import closing
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.engine import Engine, interrupt_after
+from penstock.engine.engine import Engine
+from penstock.engine.interrupt import interrupt_after
 from penstock.engine.pages import PageTables
 from penstock.engine.request import Request, TokenLogprobs
 from penstock.engine.sampler import row_error, row_logprobs

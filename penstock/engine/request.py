@@ -12,6 +12,7 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from penstock.engine.embed import Pooling
     from penstock.engine.pages import PageTables
     from penstock.engine.sampler import RowState
     from penstock.engine.text import TextStream
@@ -73,7 +74,7 @@ class Request:
     back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
     not computed for it but shared.  ``order`` sorts requests by urgency and arrival.  ``slot`` is its place among the
     running ones, ``page_keys`` are the names of its leading pages,
-    ``row`` is the sampler's.
+    ``row`` is the sampler's.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.
     """
 
     id: int
@@ -98,6 +99,7 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     row: RowState | None = None
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         """The order follows from priority and id."""
@@ -107,6 +109,16 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known so far: prompt and answer."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token is sampled once all known ones are computed."""
+        return self.pooling is None
+
+    @property
+    def may_share(self) -> bool:
+        """Whether pages that are known may stand in for computing its tokens."""
+        return self.pooling is None or not self.pooling.takes_all
 
     def token_at(self, position: int) -> int:
         """The token id at a position of prompt and answer."""

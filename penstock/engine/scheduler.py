@@ -107,7 +107,7 @@ class Scheduler:
                 continue
             # A page that is begun has room: 31 of 32 decodes need no look at the tables.
             if request.num_computed % PAGE_TOKENS or self._make_room(step, request, 1):
-                step.chunks[request.id] = Chunk(request, request.num_computed, 1, True)
+                step.chunks[request.id] = Chunk(request, request.num_computed, 1, request.samples)
                 step.budget -= 1
         for request in prompts:
             self._admit(step, before=request.options.priority)
@@ -205,14 +205,15 @@ class Scheduler:
         if not self._make_room(step, request, num_tokens):
             return
         stop = request.num_computed + num_tokens
-        step.chunks[request.id] = Chunk(request, request.num_computed, num_tokens, stop == request.num_tokens)
+        samples = request.samples and stop == request.num_tokens
+        step.chunks[request.id] = Chunk(request, request.num_computed, num_tokens, samples)
         step.budget -= num_tokens
         step.pending.update(request.page_keys[request.num_computed // PAGE_TOKENS : stop // PAGE_TOKENS])
 
     def _shares_or_waits(self, step: _Step, request: Request) -> bool:
         """Share what is known of the tokens to come; True when the step computes what comes next already."""
         pages = request.pages
-        if self._keys is None or pages is None:
+        if self._keys is None or pages is None or not request.may_share:
             return False
         most = (request.num_tokens - 1) // PAGE_TOKENS  # one token at least is computed, for its logits
         self._extend_keys(self._keys, request, most)

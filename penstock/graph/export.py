@@ -20,6 +20,7 @@ from penstock.config import show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
+from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.lite import core
 from penstock.models.checkpoint import Checkpoint
 from penstock.quant.matrix import SOURCE_DTYPES
@@ -53,22 +54,28 @@ def export_bundle(
     *,
     scheme: str | None = None,
     network: str | None = None,
+    tail: str | None = None,
     progress: ExportProgress | None = None,
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears whole or not at all.
 
-    ``scheme`` defaults to the checkpoint's own type; ``network`` is "file.py:Class"; ``progress(stage, done, total)``
-    counts bytes of source in stage "pack".  The same input makes the same bytes.  Raises InvalidFileError (missing or
-    left-over tensors by name, damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
+    ``scheme`` defaults to the checkpoint's own type; ``network`` is "file.py:Class"; ``tail`` "argmax" or "topk:K" ends
+    the graph in token ids instead of logits; ``progress(stage, done, total)`` counts bytes of source in stage "pack".
+    The same input makes the same bytes.  Raises InvalidFileError (missing or left-over tensors by name, damaged files),
+    UnsupportedError, InvalidArgumentError or FileAccessError.
     """
     begun = time.monotonic()
     tell = progress or _ignore
     if Path(source).suffix == ".psm" and not Path(source).is_dir():
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which needs no export")
+    if tail is not None:
+        check_tail(tail)
     checkpoint = Checkpoint.open(source)
     chosen = checkpoint.choose_scheme(scheme)
     tell("capture", 0, 0)
     graph, constants = build_graph(checkpoint, chosen, network)
+    if tail is not None:
+        append_tail(graph, tail)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("out")
     parser.add_argument("--scheme")
     parser.add_argument("--network")
+    parser.add_argument("--tail")
     parser.add_argument("--child", action="store_true", help="end when stdin does, and remove OUT's folder")
     args = parser.parse_args()
     if args.child:
@@ -48,6 +49,7 @@ def main() -> int:
             args.out,
             scheme=args.scheme,
             network=args.network,
+            tail=args.tail,
             progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
         )
     except PenstockError as error:

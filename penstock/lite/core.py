@@ -61,7 +61,9 @@ POISON = 2
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context."""
+    """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context;
+    ``hidden_size`` is the width of ``CoreProgram.hidden``, 0 without; ``tail`` is "argmax" or "topk" where the graph
+    ends in ``tail_k`` ids a row, "" where it ends in logits."""
 
     network: str
     scheme: str
@@ -75,6 +77,9 @@ class ModelInfo:
     weight_bytes: int
     file_bytes: int
     weight_bytes_per_token: int
+    hidden_size: int = 0
+    tail_k: int = 0
+    tail: str = ""
 
 
 class Model(Handle):
@@ -109,6 +114,7 @@ class Model(Handle):
         check(library().ps_model_describe(self.handle, ctypes.byref(out)))
         fields = {name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name != "struct_size"}
         fields["network"], fields["scheme"] = out.network.decode(), out.scheme.decode()
+        fields["tail"] = out.tail.decode()
         fields["page_windows"] = tuple(out.page_windows[: out.num_page_groups])
         return ModelInfo(**fields)
 
@@ -204,14 +210,36 @@ class CoreProgram(Handle):
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
+        return self._floats("ps_program_logits")
+
+    def hidden(self) -> npt.NDArray[np.float32]:
+        """The last step's hidden rows [T, width] that its output rows were picked from: of a language model those of
+        the last norm.  A view that the next step overwrites; UnsupportedError for a graph that picks them otherwise.
+        """
+        return self._floats("ps_program_hidden")
+
+    def tail(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+        """Of a graph that ends in argmax or topk, the last step's ids [R, k], best first, and of topk their logits
+        [R, k]: views that the next step overwrites.  UnsupportedError for a graph that ends in logits.
+        """
         self._check_parents()
-        data, rows, vocab = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
-        status = library().ps_program_logits(self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(vocab))
-        check(status)
+        ids, values, rows, k = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        out = (ctypes.byref(one) for one in (ids, values, rows, k))
+        check(library().ps_program_tail(self.handle, *out))
+        shape, size = (rows.value, k.value), rows.value * k.value * 4
+        found = np.frombuffer(self._view(ids.value or 0, size), np.int32).reshape(shape)
+        if values.value is None:
+            return found, None
+        return found, np.frombuffer(self._view(values.value, size), np.float32).reshape(shape)
+
+    def _floats(self, function: str) -> npt.NDArray[np.float32]:
+        self._check_parents()
+        data, rows, cols = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        check(getattr(library(), function)(self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(cols)))
         if rows.value == 0 or data.value is None:
-            return np.zeros((0, vocab.value), np.float32)
-        view = self._view(data.value, rows.value * vocab.value * 4)
-        return np.frombuffer(view, np.float32).reshape(rows.value, vocab.value)
+            return np.zeros((0, cols.value), np.float32)
+        view = self._view(data.value, rows.value * cols.value * 4)
+        return np.frombuffer(view, np.float32).reshape(rows.value, cols.value)
 
     def kv(self, state: int) -> npt.NDArray[np.uint8]:
         """The KV pages of a state as raw bytes [num_pages, page_bytes], a writable view."""

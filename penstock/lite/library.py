@@ -56,6 +56,9 @@ class ModelInfoStruct(ctypes.Structure):
         ("network", c_char_p),
         ("scheme", c_char_p),
         ("page_windows", _P32),
+        ("hidden_size", c_int32),
+        ("tail_k", c_int32),
+        ("tail", c_char_p),
     ]
 
 
@@ -207,6 +210,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
+    "ps_program_hidden": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
+    "ps_program_tail": (c_int32, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), _P32, _P32)),
     "ps_program_kv": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), _P64)),
     "ps_program_profile": (c_int32, (c_void_p, c_int32)),
     "ps_program_profile_spans": (c_int32, (c_void_p, POINTER(c_void_p), _P64)),

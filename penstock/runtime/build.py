@@ -47,13 +47,14 @@ def build_in_child(
     *,
     scheme: str | None = None,
     network: str | None = None,
+    tail: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Export ``source`` to the bundle ``out`` in a child process; returns the child's report.
 
-    ``network`` is "file.py:Class" or None.  Raises the PenstockError that the child raised; UnsupportedError when
-    PyTorch is not installed; InternalError with the end of the child's stderr when it died.  An interrupt kills the
-    child and everything it started within a second, and leaves nothing.
+    ``network`` is "file.py:Class" or None; ``tail`` as ``export_bundle`` has it.  Raises the PenstockError that the
+    child raised; UnsupportedError when PyTorch is not installed; InternalError with the end of the child's stderr when
+    it died.  An interrupt kills the child and everything it started within a second, and leaves nothing.
     """
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
@@ -67,16 +68,17 @@ def build_in_child(
         command = [sys.executable, "-P", "-m", "penstock.graph.export", "--child"]
         command += [] if scheme is None else ["--scheme", scheme]
         command += [] if network is None else ["--network", network]
+        command += [] if tail is None else ["--tail", tail]
         command += ["--", os.fspath(source), str(folder / final.name)]
         with _running(command) as child:
-            tail: deque[str] = deque(maxlen=_TAIL_LINES)
-            reader = threading.Thread(target=_keep_tail, args=(child.stderr, tail), daemon=True)
+            errors_said: deque[str] = deque(maxlen=_TAIL_LINES)
+            reader = threading.Thread(target=_keep_tail, args=(child.stderr, errors_said), daemon=True)
             reader.start()
             last = _follow(child, progress)
             code = child.wait()
             reader.join(timeout=_JOIN_SECONDS)
         if code != 0 or "report" not in last:
-            raise _failure(last, code, list(tail))
+            raise _failure(last, code, list(errors_said))
         try:
             os.replace(folder / final.name, final)
         except OSError as error:

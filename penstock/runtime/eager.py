@@ -22,6 +22,7 @@ from penstock.models.meta import construct_on_meta
 from penstock.nn import (
     Batch,
     Linear,
+    LMHead,
     allocate_states,
     assign_page_groups,
     attention_layers,
@@ -67,6 +68,9 @@ class EagerProgram:
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
+        heads = [module for module in self.network.modules() if isinstance(module, LMHead)]
+        if len(heads) == 1:
+            heads[0].register_forward_pre_hook(self._keep_hidden)
         weight_bytes = sum(t.nbytes for t in (*self.network.parameters(), *self._packed_weights()))
         self._limits = limits
         self._info = ProgramInfo(
@@ -80,7 +84,9 @@ class EagerProgram:
             weight_bytes_per_token=weight_bytes - self._table_bytes(),
             num_threads=self._context.num_threads,
             cpu_level=self._context.cpu_level,
+            hidden_size=heads[0].cols if len(heads) == 1 else 0,
         )
+        self._hidden: Tensor = torch.zeros(0, self._info.hidden_size)
         self._logits: NDArray[np.float32] = np.zeros((0, built.vocab_size), np.float32)
         self._slots: dict[int, int] = {}
 
@@ -120,6 +126,13 @@ class EagerProgram:
     def logits(self) -> NDArray[np.float32]:
         """The last step's logits, [R, vocab]."""
         return self._logits
+
+    def hidden(self) -> NDArray[np.float32]:
+        """The last step's hidden rows, [T, hidden_size]: what the head picked the wanted ones from."""
+        return self._hidden.numpy()
+
+    def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._hidden = inputs[0]
 
     def sample(self, sampling: core.Sampling) -> core.Sampled:
         """Sample every row of the last step."""

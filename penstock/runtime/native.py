@@ -116,6 +116,8 @@ class NativeProgram:
             num_threads=context.num_threads,
             cpu_level=context.cpu_level,
             plan=plan,
+            hidden_size=info.hidden_size,
+            tail=info.tail,
         )
         self.populate_s = 0.0
         """Seconds that copying the weights took; 0 when they are mapped."""
@@ -178,6 +180,10 @@ class NativeProgram:
     def logits(self) -> NDArray[np.float32]:
         """The last step's logits, [R, vocab], a view."""
         return self._core.logits()
+
+    def hidden(self) -> NDArray[np.float32]:
+        """The last step's hidden rows, [T, hidden_size], a view."""
+        return self._core.hidden()
 
     def sample(self, sampling: core.Sampling) -> core.Sampled:
         """Sample every row of the last step."""

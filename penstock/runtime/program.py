@@ -85,7 +85,9 @@ def kv_layout_of(kv_layout: str, scheme: str) -> str:
 
 @dataclass(frozen=True)
 class ProgramInfo:
-    """What a program is.  ``page_windows`` has one entry per page group: 0 keeps every position."""
+    """What a program is.  ``page_windows`` has one entry per page group: 0 keeps every position.  ``hidden_size`` is
+    the width of its hidden rows, 0 when it has none to give; ``tail`` is "argmax" or "topk" when it ends in token ids
+    and has no logits."""
 
     network: str
     scheme: str
@@ -98,6 +100,8 @@ class ProgramInfo:
     num_threads: int
     cpu_level: str
     plan: Plan | None = None
+    hidden_size: int = 0
+    tail: str = ""
 
 
 class Program(Protocol):
@@ -116,6 +120,9 @@ class Program(Protocol):
 
     def logits(self) -> NDArray[np.float32]:
         """The last step's logits, [R, vocab]: a view that the next ``run`` overwrites."""
+
+    def hidden(self) -> NDArray[np.float32]:
+        """The last step's rows behind the last norm, [T, hidden_size]: a view that the next ``run`` overwrites."""
 
     def sample(self, sampling: Sampling) -> Sampled:
         """Sample every row of the last step."""

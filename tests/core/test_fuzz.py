@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.graph.passes.append_tail import append_tail
+from tests.core.tiny_graph import tiny_graph, write_bundle
+
 ROOT = Path(__file__).parents[2]
 NUM_MUTANTS = 10000
 
@@ -33,8 +36,11 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(path for path in build.rglob("fuzz_bundle") if path.is_file())
 
 
-def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]) -> None:
+def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     seeds = [str(bundle_of(scheme, windows)) for scheme, windows in (("f32", (0, 32)), ("w8a8", (0,)), ("w4a8", (32,)))]
+    tail = tiny_graph()
+    append_tail(tail, "topk:5")
+    seeds.append(str(write_bundle(tmp_path / "tail.psm", tail)))
     command = [str(fuzzer), str(NUM_MUTANTS), "1", *seeds]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

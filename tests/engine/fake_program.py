@@ -7,6 +7,8 @@ changes the hash and so the tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,10 +55,13 @@ class FakeProgram:
         self.num_tokens_run = 0
         self.fail_next: Exception | None = None
         self.spoil_row: int | None = None  # of the next run: its logits become NaN
+        self.hidden_size = 8
+        self.spoil_hidden: int | None = None  # of the next hidden rows asked for
+        self._batch: StepBatch | None = None
 
     @property
     def info(self) -> ProgramInfo:
-        return self._info
+        return replace(self._info, hidden_size=self.hidden_size)
 
     @property
     def limits(self) -> ProgramLimits:
@@ -69,6 +74,7 @@ class FakeProgram:
         self.num_runs += 1
         self.num_tokens_run += len(batch.token_ids)
         self._check(batch)
+        self._batch = batch
         self._logits = np.zeros((len(batch.output_rows), self._info.vocab_size), np.float32)
         rows = {int(token): row for row, token in enumerate(batch.output_rows)}
         for request in range(len(batch.request_starts) - 1):
@@ -118,7 +124,27 @@ class FakeProgram:
         assert len(set(written)) == len(written), "two requests write one page"
         assert not read & set(written), "a page is read and written by one step"
 
+    def hidden(self) -> NDArray[np.float32]:
+        """Rows of all tokens, made of the last step's pages like the logits."""
+        batch = self._batch
+        assert batch is not None
+        starts = batch.request_starts
+        requests = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        rows = [
+            np.random.default_rng(self._hash(batch.page_tables[:, request, :], int(position)))
+            for request, position in zip(requests, batch.positions, strict=True)
+        ]
+        hidden = np.array([row.standard_normal(self.hidden_size) for row in rows]).astype(np.float32)
+        if self.spoil_hidden is not None:
+            hidden[self.spoil_hidden] = np.nan
+            self.spoil_hidden = None
+        return hidden
+
     def _hash_logits(self, tables: NDArray[np.int32], position: int) -> NDArray[np.float32]:
+        values = np.random.default_rng(self._hash(tables, position)).standard_normal(self._info.vocab_size)
+        return (values * 3).astype(np.float32)
+
+    def _hash(self, tables: NDArray[np.int32], position: int) -> int:
         state = 0
         for group, window in enumerate(self._info.page_windows):
             first = max(0, position - window + 1) if window else 0
@@ -128,8 +154,7 @@ class FakeProgram:
                 token, stored = self._pages[group, page, p % PAGE_TOKENS]
                 assert stored == p, f"position {p} holds what was written for position {stored}"
                 state = mix(mix(state, int(token)), group)
-        values = np.random.default_rng(state).standard_normal(self._info.vocab_size)
-        return (values * 3).astype(np.float32)
+        return state
 
     def logits(self) -> NDArray[np.float32]:
         return self._logits

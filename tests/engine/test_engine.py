@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.llm import LLM, Delta
+from penstock.engine.llm import LLM
 from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.engine.result import Delta
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]

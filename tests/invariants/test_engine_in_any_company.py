@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from penstock.engine.embed import embed
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
@@ -50,7 +51,7 @@ class EveryThread(CoreProgram):
         sizes = (limits.max_tokens, limits.max_requests, limits.max_requests, limits.num_pages, limits.max_requests)
         super().__init__(model, context, ProgramOptions(*sizes, kv, ALL_THREADS))
         windows = tuple(model.info.page_windows)
-        self.info = ProgramInfo("tiny", "", "graph", 259, limits.context_len, windows, 1, 1, 1, "")
+        self.info = ProgramInfo("tiny", "", "graph", 259, limits.context_len, windows, 1, 1, 1, "", None, 96)
 
 
 class Bench:
@@ -135,3 +136,19 @@ def test_preempted_matches_uninterrupted(bench: Bench, alone: Answers) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_match(bench: Bench, alone: Answers, threads: int) -> None:
     assert bench.answers(PROMPTS, threads=threads) == alone
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_are_the_same_in_any_company(bench: Bench, pooling: str) -> None:
+    def vectors(threads: int, cached: bool, **sizes: int) -> list[bytes]:
+        limits = ProgramLimits(**({"max_tokens": 512, "max_requests": 8, "num_pages": 64, "context_len": 256} | sizes))
+        program = EveryThread(bench.model, bench.context_of(LEVELS[0], threads), limits, bench.kv)
+        engine = Engine(program, EngineOptions(prefix_cache=cached))
+        found = [embed(engine, PROMPTS, pooling, False) for _ in range(2)]
+        engine.close()
+        assert [one.vector.tobytes() for one in found[0]] == [one.vector.tobytes() for one in found[1]]
+        return [one.vector.tobytes() for one in found[0]]
+
+    expected = vectors(1, False, max_requests=1)
+    assert vectors(2, True, max_tokens=9) == expected
+    assert vectors(3, True) == expected

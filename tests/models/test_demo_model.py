@@ -59,6 +59,17 @@ def test_logits_equal_those_of_transformers(llm: LLM, oracle: torch.nn.Module, t
         assert float(np.abs(found - expected).max()) <= 1e-4 * float(np.abs(expected).max())
 
 
+def test_embeddings_equal_hidden_states_of_transformers(
+    llm: LLM, oracle: torch.nn.Module, token_ids: list[list[int]]
+) -> None:
+    for pooling in ("mean", "last"):
+        for ids, found in zip(token_ids, llm.embed(token_ids, pooling), strict=True):
+            with torch.no_grad():
+                rows = oracle(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0].numpy()
+            expected = rows.mean(0) if pooling == "mean" else rows[-1]
+            assert float(np.abs(found.vector - expected).max()) <= 1e-4 * float(np.abs(expected).max())
+
+
 def test_greedy_tokens_equal_those_of_transformers(
     llm: LLM, oracle: torch.nn.Module, token_ids: list[list[int]]
 ) -> None:

@@ -1,0 +1,49 @@
+"""What a bundle that ends in argmax or topk can be asked for: it chooses the tokens itself, and keeps no logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from penstock.engine.params import SamplingParams
+
+__all__ = ["refuse_logits", "refuse_sampling"]
+
+_GREEDY: Final[dict[str, tuple[Any, ...]]] = {
+    "temperature": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_tokens": (0,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "bad_words": ((),),
+    "best_of": (None, 1),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+}
+_FILTERS: Final = ("top_k", "top_p", "min_p", "typical_p")  # they ask for a temperature unless one is given
+
+
+def refuse_sampling(params: SamplingParams, tail: str) -> None:
+    """UnsupportedError naming a field that is more than greedy decoding without log-probabilities."""
+    for name, off in _GREEDY.items():
+        if getattr(params, name) not in off:
+            raise _refusal(name, tail)
+    for name in _FILTERS:
+        if getattr(params, name) is not None and params.temperature is None:
+            raise _refusal(name, tail)
+
+
+def refuse_logits(name: str, tail: str) -> None:
+    """UnsupportedError when there is a tail."""
+    if tail:
+        raise _refusal(name, tail)
+
+
+def _refusal(name: str, tail: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name}: the bundle ends in {tail}: its answers are greedy, and it has no logits to sample or score with"
+    )
