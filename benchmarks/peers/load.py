@@ -54,6 +54,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), help="Penstock's; its default unless given")
     parser.add_argument("--weights", choices=("mmap", "huge"), help="Penstock's; its default unless given")
+    parser.add_argument(
+        "--interface", choices=("engine", "async"), help="Penstock's: the engine's loop (default), or AsyncLLM"
+    )
     parser.add_argument("--results", type=Path, help="the file (FOLDER/results-load.jsonl)")
     args = parser.parse_args()
     for name in args.system or DEFAULT:
@@ -115,7 +118,7 @@ def say(job: Job, row: dict[str, Any]) -> None:
 
 def main() -> None:
     args = parse()
-    chosen = {"kv-cache": args.kv_cache, "weights": args.weights}
+    chosen = {"kv-cache": args.kv_cache, "weights": args.weights, "interface": args.interface}
     folder = args.folder.resolve()
     bench = Bench(folder, args.threads, {name: value for name, value in chosen.items() if value}, SCRIPTS)
     systems = [find_system(name) for name in args.system or DEFAULT]

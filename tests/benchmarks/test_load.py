@@ -185,12 +185,15 @@ def test_the_picture_has_a_line_for_each_system_that_was_measured(tmp_path: Path
     assert drawn["348m 8 bit"].count("<circle") == 8
 
 
-@pytest.mark.parametrize("measure", ["shared", "shared:uncached"])
-def test_penstock_plays_a_trace_by_the_protocol(tmp_path: Path, measure: str) -> None:
+@pytest.mark.parametrize(
+    ("measure", "interface"), [("shared", "engine"), ("shared:uncached", "engine"), ("shared", "async")]
+)
+def test_penstock_plays_a_trace_by_the_protocol(tmp_path: Path, measure: str, interface: str) -> None:
     head = list(range(300, 380))
     traces.write(tmp_path / "shared.jsonl", [Request(0.1 * i, [*head, 400 + i], 3) for i in range(3)])
     command = [sys.executable, str(PEERS / "load_penstock.py"), str(ROOT / "demo" / "demo.psm"), measure]
     command += ["--mode", "w4a8", "--threads", "1", f"--option=traces={tmp_path}", "--option=kv-cache=int8"]
+    command += [f"--option=interface={interface}"]
     environment = processes._environment(processes.Bench(ROOT, 1), PENSTOCK)
     done = subprocess.run(command, input="\n", capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
