@@ -134,13 +134,49 @@ ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
   return ps_span{static_cast<int32_t>(node), phase, thread, 0, 0, 0, 0};
 }
 
+namespace {
+
+// Each thread has a row of spans, and fills those of the steps that it walks.
+void clear_spans(ps_program* p) {
+  ps_span* span = spans_of(p) + 1;
+  for (int64_t i = p->context->pool.num_threads() * p->steps.size(); i > 0; --i, ++span)
+    span->arrive_ns = span->begin_ns = span->end_ns = 0;
+}
+
+// Afterwards the rows of those that were there come first.  Steps that one is absent from take it no time.
+void gather_spans(ps_program* p, int64_t start_ns) {
+  ps_span* const whole = spans_of(p);
+  whole->arrive_ns = whole->begin_ns = start_ns;
+  whole->end_ns = now_ns();
+  const int64_t num_steps = p->steps.size();
+  int64_t count = 0;
+  for (int32_t t = 0; t < p->context->pool.num_threads(); ++t) {
+    const ps_span* row = whole + 1 + t * num_steps;
+    ps_span* out = whole + 1 + count * num_steps;
+    int64_t last = start_ns, present = 0;
+    for (int64_t s = 0; s < num_steps; ++s) {
+      ps_span span = row[s];
+      present += span.end_ns != 0;
+      if (!span.end_ns) span.arrive_ns = span.begin_ns = span.end_ns = span.arrive_ns ? span.arrive_ns : last;
+      last = span.end_ns;
+      span.thread = t;
+      out[s] = span;
+    }
+    count += present > 0;
+  }
+  p->num_spans = 1 + count * num_steps;
+}
+
+}  // namespace
+
 ps_status run_program(ps_program* p, const ps_batch& batch) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
   PS_TRY(take_batch(p, batch));
   set_symbols(p, batch);
   if (p->options.flags & PS_PROGRAM_POISON) poison(p);
-  const Pool::Work work = p->profiling ? walk_steps_timed : walk_steps;
+  if (p->profiling) clear_spans(p);
+  const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate(*p, batch.num_tokens);
   if (p->options.flags & PS_PROGRAM_ALL_THREADS) {
     PS_TRY(p->context->pool.walk(work, p, 0, false));
@@ -149,12 +185,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
     PS_TRY(p->context->pool.walk(work, p, patience, nanoseconds < kShortStepNanoseconds));
   }
   p->stamp += static_cast<uint64_t>(p->steps.size());
-  if (p->profiling) {
-    ps_span& whole = *spans_of(p);
-    whole.arrive_ns = whole.begin_ns = start_ns;
-    whole.end_ns = now_ns();
-    p->num_spans = 1 + p->step_threads * p->steps.size();
-  }
+  if (p->profiling) gather_spans(p, start_ns);
   p->num_rows = batch.num_rows;
   return PS_OK;
 }

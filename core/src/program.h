@@ -70,7 +70,6 @@ struct ps_program {
   int64_t symbols[ps::NUM_ROLES] = {-1, -1, -1, -1};  // of the last step
   int32_t num_rows = -1;                              // of the last step; -1: none yet
   int64_t token_bytes = 0;   // of weights, that one token reads
-  int32_t step_threads = 1;  // that began the last step
   uint32_t step_number = 0;
   // The batch's private copies, inside the scratch memory.
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
@@ -88,8 +87,8 @@ ps_status bind_program(ps_program* program);                     // after its me
 ps_status place_barriers(ps_program* program);
 ps_status run_program(ps_program* program, const ps_batch& batch);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }
-void walk_steps(void* program, int32_t thread);        // by every thread of a run
-void walk_steps_timed(void* program, int32_t thread);  // noting spans
+void walk_steps(void* program, int32_t thread, Place* place, int64_t at);
+void walk_steps_timed(void* program, int32_t thread, Place* place, int64_t at);  // noting spans
 ps_span label_span(const ps_program& program, int64_t step, int32_t thread);  // node, phase and thread
 
 }  // namespace ps

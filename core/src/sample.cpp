@@ -11,6 +11,9 @@
 namespace ps {
 namespace {
 
+// Fewer logits, a thread's work of 50 us at least, are not worth the waking of another.
+constexpr int64_t kSharedNumbers = 65536;
+
 // Neither NaN nor plus infinity.
 bool is_sound(const float* x, int32_t n) {
   int bad = 0;
@@ -172,7 +175,8 @@ ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_
   job.sampling = &sampling;
   job.out = &out;
   job.scratch = scratch;
-  PS_TRY(context->pool.run(run_job, &job, source.num_rows == 1));
+  const bool alone = source.num_rows == 1 || int64_t{source.num_rows} * source.vocab < kSharedNumbers;
+  PS_TRY(context->pool.share(run_job, &job, alone));
   const int64_t error = job.first_error.load();
   if (error == INT64_MAX || out.row_status) return PS_OK;
   const int32_t row = static_cast<int32_t>(error / 4);

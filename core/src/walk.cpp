@@ -69,45 +69,42 @@ void run_shares(const Step& step, Share* shares, uint64_t stamp, int32_t thread,
   }
 }
 
-// The spans of a thread that left before these steps.
-void note_absence(ps_span* span, int64_t num_steps) {
-  const int64_t now = now_ns();
-  for (int64_t i = 0; i < num_steps; ++i) span[i].arrive_ns = span[i].begin_ns = span[i].end_ns = now;
-}
-
 // kTimed: each step's times go to the spans.
 template <bool kTimed>
-void walk(ps_program* p, int32_t thread) {
+void walk(ps_program* p, int32_t thread, Place* place, int64_t at) {
   Meeting& meeting = p->context->pool.meeting();
-  Place place = meeting.place_of(thread);
-  if (thread == 0) p->step_threads = place.num_threads;
   Share* shares = reinterpret_cast<Share*>(p->shares.data());
   ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
+  if (kTimed) span += at;
   Ahead ahead;
-  uint64_t stamp = p->stamp;
-  const Step* end_of_steps = p->steps.end();
-  for (const Step& step : p->steps) {
+  const int64_t first = at, num_steps = p->steps.size();  // it comes from the barrier before the first
+  for (; at < num_steps; ++at) {
+    const Step& step = p->steps[at];
     if (kTimed) span->arrive_ns = now_ns();
-    if (step.barrier && place.num_threads > 1) {
-      ahead.aim(step.ahead, place);
-      if (!meeting.meet(&place, ahead)) return kTimed ? note_absence(span, end_of_steps - &step) : void();
+    if (step.barrier && at > first) {
+      if (place->num_threads > 1) ahead.aim(step.ahead, *place);
+      if (!meeting.meet(place, at, ahead)) return;  // the program may be gone
     }
     if (kTimed) span->begin_ns = now_ns();
-    if (step.split == SPLIT_SHARES && place.num_threads > 1) {
-      run_shares(step, shares, stamp, thread, place);
+    if (step.split == SPLIT_SHARES && place->num_threads > 1) {
+      run_shares(step, shares, p->stamp + static_cast<uint64_t>(at), thread, *place);
     } else {
       int64_t begin, end;
-      split(step.items, place.rank, place.num_threads, &begin, &end);
+      split(step.items, place->rank, place->num_threads, &begin, &end);
       if (begin < end) step.run(*step.call, begin, end, thread);
     }
     if (kTimed) (span++)->end_ns = now_ns();
-    ++stamp;
   }
+  meeting.finish(place, thread == 0);
 }
 
 }  // namespace
 
-void walk_steps(void* program, int32_t thread) { walk<false>(static_cast<ps_program*>(program), thread); }
-void walk_steps_timed(void* program, int32_t thread) { walk<true>(static_cast<ps_program*>(program), thread); }
+void walk_steps(void* program, int32_t thread, Place* place, int64_t at) {
+  walk<false>(static_cast<ps_program*>(program), thread, place, at);
+}
+void walk_steps_timed(void* program, int32_t thread, Place* place, int64_t at) {
+  walk<true>(static_cast<ps_program*>(program), thread, place, at);
+}
 
 }  // namespace ps

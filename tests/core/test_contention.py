@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,8 @@ from penstock.lite import spans
 from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
 from tests.core.steps import batch, i32
 
-DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "demo.psm"
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -33,16 +37,26 @@ def run(program: CoreProgram) -> tuple[bytes, list[int]]:
     return program.logits().tobytes(), sorted(set(spans.last_spans(program)["thread"].tolist()))
 
 
+def until(done: Callable[[], bool]) -> bool:
+    """Whether it was done, after some tries: other processes may hold the cores for a while."""
+    end = time.monotonic() + 60
+    while not done():
+        if time.monotonic() > end:
+            return False
+    return True
+
+
 def test_a_step_has_no_more_threads_than_cores() -> None:
     most = len(CORES) + 3
     with Model.open(DEMO) as model, Context(most) as context:
         with program_of(model, context) as program:
-            logits, threads = run(program)
+            results = [run(program) for _ in range(20)]
+            assert until(lambda: run(program)[1] == list(range(len(CORES))))  # and as many as there are, if they come
         with program_of(model, context, ALL_THREADS) as program:
             expected, all_threads = run(program)
-    assert threads == list(range(len(CORES)))
+    assert all(set(threads) <= set(range(len(CORES))) for _, threads in results)
     assert all_threads == list(range(most))
-    assert logits == expected
+    assert {logits for logits, _ in results} == {expected}
 
 
 @contextmanager
@@ -73,6 +87,22 @@ def test_steps_go_on_without_a_thread_that_does_not_come() -> None:
             expected, _ = run(program)
         with starved(lambda: Context(2)) as context, program_of(model, context) as program:
             results = [run(program) for _ in range(40)]
+            os.sched_setaffinity(0, set(CORES))
+            assert until(lambda: run(program)[1] == [0])
     assert {logits for logits, _ in results} == {expected}
-    assert [0, 1] in [threads for _, threads in results]  # it is asked again from time to time
     assert sum(threads == [0] for _, threads in results) >= 20
+
+
+def test_threads_that_come_late_or_leave_do_everything_once(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    options = ["-DPENSTOCK_SANITIZE=thread", "-DPENSTOCK_TOOLS=ON"]
+    for command in (
+        [cmake, "-S", ROOT, "-B", tmp_path, *options],
+        [cmake, "--build", tmp_path, "--target", "thread_check"],
+    ):
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    program = tmp_path / "core" / "tools" / "thread_check"
+    done = subprocess.run([program, "200"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [int(left) > 0 for left in re.findall(r"(\d+) times a thread left", done.stdout)] == [False] + 4 * [True]
