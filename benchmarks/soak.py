@@ -3,8 +3,8 @@
     python benchmarks/soak.py demo/demo.psm --requests 100000
 
 Resident memory is read every hundredth of the way; the slope of a line through the last three quarters of the
-readings, times the way they cover, must be under 1 % of their mean.  Ends with status 1 when it is not, or when a
-page is held at the end.
+readings, times the way they cover, must be under 1 % of their mean.  Ends with status 1 when it is not, when a page is
+held at the end, or when a request ended with another error than its deadline's; errors are printed, kind and message.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from penstock import LLM, ProgramLimits, RequestOptions, SamplingParams
+from penstock.engine.request import Request
 from penstock.engine.stream import Stream
+from penstock.errors import DeadlineError
 
 MOST_LIVE = 24
 
@@ -38,6 +41,24 @@ def one(llm: LLM, random: np.random.Generator, shared: list[int]) -> Stream:
     )
     options = RequestOptions(priority=int(random.integers(0, 3)), deadline_s=60.0 if random.random() < 0.1 else None)
     return llm.stream(prompt, params, options)
+
+
+class Errors:
+    """Observes an engine: the errors that requests ended with."""
+
+    def __init__(self) -> None:
+        self.found: list[Exception] = []
+
+    def __call__(self, news: Sequence[Request]) -> None:
+        self.found += [request.error for request in news if request.error is not None]
+
+    @property
+    def unexpected(self) -> list[Exception]:
+        """Those that are no deadline's."""
+        return [error for error in self.found if not isinstance(error, DeadlineError)]
+
+    def __str__(self) -> str:
+        return "".join(f"\n  {type(error).__name__}: {error}" for error in self.found[:20])
 
 
 def soak(llm: LLM, num_requests: int) -> list[int]:
@@ -65,8 +86,9 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--requests", type=int, default=100_000)
     args = parser.parse_args()
-    start = time.perf_counter()
+    start, errors = time.perf_counter(), Errors()
     with LLM(args.model, limits=ProgramLimits(max_requests=16, num_pages=96, context_len=512)) as llm:
+        llm.engine.observer = errors
         readings = soak(llm, args.requests)
         llm.engine.check_integrity()
         figures = llm.engine.figures()
@@ -77,9 +99,11 @@ def main() -> int:
     print(
         f"{args.requests} requests in {time.perf_counter() - start:.0f} s: {dict(figures.num_finished)}, "
         f"{figures.num_preemptions} preemptions, {figures.hit_rate:.0%} of prompt tokens from cache; "
-        f"resident {readings[0] / 1e6:.1f} to {readings[-1] / 1e6:.1f} MB, slope {growth:+.2%}; pages held {held}"
+        f"resident {readings[0] / 1e6:.1f} to {readings[-1] / 1e6:.1f} MB, slope {growth:+.2%}; pages held {held}; "
+        f"{len(errors.found)} errors{errors}"
     )
-    return int(growth > 0.01 or any(held) or sum(figures.num_finished.values()) != args.requests)
+    missing = sum(figures.num_finished.values()) != args.requests
+    return int(growth > 0.01 or any(held) or missing or bool(errors.unexpected))
 
 
 if __name__ == "__main__":

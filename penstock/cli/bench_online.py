@@ -76,7 +76,12 @@ def run_online(args: argparse.Namespace) -> int:
             scheme=args.scheme,
             threads=args.threads,
             network=args.network,
-            limits=ProgramLimits(max_requests=given["max_requests"], kv_layout=given["kv_cache"], weights=args.weights),
+            limits=ProgramLimits(
+                max_tokens=max(512, given["max_requests"]),
+                max_requests=given["max_requests"],
+                kv_layout=given["kv_cache"],
+                weights=args.weights,
+            ),
             options=EngineOptions(prefix_cache=not given["no_prefix_cache"]),
         )
     )

@@ -27,7 +27,7 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             mode=mode,
             threads=args.threads,
             network=args.network,
-            limits=limits_of(args, max_requests=max_requests),
+            limits=limits_of(args, max_requests=max_requests, max_tokens=max(512, max_requests)),
             use_cache=not args.no_cache,
             progress=progress,
             prefix_cache=not args.no_prefix_cache,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -170,8 +169,6 @@ class AsyncLLM:
                         engine.fail_all(error)
             if engine.is_closed:
                 return
-            while engine.is_wanted and not self._closing:  # a lock is not fair: let others have it
-                time.sleep(0.0002)
             if not engine.has_work:
                 self._work.wait()
 

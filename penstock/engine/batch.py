@@ -32,19 +32,17 @@ class BatchLayout:
         self._decodes: list[tuple[PageTables | None, int]] = []  # of the last step, where it had nothing else
         self._batch: StepBatch | None = None
 
-    def lay_out(self, chunks: Sequence[Chunk], *, every_row: bool = False) -> StepBatch:
-        """The arrays of one step, T tokens of B requests.
-
-        ``output_rows`` names the last token of each chunk that samples; with ``every_row`` each token of the step.
-        The arrays hold until the next step is laid out.
+    def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
+        """The arrays of one step, T tokens of B requests; ``output_rows`` names the last tokens of each chunk, as many
+        as it wants.  The arrays hold until the next step is laid out.
         """
         batch = self._batch
-        if batch is not None and not every_row and self._is_like_last(chunks):
+        if batch is not None and self._is_like_last(chunks):
             batch.token_ids[:] = [chunk.request.token_at(chunk.start) for chunk in chunks]
             batch.positions[:] = [chunk.start for chunk in chunks]
             return batch
-        batch = self._lay_out(chunks, every_row)
-        only_decodes = not every_row and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
+        batch = self._lay_out(chunks)
+        only_decodes = all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
         tables = [chunk.request.pages for chunk in chunks] if only_decodes else []
         self._decodes = [(pages, pages.version if pages else 0) for pages in tables]  # no requests: they may end
         self._batch = batch if only_decodes else None
@@ -61,7 +59,7 @@ class BatchLayout:
                 return False
         return True
 
-    def _lay_out(self, chunks: Sequence[Chunk], every_row: bool) -> StepBatch:
+    def _lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
         token_ids: list[int] = []
         positions: list[int] = []
         for chunk in chunks:
@@ -74,10 +72,12 @@ class BatchLayout:
                 token_ids += request.tokens(start, stop)
                 positions += range(start, stop)
         starts = np.fromiter(accumulate((c.num_tokens for c in chunks), initial=0), np.int32, len(chunks) + 1)
-        if every_row:
-            rows = np.arange(len(token_ids), dtype=np.int32)
+        num_rows = [chunk.num_rows for chunk in chunks]
+        if max(num_rows) <= 1:
+            rows = starts[1:][np.array(num_rows, bool)] - np.int32(1)
         else:
-            rows = starts[1:][[c.samples for c in chunks]] - np.int32(1)
+            pairs = zip(starts[1:].tolist(), num_rows, strict=True)
+            rows = np.array([row for stop, n in pairs for row in range(stop - n, stop)], np.int32)
         return StepBatch(
             token_ids=np.array(token_ids, np.int32),
             positions=np.array(positions, np.int32),
@@ -107,6 +107,6 @@ class BatchLayout:
         for group, table in enumerate(pages.tables):
             self._tables[group, slot, : len(table)] = table
             self._tables[group, slot, len(table) : old_len] = FREED
-        self._lengths[slot] = max(len(table) for table in pages.tables)
+        self._lengths[slot] = max((len(table) for table in pages.tables), default=0)
         self._owners[slot] = pages
         self._versions[slot] = pages.version

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from operator import index
 from typing import TYPE_CHECKING
 
 from penstock.engine.batch import BatchLayout
@@ -24,9 +23,10 @@ from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
+from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, ResolvedSampling, Status
-from penstock.engine.sampler import SamplingRows, accept_row
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
+from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.errors import (
     DeadlineError,
     InternalError,
@@ -38,6 +38,7 @@ from penstock.errors import (
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
+    from penstock.engine.logits import PromptRows
     from penstock.engine.text import TextStream
     from penstock.lite.core import Sampled
 
@@ -70,15 +71,20 @@ class Engine:
         self._aborts: deque[Request] = deque()
         self._ended: list[Request] = []  # not told to anybody yet
         self._deadlines: list[tuple[float, int, Request]] = []
-        self._wanted: set[object] = set()  # who waits for the end of the step
-        self._stepping = False
+        self._busy = False
         self._closed = False
 
     def _new_scheduler(self, max_requests: int) -> Scheduler:
         limits, options = self.program.limits, self.options
-        ledger = PageLedger(limits.num_pages, self.program.info.page_windows)
-        keys = PageKeys() if options.prefix_cache else None
-        return Scheduler(ledger, limits.max_tokens, max_requests, options.max_chunk, keys)
+        return Scheduler(
+            PageLedger(limits.num_pages, self.program.info.page_windows),
+            limits.max_tokens,
+            max_requests,
+            options.max_chunk,
+            PageKeys() if options.prefix_cache else None,
+            max_rows=limits.max_rows,
+            priority_s=options.priority_s,
+        )
 
     def submit(
         self,
@@ -89,60 +95,60 @@ class Engine:
         text: TextStream | None = None,
         options: RequestOptions | None = None,
         pooling: Pooling | None = None,
+        prompt_rows: PromptRows | None = None,
     ) -> Request:
         """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it.  With ``pooling`` it is not
         continued, but its hidden rows are taken; UnsupportedError when the program has none.
 
-        QueueFullError when as many requests wait as may.
+        ``prompt_rows`` takes what is wanted of each of its positions; with ``max_tokens`` 0 that is all, and the prompt
+        may fill the context.  QueueFullError when as many requests wait as may.
         """
         self._check_open()
         sampling, options = sampling or ResolvedSampling(), options or RequestOptions()
-        if pooling is not None:
-            if not self.program.info.hidden_size:
-                raise UnsupportedError("embed: the network does not pick the rows of its head from rows of all tokens")
-            ids = self.check_prompt(prompt_ids, answer_len=0)
-        else:
-            ids = self.check_prompt(prompt_ids) if not options.truncate_prompt else self._truncate(prompt_ids, sampling)
-        num_waiting = len(self.scheduler.waiting) + len(self._incoming)
-        if 0 < self.options.max_waiting <= num_waiting:
-            raise QueueFullError(f"{num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}")
+        if pooling is not None and not self.program.info.hidden_size:
+            raise UnsupportedError("embed: the network does not pick the rows of its head from rows of all tokens")
+        answer_len = 0 if pooling is not None else min(1, sampling.max_tokens)
+        if options.truncate_prompt:
+            prompt_ids = self._truncate(prompt_ids, sampling, answer_len)
+        ids = self.check_prompt(prompt_ids, answer_len)
+        if not self.has_room:
+            raise QueueFullError(
+                f"{self._num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}"
+            )
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
+        request.prompt_rows = prompt_rows
         self._incoming.append(request)
         if self._closed:  # by another thread, which may have looked before
-            with self._lock:
+            with self._alone():
                 self._accept_calls()
                 self._end(request, "abort")
         return request
 
-    def _truncate(self, prompt_ids: Sequence[int], sampling: ResolvedSampling) -> list[int]:
+    def _truncate(self, prompt_ids: Sequence[int], sampling: ResolvedSampling, answer_len: int) -> Sequence[int]:
+        """The end of a prompt that is too long; one that fits, whole."""
+        if not hasattr(prompt_ids, "__len__") or len(prompt_ids) + answer_len <= self.max_len:
+            return prompt_ids
         room = min(sampling.max_tokens, self.max_len // 2)
-        keep = max(1, self.max_len - room)
-        return self.check_prompt(prompt_ids[-keep:] if hasattr(prompt_ids, "__len__") else prompt_ids)
+        return prompt_ids[-max(1, self.max_len - room) :]
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self.scheduler.waiting) + len(self._incoming)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request may wait."""
+        return self.options.max_waiting == 0 or self._num_waiting < self.options.max_waiting
+
+    def make_room(self) -> None:
+        """Drive the loop until one more request may wait."""
+        while not self.has_room:
+            self.step()
 
     def check_prompt(self, prompt_ids: Sequence[int], answer_len: int = 1) -> list[int]:
         """The prompt as a list of ids; InvalidArgumentError when it is empty, too long or has an id out of range."""
-        if isinstance(prompt_ids, (str, bytes)) or not hasattr(prompt_ids, "__len__"):
-            raise InvalidArgumentError(f"prompt must be a list of token ids, not {type(prompt_ids).__name__}")
-        if not len(prompt_ids):
-            raise InvalidArgumentError("prompt is empty: it must have at least one token")
-        if len(prompt_ids) + answer_len > self.max_len:
-            beside = f", {answer_len} of them for the answer" if answer_len else ""
-            raise InvalidArgumentError(
-                f"prompt has {len(prompt_ids)} tokens, but the context holds {self.max_len}{beside}"
-            )
-        vocab_size = self.program.info.vocab_size
-        ids = []
-        for position, token in enumerate(prompt_ids):
-            try:
-                ids.append(index(token))
-            except TypeError:
-                raise InvalidArgumentError(
-                    f"prompt: token ids must be whole numbers, found {token!r} at {position}"
-                ) from None
-            if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
-                raise InvalidArgumentError(f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}")
-        return ids
+        return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 
     def abort(self, request: Request) -> None:
         """End a request now, from any thread: its pages are free when this returns or the running step ends."""
@@ -157,7 +163,7 @@ class Engine:
 
     def fail_all(self, error: Exception) -> None:
         """End every request with what came out of a step itself; the engine goes on with all pages free."""
-        with self._lock, interrupt_after():
+        with self._alone():
             self._start_over(error)
             while self._incoming:
                 self._end(self._incoming.popleft(), "error", _as_ours(error))
@@ -165,17 +171,28 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One step: schedule, run, sample, update.  Returns the requests that got a token or ended."""
+        with self._alone():
+            self._check_open()
+            self._accept_calls()
+            self._expire()
+            return self._tell(self._step())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Work on the requests while nobody else does, and carry out the aborts that came meanwhile.
+
+        They come from other threads, and from this one in the middle of the work: the garbage collector drops a stream,
+        a signal's handler aborts.  Anything else in the middle of it is refused.
+        """
         try:
             with self._lock, interrupt_after():
-                self._check_open()
-                self._accept_calls()
-                self._stepping = True
+                if self._busy:
+                    raise InternalError("the engine was called again in the middle of its own step, in the same thread")
+                self._busy = True
                 try:
-                    self._expire()
-                    news = self._step()
-                    return self._tell(news)
+                    yield
                 finally:
-                    self._stepping = False  # while the lock is held: the next step may be another thread's
+                    self._busy = False  # while the lock is held: what comes next may be another thread's
         finally:
             self._settle()
 
@@ -199,8 +216,8 @@ class Engine:
         self.num_steps += 1
         try:
             batch = self.layout.lay_out(chunks)
-            if sampled:
-                rows = self.program.step(batch, self._rows.of(sampled))
+            if len(batch.output_rows):
+                rows = self.program.step(batch, row_arrays(self._rows.of(sampled), chunks))
             else:
                 self.program.run(batch)
             pooled = pool(self.program, chunks) if len(sampled) < len(chunks) else []
@@ -210,19 +227,31 @@ class Engine:
             for chunk in chunks:
                 self._end(chunk.request, "error", _as_ours(error))
             return []
-        for row, request in enumerate(sampled):
-            self._accept(request, rows, row)
+        row = 0
+        for chunk in chunks:
+            row += chunk.num_rows
+            if chunk.num_rows:
+                self._accept(chunk, rows, range(row - chunk.num_rows, row))
         for request, damage in pooled:
             self._end(request, "error" if damage else "stop", damage)
         return sampled
 
-    def _accept(self, request: Request, rows: Sampled, row: int) -> None:
+    def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
+        """Give a request its own rows: of its prompt, and that of the next token."""
+        request = chunk.request
         try:
-            accept_row(request, rows, row)
+            if request.prompt_rows is not None:
+                request.prompt_rows.take(request, self.program, rows, own)
+            if not chunk.samples:
+                return
+            if request.max_tokens == 0:
+                request.finish("length")
+            else:
+                accept_row(request, rows, own[-1])
+                self.num_output_tokens += 1
         except Exception as error:
             self._end(request, "error", _as_ours(error))
             return
-        self.num_output_tokens += 1
         if request.status is Status.FINISHED:
             self.scheduler.remove(request)
             self._num_finished[request.finish_reason or "error"] += 1
@@ -265,33 +294,10 @@ class Engine:
                 self._settle()
         return request.status is not Status.FINISHED
 
-    @contextmanager
-    def between_steps(self) -> Iterator[Scheduler]:
-        """The scheduler while no step runs, for work beside the loop."""
-        ticket = object()
-        self._wanted.add(ticket)
-        try:
-            self._lock.acquire()
-        finally:
-            self._wanted.discard(ticket)
-        try:
-            self._check_open()
-            with interrupt_after():
-                self._accept_calls()
-            yield self.scheduler
-        finally:
-            self._lock.release()
-            self._settle()
-
     @property
     def has_work(self) -> bool:
         """Whether a step would have anything to do, from any thread."""
         return bool(self._incoming or self._aborts or self.scheduler.has_work)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether another thread waits for the end of the step to work between two."""
-        return bool(self._wanted)
 
     @property
     def is_closed(self) -> bool:
@@ -300,36 +306,24 @@ class Engine:
 
     def figures(self) -> EngineFigures:
         """Counters of this moment, from any thread."""
-        scheduler = self.scheduler
-        pools = scheduler.ledger.pools
-        fullest = min(pools, key=lambda pool: pool.num_free)
-        return EngineFigures(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(self._incoming),
-            num_pages=fullest.num_pages,
-            num_held_pages=fullest.num_pages - fullest.num_free,
-            num_named_pages=max(pool.num_named for pool in pools),
-            num_steps=self.num_steps,
-            num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=scheduler.num_prompt_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
-            num_output_tokens=self.num_output_tokens,
-            num_finished=dict(self._num_finished),
+        num_finished = dict(self._num_finished)
+        return EngineFigures.of(
+            self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, num_finished
         )
 
     def forget_prefixes(self) -> None:
         """Drop what the prefix cache knows; requests keep what they hold."""
-        with self._lock:
+        with self._alone():
             self.scheduler.ledger.forget()
 
     def check_integrity(self) -> None:
         """InternalError unless scheduler and pages agree."""
-        with self._lock:
+        with self._alone():
             self.scheduler.check_integrity()
 
     def close(self) -> None:
         """End every request with "abort" and close the program.  Calling it again does nothing."""
-        with self._lock:
+        with self._alone():
             if self._closed:
                 return
             self._closed = True  # first: a submit that does not see it is seen here
@@ -351,11 +345,15 @@ class Engine:
         """Carry out aborts now, unless a step runs: its thread does so when it ends."""
         while self._aborts and self._lock.acquire(blocking=False):
             try:
-                if self._stepping:  # called by a signal handler in the middle of this thread's own step
+                if self._busy:
                     return
-                with interrupt_after():
-                    self._accept_calls()
-                    self._tell([])
+                self._busy = True
+                try:
+                    with interrupt_after():
+                        self._accept_calls()
+                        self._tell([])
+                finally:
+                    self._busy = False
             finally:
                 self._lock.release()
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.engine.scheduler import Scheduler
 
 __all__ = ["EngineFigures"]
 
@@ -28,6 +32,32 @@ class EngineFigures:
     num_cached_tokens: int
     num_output_tokens: int
     num_finished: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        scheduler: Scheduler,
+        num_incoming: int,
+        num_steps: int,
+        num_output_tokens: int,
+        num_finished: Mapping[str, int],
+    ) -> EngineFigures:
+        """Those of a scheduler, with what the engine counts itself."""
+        pools = scheduler.ledger.pools
+        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
+        return cls(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + num_incoming,
+            num_pages=fullest.num_pages if fullest else 0,
+            num_held_pages=fullest.num_pages - fullest.num_free if fullest else 0,
+            num_named_pages=max((pool.num_named for pool in pools), default=0),
+            num_steps=num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_output_tokens=num_output_tokens,
+            num_finished=num_finished,
+        )
 
     @property
     def page_use(self) -> float:

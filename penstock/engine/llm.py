@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from penstock.engine.embed import Embedding, check_embedding, embed
 from penstock.engine.engine import Engine
-from penstock.engine.logits import prompt_logits, prompt_logprobs
+from penstock.engine.logits import PromptLogits, PromptRows, PromptScores
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions
-from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.progress import PromptProgress
 from penstock.engine.prompts import Prompt, split_params, split_prompts
 from penstock.engine.request import Request, Status
@@ -22,7 +23,7 @@ from penstock.engine.result import Result, Score, all_finished, make_result, out
 from penstock.engine.stream import Stream
 from penstock.engine.tail import refuse_logits, refuse_sampling
 from penstock.engine.text import StopRules, TextStream, Tokenizer
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError, QueueFullError, UnsupportedError
 from penstock.models.generation import GenerationConfig, read_generation_config
 from penstock.runtime.open import Opened, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
@@ -161,7 +162,9 @@ class LLM:
                     raise error if is_one else InvalidArgumentError(f"prompts[{index}]: {error}") from None
             for (ids, prompt, sampling), one in zip(prepared, each, strict=True):
                 numbered = [replace(sampling, sample_index=i) for i in range(one.best_of or one.n)]
-                requests.append([self._submit(ids, one, own, prompt) for own in numbered])
+                requests.append([])
+                for own in numbered:
+                    requests[-1].append(self._when_room(self._submit, ids, one, own, prompt))
             self._finish([request for group in requests for request in group], progress)
             results = [make_result(group, one) for group, one in zip(requests, each, strict=True)]
         except BaseException:
@@ -211,7 +214,23 @@ class LLM:
         prompt, params = item
         ids, sampling = self.engine.check_prompt(self._ids(prompt)), self._resolve(params)
         answers = range(params.best_of or params.n)
-        return [self._submit(ids, params, replace(sampling, sample_index=i), prompt) for i in answers]
+        requests: list[Request] = []
+        try:
+            for i in answers:
+                own = replace(sampling, sample_index=i)
+                requests.append(self._when_room(self._submit, ids, params, own, prompt))
+        except PenstockError:
+            for request in requests:
+                self.engine.abort(request)
+            raise
+        return requests
+
+    def _when_room(self, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
+        """Submit; while the queue is full, drive the loop until it has room."""
+        while True:
+            self.engine.make_room()
+            with suppress(QueueFullError):  # another thread was faster
+                return submit(*arguments, **options)
 
     def _finish(self, requests: Sequence[Request], progress: bool) -> None:
         shown = PromptProgress(requests) if progress else None
@@ -238,13 +257,15 @@ class LLM:
     def score(self, prompts: Prompt | Iterable[Prompt], num_top: int = 0) -> Score | list[Score]:
         """How likely texts are: a Score for one prompt, a list of them for several.
 
-        Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.
+        Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.  All
+        prompts are checked before any runs.
         """
         refuse_logits("score", self.info.tail)
         several, is_one = split_prompts(prompts)
-        num_top = SamplingParams(prompt_logprobs=num_top).prompt_logprobs or 0
+        num_top = check_num_top(num_top, self.info.vocab_size)
         checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
-        scores = [Score(ids, prompt_logprobs(self.engine, ids, num_top)) for ids in checked]
+        requests = self._run_prompts((ids, PromptScores(num_top)) for ids in checked)
+        scores = [Score(ids, one.prompt_logprobs or []) for ids, one in zip(checked, requests, strict=True)]
         return scores[0] if is_one else scores
 
     def embed(
@@ -260,6 +281,25 @@ class LLM:
         checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
         embeddings = embed(self.engine, checked, pooling, normalize)
         return embeddings[0] if is_one else embeddings
+
+    def _run_prompts(self, prompts: Iterable[tuple[list[int], PromptRows]]) -> list[Request]:
+        """Prompts of which rows are wanted and no answer; raises the error that one of them ended with."""
+        requests: list[Request] = []
+        try:
+            for ids, rows in prompts:
+                nothing = ResolvedSampling(max_tokens=0)
+                requests.append(self._when_room(self.engine.submit, ids, nothing, prompt_rows=rows))
+            self._finish(requests, progress=False)
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request)
+            raise
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+            if request.finish_reason != "length":
+                raise InvalidArgumentError("the prompt was aborted before its end")
+        return requests
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
         """Answer a conversation: messages with "role" and "content", rendered by the model's own chat template.
@@ -280,7 +320,10 @@ class LLM:
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Logits [len, vocab] float32, one row per position of the prompt."""
         refuse_logits("logits", self.info.tail)
-        return prompt_logits(self.engine, self._ids(prompt))
+        ids = self.engine.check_prompt(self._ids(prompt), answer_len=0)
+        rows = PromptLogits(len(ids), self.info.vocab_size)
+        self._run_prompts([(ids, rows)])
+        return rows.array
 
     def abort(self) -> None:
         """End every request with "abort", from any thread."""
@@ -342,13 +385,11 @@ class LLM:
         prompt: Prompt,
         options: RequestOptions | None = None,
     ) -> Request:
-        stop_ids, text, scored = self._ends(params), None, None
+        stop_ids, text, rows = self._ends(params), None, None
         if self._has_text:
             shown = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids) if params.echo else ""
             rules = StopRules(params.stop, stop_ids, params.include_stop_str_in_output, params.min_tokens)
             text = TextStream(self.tokenizer, rules, echo=shown if params.echo else "")
         if params.prompt_logprobs is not None and sampling.sample_index == 0:
-            scored = prompt_logprobs(self.engine, prompt_ids, params.prompt_logprobs)
-        request = self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options)
-        request.prompt_logprobs = scored
-        return request
+            rows = PromptScores(params.prompt_logprobs)
+        return self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options, prompt_rows=rows)

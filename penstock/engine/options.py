@@ -7,8 +7,9 @@ from typing import Final, TypedDict
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["EngineFields", "EngineOptions", "RequestOptions"]
+__all__ = ["PRIORITY_S", "EngineFields", "EngineOptions", "RequestOptions"]
 
+PRIORITY_S: Final = 10.0
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
@@ -30,18 +31,22 @@ class EngineOptions:
 
     ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget).  ``prefix_cache``: requests
     share the pages of equal beginnings.  ``max_waiting``: a request that finds so many waiting is refused with
-    QueueFullError; 0 lets any number wait.
+    QueueFullError; 0 lets any number wait.  ``priority_s``: seconds of waiting that a level of priority is worth.
     """
 
     max_chunk: int = 0
     prefix_cache: bool = True
     max_waiting: int = 0
+    priority_s: float = PRIORITY_S
 
     def __post_init__(self) -> None:
         """Refuse what no engine could do."""
         _check_whole("max_chunk", self.max_chunk, 0, 2**31 - 1)
         _check_flag("prefix_cache", self.prefix_cache)
         _check_whole("max_waiting", self.max_waiting, 0, 2**31 - 1)
+        worth = self.priority_s
+        if isinstance(worth, bool) or not isinstance(worth, (int, float)) or not 0 < worth <= MAX_DEADLINE_S:
+            raise InvalidArgumentError(f"priority_s must be seconds above 0 and up to 1e9, not {worth!r}")
 
 
 class EngineFields(TypedDict, total=False):
@@ -50,6 +55,7 @@ class EngineFields(TypedDict, total=False):
     max_chunk: int
     prefix_cache: bool
     max_waiting: int
+    priority_s: float
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,11 @@ class RequestOptions:
     """How a request is served.
 
     ``priority``: the lower number goes first and may take the place of a higher one, which is then computed again
-    later; requests of one priority go in order of arrival.  ``deadline_s``: seconds after which the request ends with
-    DeadlineError wherever it stands; None waits for ever.  ``cache_salt``: only requests of the same salt share
-    pages of equal beginnings.  ``truncate_prompt``: of a prompt that is too long keep the end, so that ``max_tokens``
-    fit behind it (or half the context, when they are more); without it such a prompt is refused.
+    later; requests of one priority go in order of arrival.  One that has waited the engine's ``priority_s`` longer for
+    each level goes first all the same, so that no stream of urgent requests starves it.  ``deadline_s``: seconds after
+    which the request ends with DeadlineError wherever it stands; None waits for ever.  ``cache_salt``: only requests of
+    the same salt share pages of equal beginnings.  ``truncate_prompt``: of a prompt that is too long keep the end, so
+    that ``max_tokens`` fit behind it (or half the context, when they are more); without it such a prompt is refused.
     """
 
     priority: int = 0

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["ResolvedSampling", "SamplingParams"]
+__all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]
 
 DEFAULT_MAX_TOKENS: Final = 256
 MAX_STRINGS: Final = 64
@@ -33,6 +33,14 @@ def _int(name: str, value: object, low: int, high: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise _refuse(name, f"a whole number from {low} to {high}", value)
     return int(value)
+
+
+def check_num_top(value: object, vocab_size: int) -> int:
+    """How many of the likeliest tokens are listed; InvalidArgumentError for more than may be, or than there are."""
+    number = _int("num_top", value, 0, min(MAX_LOGPROBS, vocab_size))
+    if number is None:
+        raise _refuse("num_top", "a whole number", None)
+    return number
 
 
 def _float(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
@@ -232,8 +240,13 @@ class ResolvedSampling:
         num_logprobs = -1 if params.logprobs is None else params.logprobs
         if (params.best_of or 1) > params.n:
             num_logprobs = max(0, num_logprobs)  # to compare the answers
+        max_tokens = defaults.max_tokens if params.max_tokens is None else params.max_tokens
+        if params.min_tokens > max_tokens:
+            raise _refuse(
+                "min_tokens", f"at most max_tokens (here the model's default, {max_tokens})", params.min_tokens
+            )
         return ResolvedSampling(
-            max_tokens=defaults.max_tokens if params.max_tokens is None else params.max_tokens,
+            max_tokens=max_tokens,
             temperature=float(temperature),
             top_k=defaults.top_k if params.top_k is None else params.top_k,
             top_p=given("top_p"),

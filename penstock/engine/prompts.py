@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, TypeAlias
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["Prompt", "split_params", "split_prompts"]
+__all__ = ["Prompt", "check_token_ids", "split_params", "split_prompts"]
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -40,3 +41,27 @@ def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
     if len(params) != num_prompts:
         raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts")
     return list(params)
+
+
+def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, answer_len: int) -> list[int]:
+    """A prompt as a list of ids; InvalidArgumentError when it is empty, has an id out of range, or leaves no
+    ``answer_len`` tokens of ``max_len``.
+    """
+    if isinstance(prompt_ids, (str, bytes)) or not hasattr(prompt_ids, "__len__"):
+        raise InvalidArgumentError(f"prompt must be a list of token ids, not {type(prompt_ids).__name__}")
+    if not len(prompt_ids):
+        raise InvalidArgumentError("prompt is empty: it must have at least one token")
+    if len(prompt_ids) + answer_len > max_len:
+        beside = f", {answer_len} of them for the answer" if answer_len else ""
+        raise InvalidArgumentError(f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{beside}")
+    ids = []
+    for position, token in enumerate(prompt_ids):
+        try:
+            ids.append(index(token))
+        except TypeError:
+            raise InvalidArgumentError(
+                f"prompt: token ids must be whole numbers, found {token!r} at {position}"
+            ) from None
+        if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
+            raise InvalidArgumentError(f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}")
+    return ids

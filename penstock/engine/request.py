@@ -13,6 +13,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.engine.embed import Pooling
+    from penstock.engine.logits import PromptRows
     from penstock.engine.pages import PageTables
     from penstock.engine.sampler import RowState
     from penstock.engine.text import TextStream
@@ -72,9 +73,10 @@ class Request:
 
     ``num_computed`` counts the leading tokens whose keys and values are in pages; a preempted request falls
     back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
-    not computed for it but shared.  ``order`` sorts requests by urgency and arrival.  ``slot`` is its place among the
-    running ones, ``page_keys`` are the names of its leading pages,
-    ``row`` is the sampler's.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.
+    not computed for it but shared.  ``order``, which the scheduler gives it, sorts requests by urgency and arrival.
+    ``slot`` is its place among the running ones, ``page_keys`` are the names of its leading pages, ``row`` is the
+    sampler's, ``prompt_rows`` collects what is wanted of each position of the prompt.  With ``max_tokens`` 0 that is
+    all: no token follows.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.
     """
 
     id: int
@@ -92,18 +94,14 @@ class Request:
     num_preemptions: int = 0
     timings: Timings = field(default_factory=Timings)
     options: RequestOptions = field(default_factory=RequestOptions)
-    order: tuple[int, int] = (0, 0)
+    order: tuple[float, int] = (0.0, 0)
     slot: int = -1
     num_cached: int = 0
     page_keys: list[bytes] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_rows: PromptRows | None = None
     row: RowState | None = None
     pooling: Pooling | None = None
-
-    def __post_init__(self) -> None:
-        """The order follows from priority and id."""
-        self.order = (self.options.priority, self.id)
 
     @property
     def num_tokens(self) -> int:
@@ -119,6 +117,21 @@ class Request:
     def may_share(self) -> bool:
         """Whether pages that are known may stand in for computing its tokens."""
         return self.pooling is None or not self.pooling.takes_all
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry per token of the prompt, None for the first; None when nobody asked for them."""
+        return None if self.prompt_rows is None else self.prompt_rows.scores
+
+    @property
+    def first_wanted(self) -> int:
+        """The first position whose logits are still wanted: of the prompt, or the last one for the next token; behind
+        all when no token follows.
+        """
+        rows = self.prompt_rows
+        if rows is not None and rows.num_taken < len(self.prompt_ids) - 1:
+            return rows.num_taken
+        return self.num_tokens - self.samples
 
     def token_at(self, position: int) -> int:
         """The token id at a position of prompt and answer."""

@@ -88,6 +88,7 @@ def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
     for request in requests:
         if request.error is not None:
             raise request.error
+    prompt_logprobs = requests[0].prompt_logprobs  # the first answer's, whichever is the likeliest
     if len(requests) > params.n:  # the likeliest per token, the earlier of equals
         requests = sorted(requests, key=_mean_logprob, reverse=True)[: params.n]
     first = requests[0]
@@ -101,7 +102,7 @@ def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
         seed=first.sampling.seed,
         num_cached_tokens=first.num_cached,
         logprobs=choices[0].logprobs,
-        prompt_logprobs=first.prompt_logprobs,
+        prompt_logprobs=prompt_logprobs,
         choices=choices,
     )
 

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, TokenLogprobs
-from penstock.errors import InternalError, InvalidArgumentError, PenstockError
+from penstock.engine.scheduler import Chunk
+from penstock.errors import InternalError, InvalidArgumentError
 from penstock.lite.arrays import ROW_NOT_FINITE, ROW_OK
 from penstock.lite.core import Biases, Penalties, Sampled, Sampling
 
-__all__ = ["RowState", "SamplingRows", "accept_row", "row_logprobs"]
+__all__ = ["RowState", "SamplingRows", "accept_row", "check_row", "row_arrays", "row_logprobs"]
 
 _NUMBERS = np.dtype(
     [
@@ -116,6 +117,71 @@ class SamplingRows:
         return sampling
 
 
+def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
+    """A row for every one that the chunks want, in their order: the last of a chunk that samples draws the next token,
+    as ``sampling`` has it, the others score the token that follows in the prompt.
+    """
+    num_rows = sum(chunk.num_rows for chunk in chunks)
+    if num_rows == len(sampling.temperature):
+        return sampling
+    target = np.full(num_rows, -1, np.int32)
+    listed = np.full(num_rows, -1, np.int32)
+    drawn = np.zeros(num_rows, bool)
+    row = 0
+    for chunk in chunks:
+        row += chunk.num_rows
+        scored = chunk.num_rows - chunk.samples
+        if scored and chunk.request.prompt_rows is not None:
+            first = row - chunk.num_rows
+            stop = chunk.start + chunk.num_tokens + (not chunk.samples)
+            target[first : first + scored] = chunk.request.tokens(stop - scored, stop)
+            listed[first : first + scored] = chunk.request.prompt_rows.num_logprobs
+        drawn[row - 1 : row] |= chunk.samples
+    return _among_scored(sampling, drawn, target, listed)
+
+
+def _among_scored(
+    sampling: Sampling, drawn: NDArray[np.bool_], target: NDArray[np.int32], listed: NDArray[np.int32]
+) -> Sampling:
+    """The rows of ``sampling`` where ``drawn`` says; the others score ``target`` and list so many of the likeliest."""
+    num_rows = len(drawn)
+
+    def spread(values: NDArray[Any], off: float) -> NDArray[Any]:
+        wide = np.full((num_rows, *values.shape[1:]), off, values.dtype)
+        wide[drawn] = values
+        return wide
+
+    def starts(narrow: NDArray[np.int32]) -> NDArray[np.int32]:
+        return _starts(spread(np.diff(narrow), 0).tolist())
+
+    s, p, b = sampling, sampling.penalties, sampling.biases
+    num_logprobs = listed if s.num_logprobs is None else np.where(drawn, spread(s.num_logprobs, -1), listed)
+    return Sampling(
+        temperature=spread(s.temperature, 0),
+        top_k=spread(s.top_k, 0),
+        top_p=spread(s.top_p, 1),
+        seed=spread(s.seed, 0),
+        counter=spread(s.counter, 0),
+        mask=None if s.mask is None else spread(s.mask, 0xFFFFFFFF),
+        min_p=None if s.min_p is None else spread(s.min_p, 0),
+        typical_p=None if s.typical_p is None else spread(s.typical_p, 1),
+        penalties=None
+        if p is None
+        else Penalties(
+            repetition=spread(p.repetition, 1),
+            presence=spread(p.presence, 0),
+            frequency=spread(p.frequency, 0),
+            starts=starts(p.starts),
+            prompt_lens=spread(p.prompt_lens, 0),
+            history=p.history,
+        ),
+        biases=None if b is None else Biases(starts(b.starts), b.ids, b.values),
+        target=target,
+        num_logprobs=num_logprobs.astype(np.int32),
+        per_row=True,
+    )
+
+
 def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> tuple[Sampling, bool]:
     """The arrays, and whether some depend on more than the request and its position."""
     numbers = np.frombuffer(b"".join([state.numbers for state in states]), _NUMBERS)
@@ -188,17 +254,18 @@ def row_logprobs(rows: Sampled, row: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(int(rows.ids[row]), float(rows.logprobs[row]), int(rows.ranks[row]), tuple(top))
 
 
+def check_row(rows: Sampled, row: int) -> None:
+    """Raises when a row has no token, saying why: InternalError, or InvalidArgumentError when none is allowed."""
+    status = int(rows.status[row])
+    if status == ROW_NOT_FINITE:
+        raise InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
+    if status != ROW_OK:
+        raise InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")
+
+
 def accept_row(request: Request, rows: Sampled, row: int) -> None:
     """Give a request the token of its row; raises when the row failed."""
-    if rows.status[row] != ROW_OK:
-        raise row_error(int(rows.status[row]))
+    check_row(rows, row)
     if request.sampling.num_logprobs >= 0:
         request.logprobs.append(row_logprobs(rows, row, request.sampling.num_logprobs))
     request.accept(int(rows.ids[row]))
-
-
-def row_error(status: int) -> PenstockError:
-    """Why a row has no token."""
-    if status == ROW_NOT_FINITE:
-        return InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
-    return InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")

@@ -1,10 +1,15 @@
 """Which tokens run in the next step.  No tensors, no numpy: plain lists and numbers.
 
-The more urgent priority goes first, and within one the earlier arrival.  Requests that run keep running, decodes
-before prompts, so that a long prompt never stalls an answer; a prompt is computed in chunks within the step's
-token budget; waiting requests join when a place and pages are free.  When pages run out, the last running request
-in that order gives up all of its own and waits to be computed again; the first always proceeds, so nobody of
-its priority starves.  A waiting request takes places and pages from less urgent ones, never from its equals.
+Requests go in the order of ``arrival + priority * priority_s``: within a priority the earlier arrival first, and a
+level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that comes that much later goes
+behind, so an endless stream of urgent ones starves nobody.  A request's place in that order never changes.
+
+Requests that run keep running, decodes before prompts, so that a long prompt never stalls an answer; a prompt is
+computed in chunks within the step's token budget; waiting requests join when a place and pages are free.  When pages
+run out, the last running request in that order gives up all of its own and waits to be computed again; the first always
+proceeds.  A waiting request takes places from those that are less urgent and behind it, never from its equals.
+
+A prompt whose rows of logits are wanted, for log-probabilities, takes the rows that the others leave, one at least.
 
 A prompt's pages that are known already are shared instead of computed, also when they become known while it is
 under way; while another request of the same step computes the very page a prompt needs next, the prompt waits.
@@ -16,6 +21,7 @@ import bisect
 import time
 from dataclasses import dataclass
 
+from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, Status
@@ -30,12 +36,16 @@ _MOST_PASSED = 4
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens ``start`` to ``start + num_tokens`` of a request; ``samples`` when the next token follows from them."""
+    """Tokens ``start`` to ``start + num_tokens`` of a request; ``samples`` when the next token follows from them.
+
+    The logits of the last ``num_rows`` tokens are wanted.
+    """
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
+    num_rows: int
 
 
 @dataclass(slots=True)
@@ -43,6 +53,7 @@ class _Step:
     """What the step under way has so far; ``pending`` are names of pages that it computes."""
 
     budget: int
+    rows: int
     chunks: dict[int, Chunk]
     pending: set[bytes]
     short_of_pages: bool = False
@@ -51,8 +62,9 @@ class _Step:
 class Scheduler:
     """The queue of waiting requests, the running ones, and their pages.
 
-    ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, and ``max_chunk``
-    bounds the tokens of one request in one step.  ``keys`` names pages so that requests share them; None shares none.
+    ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, ``max_rows`` the rows of
+    logits (0: as many), and ``max_chunk`` the tokens of one request in one step (0: all).  ``keys`` names pages so that
+    requests share them; None shares none.  ``priority_s``: seconds of waiting that a level of priority is worth.
     """
 
     def __init__(
@@ -62,21 +74,27 @@ class Scheduler:
         max_requests: int,
         max_chunk: int = 0,
         keys: PageKeys | None = None,
+        *,
+        max_rows: int = 0,
+        priority_s: float = PRIORITY_S,
     ) -> None:
-        if max_tokens < 1 or max_requests < 1:
-            raise InvalidArgumentError(
-                f"max_tokens and max_requests must be at least 1, not {max_tokens} and {max_requests}"
-            )
+        if max_requests < 1:
+            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}")
+        for name, value in (("max_tokens", max_tokens), ("max_rows", max_rows or max_requests)):
+            if value < max_requests:  # the last of the running requests would never get its turn
+                raise InvalidArgumentError(f"{name} must be at least max_requests ({max_requests}), not {value}")
         self.ledger = ledger
         self.max_tokens = max_tokens
         self.max_requests = max_requests
         self.max_chunk = max_chunk or max_tokens
+        self.max_rows = max_rows or max_requests
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self._keys = keys
+        self._priority_s = priority_s
         self._free_slots = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -87,6 +105,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         request.status = Status.WAITING
+        due = request.timings.submitted + request.options.priority * self._priority_s
+        request.order = (due, request.id)
         bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
@@ -97,7 +117,7 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step; empty when nothing waits or runs."""
-        step = _Step(self.max_tokens, {}, set())
+        step = _Step(self.max_tokens, self.max_rows, {}, set())
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
@@ -107,10 +127,12 @@ class Scheduler:
                 continue
             # A page that is begun has room: 31 of 32 decodes need no look at the tables.
             if request.num_computed % PAGE_TOKENS or self._make_room(step, request, 1):
-                step.chunks[request.id] = Chunk(request, request.num_computed, 1, request.samples)
+                samples = request.samples
+                step.chunks[request.id] = Chunk(request, request.num_computed, 1, samples, int(samples))
                 step.budget -= 1
+                step.rows -= samples
         for request in prompts:
-            self._admit(step, before=request.options.priority)
+            self._admit(step, before=request)
             if request.status is Status.RUNNING and step.budget:
                 self._continue(step, request)
         self._admit(step)
@@ -190,8 +212,9 @@ class Scheduler:
     def _drop(self, step: _Step, victim: Request) -> None:
         """Preempt a request that may have a chunk in this step already."""
         chunk = step.chunks.pop(victim.id, None)
-        step.budget += chunk.num_tokens if chunk else 0
         if chunk:
+            step.budget += chunk.num_tokens
+            step.rows += chunk.num_rows
             step.pending.difference_update(victim.page_keys)
         self.preempt(victim)
 
@@ -201,22 +224,28 @@ class Scheduler:
         """
         if self._shares_or_waits(step, request):
             return
-        num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
-        if not self._make_room(step, request, num_tokens):
+        start = request.num_computed
+        first_row = max(start, request.first_wanted)
+        others = len(self.running) - len(step.chunks) - 1  # each may need a row in this step
+        most = max(0, first_row + step.rows - others - start)
+        num_tokens = min(request.num_tokens - start, step.budget, self.max_chunk, most)
+        if not num_tokens or not self._make_room(step, request, num_tokens):
             return
-        stop = request.num_computed + num_tokens
+        stop = start + num_tokens
         samples = request.samples and stop == request.num_tokens
-        step.chunks[request.id] = Chunk(request, request.num_computed, num_tokens, samples)
+        num_rows = max(0, stop - first_row)
+        step.chunks[request.id] = Chunk(request, start, num_tokens, samples, num_rows)
         step.budget -= num_tokens
-        step.pending.update(request.page_keys[request.num_computed // PAGE_TOKENS : stop // PAGE_TOKENS])
+        step.rows -= num_rows
+        step.pending.update(request.page_keys[start // PAGE_TOKENS : pages_for(stop)])  # the last one soon
 
     def _shares_or_waits(self, step: _Step, request: Request) -> bool:
         """Share what is known of the tokens to come; True when the step computes what comes next already."""
         pages = request.pages
         if self._keys is None or pages is None or not request.may_share:
             return False
-        most = (request.num_tokens - 1) // PAGE_TOKENS  # one token at least is computed, for its logits
-        self._extend_keys(self._keys, request, most)
+        self._extend_keys(self._keys, request, (request.num_tokens - 1) // PAGE_TOKENS)
+        most = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # it wants something of what follows
         own = request.num_computed // PAGE_TOKENS
         known = self.ledger.known(pages, own, request.page_keys[:most])
         if known > own:
@@ -236,12 +265,12 @@ class Scheduler:
             tokens = request.tokens(have * PAGE_TOKENS, num_pages * PAGE_TOKENS)
             keys.extend(request.page_keys, request.options.cache_salt, tokens)
 
-    def _admit(self, step: _Step, before: int | None = None) -> None:
-        """Let waiting requests join; with ``before`` only those more urgent than that priority."""
+    def _admit(self, step: _Step, before: Request | None = None) -> None:
+        """Let waiting requests join; with ``before`` only those that go before that one."""
         index = 0
         while index < min(len(self.waiting), _MOST_PASSED) and step.budget > 0:
             request = self.waiting[index]
-            if before is not None and request.options.priority >= before:
+            if before is not None and request.order >= before.order:
                 return
             if step.short_of_pages or not self._join(step, request):
                 return
@@ -275,11 +304,14 @@ class Scheduler:
         return True
 
     def _displace(self, step: _Step, request: Request) -> bool:
-        """Preempt the last running request for a more urgent one."""
-        if not self.running or self.running[-1].options.priority <= request.options.priority:
-            return False
-        self._drop(step, self.running[-1])
-        return True
+        """Preempt the last running request that is behind a waiting one and less urgent; False when there is none."""
+        for other in reversed(self.running):
+            if other.order < request.order:
+                return False
+            if other.options.priority > request.options.priority:
+                self._drop(step, other)
+                return True
+        return False
 
     def _undo(self, request: Request) -> None:
         """A waiting request holds nothing."""
@@ -307,7 +339,7 @@ class Scheduler:
         return True
 
 
-def _order(request: Request) -> tuple[int, int]:
+def _order(request: Request) -> tuple[float, int]:
     return request.order
 
 

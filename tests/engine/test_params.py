@@ -12,6 +12,14 @@ from penstock.engine.request import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError
 
 
+def test_min_tokens_above_the_models_default_of_max_tokens_are_refused():
+    defaults = ResolvedSampling(max_tokens=9)
+    with pytest.raises(InvalidArgumentError, match=r"min_tokens must be at most max_tokens .*default, 9\), not 10"):
+        ResolvedSampling.of(SamplingParams(min_tokens=10), defaults)
+    assert ResolvedSampling.of(SamplingParams(min_tokens=10, max_tokens=10), defaults).max_tokens == 10
+    assert ResolvedSampling.of(SamplingParams(min_tokens=9), defaults).max_tokens == 9
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -242,3 +242,26 @@ def test_a_page_named_before_it_was_computed_would_be_noticed(make_llm, monkeypa
     while engine.wait(requests[-1], len(requests[-1].output_ids)):
         pass
     assert any(isinstance(request, Request) and request.error is not None for request in requests)
+
+
+@pytest.mark.parametrize("max_chunk", [0, 100, 20])
+@pytest.mark.parametrize("several", [{"n": 4}, {"n": 2, "best_of": 4}])
+def test_answers_to_one_prompt_compute_it_once_and_hold_its_pages_once(make_llm, max_chunk, several):
+    llm = make_llm(max_chunk=max_chunk, max_tokens=512)
+    engine, held = llm.engine, []
+    engine.observer = lambda news: held.append((len(engine.scheduler.running), engine.figures().num_held_pages))
+    params = SamplingParams(max_tokens=8, temperature=1, seed=1, ignore_eos=True, **several)
+    result = llm.generate(prompt_of(230), params)
+    assert len(result.choices) == several["n"]
+    # 7 whole pages once; the page that each goes on in, with 6 of the prompt's tokens, for each.
+    assert engine.program.num_tokens_run == 230 + 3 * 6 + 4 * 7
+    assert max(held) == (4, 7 + 4)
+    engine.check_integrity()
+
+
+def test_who_needs_what_another_is_computing_waits_for_it_page_by_page(make_llm):
+    """Also where a chunk ends in the middle of a page."""
+    llm = make_llm(max_chunk=10, max_tokens=64)
+    results = llm.generate([prompt_of(200), [*prompt_of(200), 5, 6], prompt_of(150)], GREEDY)
+    assert [r.num_cached_tokens for r in results] == [0, 192, 128]
+    assert llm.engine.program.num_tokens_run == 200 + 10 + 22 + 3 * 7

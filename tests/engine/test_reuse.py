@@ -30,7 +30,7 @@ def decode(request: Request, ledger: PageLedger) -> Chunk:
     request.output_ids.append(7 * request.num_tokens % VOCAB)
     assert request.pages is not None
     assert ledger.grow(request.pages, request.num_tokens)
-    return Chunk(request, request.num_tokens - 1, 1, True)
+    return Chunk(request, request.num_tokens - 1, 1, True, 1)
 
 
 def same_arrays(left: object, right: object, names: tuple[str, ...]) -> bool:
@@ -65,9 +65,9 @@ def test_a_step_of_another_kind_is_laid_out_afresh(change):
     elif change == "fewer":
         chunks.pop()
     elif change == "prompt":
-        chunks[0] = Chunk(requests[0], 1, requests[0].num_tokens - 1, True)
+        chunks[0] = Chunk(requests[0], 1, requests[0].num_tokens - 1, True, 1)
     elif change == "silent":
-        chunks[0] = replace(chunks[0], samples=False)
+        chunks[0] = replace(chunks[0], samples=False, num_rows=0)
     else:  # preempted in between, and computed again in other pages of the same number
         old = requests[0].pages
         assert old is not None

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.options import RequestOptions
 from penstock.engine.pages import FREED, PageLedger, PagePool
 from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Scheduler
-from penstock.errors import InternalError
+from penstock.errors import InternalError, InvalidArgumentError
 
 MOVES = st.lists(
     st.one_of(
@@ -74,7 +75,7 @@ class Driver:
     moves=MOVES,
     num_pages=st.integers(1, 12),
     windows=st.sampled_from([(0,), (40,), (0, 33), (64, 0, 32)]),
-    max_tokens=st.sampled_from([1, 7, 32, 200]),
+    max_tokens=st.sampled_from([5, 7, 32, 200]),
     max_requests=st.integers(1, 5),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -138,6 +139,60 @@ def test_requests_that_wait_are_served_in_order_of_arrival():
             if chunk.request.status is Status.FINISHED:
                 driver.scheduler.remove(chunk.request)
     assert order == [0, 0, 1, 1, 2, 2]
+
+
+def served(driver: Driver, arrivals: dict[int, list[tuple[int, int]]], num_seconds: int) -> list[int]:
+    """The order in which requests end; a second of a virtual clock is a step.  ``arrivals``: by second, pairs of a
+    priority and an answer's length.
+    """
+    ended: list[int] = []
+    for second in range(num_seconds):
+        for priority, max_tokens in arrivals.get(second, []):
+            request = Request(len(driver.requests), [1] * 4, max_tokens, options=RequestOptions(priority=priority))
+            request.timings.submitted = float(second)
+            driver.requests.append(request)
+            driver.scheduler.add(request)
+        driver.step()
+        ended += [r.id for r in driver.requests if r.status is Status.FINISHED and r.id not in ended]
+    return ended
+
+
+def test_an_endless_stream_of_urgent_requests_starves_nobody():
+    driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=2)  # a level is worth 10 s
+    arrivals = {second: [(0, 4)] for second in range(200)}  # twice what can be served
+    arrivals[0] = [(2, 8), (0, 4), (0, 4)]
+    ended = served(driver, arrivals, 200)
+    assert driver.requests[0].num_preemptions == 0  # nobody takes its place once it is its turn
+    before = ended.index(0)
+    assert 21 <= before <= 23  # those of the first 20 s and what runs just then
+    urgent = [i for i in ended if i]
+    assert urgent == sorted(urgent)
+
+
+def test_a_request_that_lost_its_place_gets_it_back_when_it_has_waited():
+    driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=1)
+    arrivals = {0: [(1, 12)]} | {second: [(0, 3)] for second in range(3, 100, 2)}
+    ended = served(driver, arrivals, 60)
+    assert driver.requests[0].num_preemptions == 1
+    late = [r.id for r in driver.requests if r.timings.submitted > 10]
+    assert all(ended.index(0) < ended.index(i) for i in late if i in ended)
+
+
+def test_a_request_that_waited_is_not_preempted_for_a_later_one_however_urgent():
+    driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=2)
+    ended = served(driver, {0: [(1, 30), (1, 40)], 11: [(0, 3)], 9: [(0, 3)]}, 60)
+    assert [r.num_preemptions for r in driver.requests] == [0, 1, 0, 0]  # by the one of second 9, which comes before
+    assert ended == [2, 0, 3, 1]
+
+
+def test_limits_that_would_starve_the_last_are_refused_by_name():
+    ledger = PageLedger(4, (0,))
+    with pytest.raises(InvalidArgumentError, match=r"max_tokens must be at least max_requests \(5\), not 4"):
+        Scheduler(ledger, 4, 5)
+    with pytest.raises(InvalidArgumentError, match=r"max_rows must be at least max_requests \(5\), not 3"):
+        Scheduler(ledger, 8, 5, max_rows=3)
+    with pytest.raises(InvalidArgumentError, match="max_requests must be at least 1, not 0"):
+        Scheduler(ledger, 8, 0)
 
 
 def test_a_windowed_group_gives_up_pages_that_a_full_one_keeps():

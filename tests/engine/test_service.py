@@ -115,8 +115,9 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     assert cut.result().token_ids == llm.generate(prompt[-108:], params).token_ids
     half = llm.stream(prompt, SamplingParams(max_tokens=500, ignore_eos=True), RequestOptions(truncate_prompt=True))
     assert len(half._request.prompt_ids) == 64
-    whole = llm.stream(prompt[:50], params, RequestOptions(truncate_prompt=True))
-    assert whole._request.prompt_ids == prompt[:50]
+    for length in (50, 110, 127):  # 127 fit, be there room for all of the answer or for one token
+        whole = llm.stream(prompt[:length], params, RequestOptions(truncate_prompt=True))
+        assert whole._request.prompt_ids == prompt[:length]
     with pytest.raises(InvalidArgumentError, match="empty"):
         llm.stream([], params, RequestOptions(truncate_prompt=True))
 
@@ -140,7 +141,7 @@ def test_a_bad_request_option_is_refused_by_name(fields, message):
         RequestOptions(**fields)
 
 
-@pytest.mark.parametrize("fields", [{"max_chunk": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}])
+@pytest.mark.parametrize("fields", [{"max_chunk": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}, {"priority_s": 0}])
 def test_a_bad_engine_option_is_refused_by_name(fields):
     with pytest.raises(InvalidArgumentError, match=next(iter(fields))):
         EngineOptions(**fields)
@@ -204,3 +205,17 @@ def test_timings_tell_waiting_from_computing(make_llm):
         assert timings["queued_s"] + timings["prefill_s"] == pytest.approx(timings["first_token_s"])
         assert timings["first_token_s"] + 19 * timings["per_token_s"] == pytest.approx(timings["total_s"], abs=0.01)
     assert results[1].timings["queued_s"] > results[0].timings["queued_s"]
+
+
+def test_figures_of_a_model_without_page_groups(make_llm):
+    figures = make_llm(windows=()).engine.figures()
+    assert (figures.num_pages, figures.num_held_pages, figures.num_named_pages, figures.page_use) == (0, 0, 0, 0)
+
+
+def test_the_engines_own_priority_s_counts(make_llm):
+    def order(priority_s: float) -> list[int]:
+        engine = make_llm(max_requests=1, options=EngineOptions(priority_s=priority_s)).engine
+        return finish_order(engine, [submit(engine, priority=p) for p in (2, 0)])
+
+    assert order(1e6) == [1, 0]
+    assert order(1e-12) == [0, 1]

@@ -1,5 +1,6 @@
 """Idea 5 through the engine: the same tokens and the same bits of their log-probabilities, however requests are
-batched, chunked, ordered, preempted, cached or spread over threads; greedy, sampled with seeds, and with penalties.
+batched, chunked, ordered, preempted, cached or spread over threads; greedy, sampled with seeds, and with penalties;
+of the answer's tokens and of the prompt's.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import pytest
 
 from penstock.engine.embed import embed
 from penstock.engine.engine import Engine
+from penstock.engine.logits import PromptScores
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request
+from penstock.engine.request import Request, TokenLogprobs
 from penstock.graph.ir import KvLayout
 from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
 from penstock.runtime.program import ProgramInfo, ProgramLimits
@@ -21,7 +23,7 @@ from tests.invariants.steps import LEVELS
 
 ModelOf = Callable[[str], Model]
 ContextOf = Callable[[str, int], Context]
-Answers = list[tuple[list[int], bytes]]
+Answers = list[tuple[list[int], bytes, bytes]]
 
 SHARED = np.random.default_rng(0).integers(0, 259, 70).tolist()
 LENGTHS = (1, 31, 32, 33, 100)
@@ -37,6 +39,9 @@ SAMPLING = [
     ResolvedSampling(max_tokens=25, num_logprobs=0, temperature=1.0, min_p=0.02, repetition_penalty=1.2, seed=3),
 ]
 
+UNSCORED = 3
+"""The prompt that goes without log-probabilities among those that have them."""
+
 pytestmark = [
     pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8", "w4a8"]),
     pytest.mark.parametrize("kv", list(KvLayout), ids=lambda kv: f"kv_{kv.name.lower()}"),
@@ -48,7 +53,8 @@ class EveryThread(CoreProgram):
 
     def __init__(self, model: Model, context: Context, limits: ProgramLimits, kv: KvLayout) -> None:
         self.limits = limits
-        sizes = (limits.max_tokens, limits.max_requests, limits.max_requests, limits.num_pages, limits.max_requests)
+        rows = limits.max_rows or limits.max_requests
+        sizes = (limits.max_tokens, limits.max_requests, rows, limits.num_pages, limits.max_requests)
         super().__init__(model, context, ProgramOptions(*sizes, kv, ALL_THREADS))
         windows = tuple(model.info.page_windows)
         self.info = ProgramInfo("tiny", "", "graph", 259, limits.context_len, windows, 1, 1, 1, "", None, 96)
@@ -68,6 +74,7 @@ class Bench:
         cached: bool = False,
         rounds: int = 1,
         preempt_every: int = 0,
+        scored: bool = False,
         check: Callable[[Engine, list[Request]], None] = lambda engine, requests: None,
         **sizes: int,
     ) -> Answers:
@@ -75,7 +82,14 @@ class Bench:
         context = self.context_of(LEVELS[0], threads)
         engine = Engine(EveryThread(self.model, context, limits, self.kv), EngineOptions(prefix_cache=cached))
         for _ in range(rounds):
-            requests = [engine.submit(prompt, SAMPLING[PROMPTS.index(prompt) % len(SAMPLING)]) for prompt in prompts]
+            requests = [
+                engine.submit(
+                    prompt,
+                    SAMPLING[PROMPTS.index(prompt) % len(SAMPLING)],
+                    prompt_rows=PromptScores(2) if scored and PROMPTS.index(prompt) != UNSCORED else None,
+                )
+                for prompt in prompts
+            ]
             while engine.has_work:
                 engine.step()
                 running = engine.scheduler.running
@@ -85,7 +99,14 @@ class Bench:
         assert all(request.error is None for request in requests)
         check(engine, requests)
         engine.close()
-        return [(r.output_ids, np.array([one.logprob for one in r.logprobs], np.float32).tobytes()) for r in requests]
+        return [(r.output_ids, packed(r.logprobs), packed((r.prompt_logprobs or [])[1:])) for r in requests]
+
+
+def packed(logprobs: Sequence[TokenLogprobs | None]) -> bytes:
+    """Log-probabilities as bits: of the tokens and of the likeliest ones."""
+    pairs = [(one.token_id, one.logprob) for one in logprobs if one is not None]
+    pairs += [pair for one in logprobs if one is not None for pair in one.top]
+    return np.array(pairs, np.float64).tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +152,16 @@ def test_preempted_matches_uninterrupted(bench: Bench, alone: Answers) -> None:
 
     assert bench.answers(PROMPTS, preempt_every=6, check=preempted) == alone
     assert bench.answers(PROMPTS, preempt_every=4, cached=True, check=preempted) == alone
+
+
+def test_prompt_log_probabilities_are_the_same_in_any_company(bench: Bench, alone: Answers) -> None:
+    whole = [bench.answers([p], scored=True, max_requests=1, max_rows=128, max_tokens=128)[0] for p in PROMPTS]
+    assert [answer[:2] for answer in whole] == [answer[:2] for answer in alone]
+    num_scored = [0 if index == UNSCORED else len(prompt) - 1 for index, prompt in enumerate(PROMPTS)]
+    assert [len(answer[2]) for answer in whole] == [3 * 16 * number for number in num_scored]  # a token and its top 2
+    assert bench.answers(PROMPTS, scored=True, threads=1, max_tokens=9) == whole
+    assert bench.answers(PROMPTS, scored=True, threads=3, max_tokens=300, max_rows=128) == whole
+    assert bench.answers(PROMPTS, scored=True, preempt_every=4, cached=True, rounds=2) == whole
 
 
 @pytest.mark.parametrize("threads", [1, 3])
