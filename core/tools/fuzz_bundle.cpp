@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "penstock.h"
+#include "random.h"
 
 namespace {
 
@@ -23,17 +24,6 @@ using Bytes = std::vector<uint8_t>;
 constexpr size_t kHeader = 64;
 constexpr int64_t kMostMemory = 64 << 20;  // plans beyond it are sound and not worth the time
 constexpr unsigned kHangSeconds = 20;
-
-struct Random {  // splitmix64
-  uint64_t state;
-  uint64_t next() {
-    uint64_t z = (state += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  uint64_t below(uint64_t n) { return n ? next() % n : 0; }
-};
 
 template <typename T>
 T get(const Bytes& b, size_t at) {
@@ -202,7 +192,7 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   bool ok = tally->expect_message(status);
   if (status == PS_OK) {
     ++tally->ran;
-    const float temperature[] = {0, 1}, top_p[] = {1, 0.9f};
+    const float temperature[] = {0, static_cast<float>(r->below(2))}, top_p[] = {1, 0.9f};
     const int32_t top_k[] = {0, 3};
     const uint64_t seed[] = {1, 2};
     const int64_t counter[] = {0, 2, 0, 1};

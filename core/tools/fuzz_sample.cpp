@@ -13,30 +13,19 @@
 #include <vector>
 
 #include "penstock.h"
+#include "random.h"
 
 namespace {
-
-struct Random {  // splitmix64
-  uint64_t state;
-  uint64_t next() {
-    uint64_t z = (state += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  int32_t below(int64_t n) { return n > 0 ? static_cast<int32_t>(next() % static_cast<uint64_t>(n)) : 0; }
-  float unit() { return static_cast<float>(next() >> 40) * (1.0f / 16777216.0f); }
-};
 
 struct Case {
   Random* r;
   int32_t rows, vocab;
   int32_t odd;  // one number in so many is hostile; 0: none
 
-  bool is_odd() { return odd && r->below(odd) == 0; }
+  bool is_odd() { return odd && r->index(odd) == 0; }
   float odd_float() {
     static const float values[] = {0, -0.0f, 1, -1, FLT_MAX, -FLT_MAX, FLT_MIN, 1e-45f, INFINITY, -INFINITY, NAN, 2};
-    return values[r->below(sizeof(values) / sizeof(values[0]))];
+    return values[r->index(sizeof(values) / sizeof(values[0]))];
   }
   std::vector<float> floats(int64_t n, float low, float high) {
     std::vector<float> out(static_cast<size_t>(n));
@@ -46,30 +35,30 @@ struct Case {
   std::vector<int32_t> ints(int64_t n, int32_t low, int32_t high) {
     static const int32_t values[] = {0, 1, -1, -2, INT32_MAX, INT32_MIN, 1 << 30, 31, 32};
     std::vector<int32_t> out(static_cast<size_t>(n));
-    for (int32_t& x : out) x = is_odd() ? values[r->below(9)] : low + r->below(int64_t{high} - low + 1);
+    for (int32_t& x : out) x = is_odd() ? values[r->index(9)] : low + r->index(int64_t{high} - low + 1);
     return out;
   }
   // Starts of `rows` lists that end at *total; a hostile one may say anything but that its end lies beyond the arrays.
   std::vector<int32_t> starts(int32_t* total) {
     std::vector<int32_t> out(static_cast<size_t>(rows) + 1);
-    for (int32_t i = 0; i < rows; ++i) out[static_cast<size_t>(i) + 1] = out[static_cast<size_t>(i)] + r->below(6);
+    for (int32_t i = 0; i < rows; ++i) out[static_cast<size_t>(i) + 1] = out[static_cast<size_t>(i)] + r->index(6);
     *total = out.back();
-    if (rows && is_odd()) out[static_cast<size_t>(r->below(rows))] += r->below(9) - 4;
+    if (rows && is_odd()) out[static_cast<size_t>(r->index(rows))] += r->index(9) - 4;
     return out;
   }
 };
 
 template <typename T>
 const T* maybe(Random* r, const std::vector<T>& array) {
-  return r->below(3) ? array.data() : nullptr;
+  return r->index(3) ? array.data() : nullptr;
 }
 
 bool try_case(ps_context* context, Random* r, int64_t* sampled_rows) {
-  Case c{r, r->below(5), 1 + r->below(r->below(4) ? 70 : 2500), r->below(2) ? 0 : 4 + r->below(200)};
+  Case c{r, r->index(5), 1 + r->index(r->index(4) ? 70 : 2500), r->index(2) ? 0 : 4 + r->index(200)};
   const int32_t n = c.rows;
   std::vector<float> logits = c.floats(int64_t{n} * c.vocab, -9, 9);
-  if (n && r->below(4) == 0) {  // plateaus and cliffs
-    for (float& x : logits) x = r->below(3) ? -INFINITY : static_cast<float>(r->below(3)) * 1e30f;
+  if (n && r->index(4) == 0) {  // plateaus and cliffs
+    for (float& x : logits) x = r->index(3) ? -INFINITY : static_cast<float>(r->index(3)) * 1e30f;
   }
   const auto temperature = c.floats(n, 0, 2), top_p = c.floats(n, 0.01f, 1), min_p = c.floats(n, 0, 1),
              typical = c.floats(n, 0.01f, 1), repetition = c.floats(n, 0.1f, 2), presence = c.floats(n, -2, 2),
@@ -107,7 +96,7 @@ bool try_case(ps_context* context, Random* r, int64_t* sampled_rows) {
     s.bias_ids = bias_ids.data();
     s.bias = bias.data();
   }
-  s.target = r->below(4) ? nullptr : target.data();
+  s.target = r->index(4) ? nullptr : target.data();
   s.num_logprobs = maybe(r, wanted);
   std::vector<int32_t> ids(static_cast<size_t>(n)), ranks(ids), status(ids), top_ids(ids.size() * 4);
   std::vector<float> logprobs(ids.size()), top_logprobs(top_ids.size());
@@ -117,7 +106,7 @@ bool try_case(ps_context* context, Random* r, int64_t* sampled_rows) {
   out.ids = ids.data();
   out.logprobs = logprobs.data();
   out.ranks = maybe(r, ranks) ? ranks.data() : nullptr;
-  out.row_status = r->below(2) ? status.data() : nullptr;
+  out.row_status = r->index(2) ? status.data() : nullptr;
   out.top_ids = top_ids.data();
   out.top_logprobs = top_logprobs.data();
   const ps_status result = ps_sample(context, logits.data(), c.vocab, &s, &out);
@@ -152,7 +141,7 @@ int main(int argc, char** argv) {
   int64_t sampled_rows = 0;
   for (int64_t i = 0; i < iterations; ++i) {
     Random random{(seed + static_cast<uint64_t>(i)) * 0xD1342543DE82EF95u};
-    if (try_case(contexts[random.below(8) == 0], &random, &sampled_rows)) continue;
+    if (try_case(contexts[random.index(8) == 0], &random, &sampled_rows)) continue;
     fprintf(stderr, "case %lld of seed %llu failed: %s\n", static_cast<long long>(i),
             static_cast<unsigned long long>(seed), ps_error_message());
     return 1;

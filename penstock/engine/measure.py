@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.engine import Engine
+from penstock.engine.peaks import Peaks
 from penstock.engine.request import Request, ResolvedSampling, Status
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
-from penstock.graph.ir import DType, Graph
-from penstock.lite import core
+from penstock.graph.ir import Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import open_program
@@ -33,7 +33,6 @@ STEP_TOKENS = 512
 PREFILL_RUNS = 3
 BANDWIDTH_SLACK = 1.03
 ATTEMPTS = 3
-_PEAKS = {"f32": DType.F32, "bf16": DType.BF16, "int8": DType.I8}
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class _Work:
             for operand in node.inputs if node.op.split(".")[0] == "linear" else ():
                 if operand.kind == "weight" and graph.weights[operand.name].rows > 1:
                     ops = 2 * graph.weights[operand.name].rows * graph.weights[operand.name].cols
-                    is_head = graph.output in node.outputs
+                    is_head = graph.values[node.outputs[0]].shape[0].symbol == "R"
                     head, body = head + ops * is_head, body + ops * (not is_head)
         peak = "int8" if graph.scheme.endswith("a8") else "bf16" if graph.scheme == "bf16" else "f32"
         return _Work(body, head, kv_page_bytes // PAGE_TOKENS, peak)
@@ -145,9 +144,8 @@ class _Measurement:
         self.what, self.program, self.work = what, program, work
         self.engine = Engine(program)
         self.random = np.random.default_rng()
-        self.probes: list[float] = []
         self.peak_rss = 0
-        self.peaks = dict.fromkeys(_PEAKS, 0.0)
+        self.peaks = Peaks(program.context)
 
     def report(self, load_s: float) -> Report:
         info, what = self.program.info, self.what
@@ -167,18 +165,17 @@ class _Measurement:
                 report.inconsistent.append(batch)
         report.share_of_limit = {"prefill": prefill_share, "decode": decode_shares}
         report.limits = {
-            "read_bytes_per_s": {"lowest": min(self.probes), "highest": max(self.probes)},
-            "ops_per_s": self.peaks,
+            "read_bytes_per_s": {"lowest": min(self.peaks.bandwidths), "highest": max(self.peaks.bandwidths)},
+            "ops_per_s": self.peaks.ops_per_s,
             "prefill_peak": self.work.peak,
         }
         report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes())
         return report
 
     def _probe_compute(self) -> float:
-        """The peak that counts for this scheme: the highest seen, for another process may have had the cores."""
-        for name, dtype in _PEAKS.items():
-            self.peaks[name] = max(self.peaks[name], core.probe_compute(self.program.context, int(dtype)))
-        return self.peaks[self.work.peak]
+        """The peak that counts for this scheme."""
+        self.peaks.probe_compute()
+        return self.peaks.ops_per_s[self.work.peak]
 
     def _prefill_within_limit(self) -> tuple[float, float]:
         """Seconds to the first token and their share of the peak."""
@@ -222,7 +219,7 @@ class _Measurement:
         ops = batch * (self.work.body_ops + self.work.head_ops)
         for attempt in range(ATTEMPTS):
             seconds, bandwidth, context_len = self._decode(batch)
-            compute = ops / self.peaks[self.work.peak] / seconds
+            compute = ops / self.peaks.ops_per_s[self.work.peak] / seconds
             read = self.program.info.weight_bytes_per_token + batch * context_len * self.work.kv_bytes_per_token
             share = max(compute, read / bandwidth / seconds)
             if compute <= 1.0 and (share <= BANDWIDTH_SLACK or attempt > 0):
@@ -251,6 +248,6 @@ class _Measurement:
 
     def _bandwidth(self) -> float:
         self.peak_rss = max(self.peak_rss, peak_rss_bytes())
-        self.probes.append(core.probe_bandwidth(self.program.context))
+        bandwidth = self.peaks.probe_bandwidth()
         reset_peak_rss()  # the probe's buffer is not the model's memory
-        return self.probes[-1]
+        return bandwidth

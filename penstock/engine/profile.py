@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.peaks import Peaks
 from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
-from penstock.graph.ir import DType, Graph
+from penstock.graph.ir import Graph
 from penstock.lite import core, spans
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import open_program
@@ -34,7 +35,6 @@ STEP_TOKENS = 512
 _WARM_PASSES = 2
 _SECONDS = 1.0
 """Passes go on for about so long when their number was not given."""
-_PEAKS = {"f32": DType.F32, "bf16": DType.BF16, "int8": DType.I8}
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Profiler:
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
-        self.peaks = dict.fromkeys(_PEAKS, 0.0)
+        self.peaks = Peaks(program.context)
 
     def report(self) -> ProfileReport:
         info = self.program.info
@@ -198,7 +198,7 @@ class _Profiler:
                 self._compare(row, phase.read_bytes_per_s)
         return ProfileReport(
             info.network, info.scheme, info.cpu_level, info.num_threads, self.program.limits.kv_layout,
-            self.what.weights, self.peaks, phases,
+            self.what.weights, self.peaks.ops_per_s, phases,
         )  # fmt: skip
 
     def _phase(self, phase: str) -> PhaseReport:
@@ -233,10 +233,9 @@ class _Profiler:
         )
 
     def _probe(self) -> float:
-        """Read bandwidth now; the peaks are the highest seen, for another process may have had the cores."""
-        for name, dtype in _PEAKS.items():
-            self.peaks[name] = max(self.peaks[name], core.probe_compute(self.program.context, int(dtype), 0.05))
-        return core.probe_bandwidth(self.program.context)
+        """Read bandwidth now, and a look at the arithmetic."""
+        self.peaks.probe_compute(0.05)
+        return self.peaks.probe_bandwidth()
 
     def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> _Step:
         """A step: request i has ``lens[i]`` random tokens from position ``starts[i]`` and pages of its own."""
@@ -356,7 +355,7 @@ class _Profiler:
         return rows, between
 
     def _compare(self, row: Row, bandwidth: float) -> None:
-        memory, arithmetic = row.num_bytes / bandwidth, row.num_ops / self.peaks[row.peak]
+        memory, arithmetic = row.num_bytes / bandwidth, row.num_ops / self.peaks.ops_per_s[row.peak]
         row.limit = "memory" if memory >= arithmetic else row.peak
         row.share_of_limit = max(memory, arithmetic) / row.busy_seconds if row.busy_seconds > 0 else 0.0
 

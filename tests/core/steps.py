@@ -41,3 +41,20 @@ def sampling(rows: int, **changes: Any) -> Sampling:
         np.zeros((rows, 2), np.int64),
     )
     return dataclasses.replace(made, **changes)
+
+
+def random_numbers(rng: np.random.Generator, name: str, rows: int, vocab: int) -> dict[str, Any]:
+    """Changes for ``sampling``, a letter for each thing: k top_k, p top_p, m mask, g greedy; temperature, seed and
+    counter in any case."""
+    changes: dict[str, Any] = {
+        "temperature": rng.uniform(0.3, 2, rows).astype(np.float32) * np.float32("g" not in name),
+        "seed": rng.integers(0, 1 << 63, rows, np.uint64),
+        "counter": rng.integers(0, 1 << 40, (rows, 2), np.int64),
+    }
+    if "k" in name:
+        changes["top_k"] = rng.integers(1, 60, rows).astype(np.int32)
+    if "p" in name:
+        changes["top_p"] = rng.uniform(0.1, 0.99, rows).astype(np.float32)
+    if "m" in name:
+        changes["mask"] = rng.integers(0, 1 << 32, (rows, (vocab + 31) // 32), np.uint32)
+    return changes

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError
 from penstock.lite.core import Context, Sampling, cpu_levels, sample_logits
-from tests.core.steps import i32, sampling
+from tests.core.steps import i32, random_numbers, sampling
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 VOCAB, ROWS = 3001, 96
@@ -97,20 +97,7 @@ def case(name: str) -> tuple[npt.NDArray[np.float32], Sampling]:
     rng = np.random.default_rng(17)
     logits = (rng.standard_normal((ROWS, VOCAB)) * 3).astype(np.float32)
     logits[:, 7] = logits[:, 1000] = logits.max(axis=1)  # ties
-    changes: dict[str, Any] = {
-        "temperature": rng.uniform(0.3, 2, ROWS).astype(np.float32),
-        "seed": rng.integers(0, 1 << 63, ROWS, np.uint64),
-        "counter": rng.integers(0, 1 << 40, (ROWS, 2), np.int64),
-    }
-    if "k" in name:
-        changes["top_k"] = rng.integers(1, 60, ROWS).astype(np.int32)
-    if "p" in name:
-        changes["top_p"] = rng.uniform(0.1, 0.99, ROWS).astype(np.float32)
-    if "m" in name:
-        changes["mask"] = rng.integers(0, 1 << 32, (ROWS, (VOCAB + 31) // 32), np.uint32)
-    if "g" in name:
-        changes["temperature"] = np.zeros(ROWS, np.float32)
-    return logits, sampling(ROWS, **changes)
+    return logits, sampling(ROWS, **random_numbers(rng, name, ROWS, VOCAB))
 
 
 @pytest.mark.parametrize("name", ["t", "k", "p", "kp", "m", "km", "pm", "kpm", "g", "gm"])

@@ -13,7 +13,7 @@ from transformers.generation import logits_process as processors
 
 from penstock.errors import InvalidArgumentError
 from penstock.lite.core import Biases, Context, Penalties, Sampling, cpu_levels, sample_logits
-from tests.core.steps import i32, sampling
+from tests.core.steps import i32, random_numbers, sampling
 from tests.core.test_sampling import uniform
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
@@ -34,21 +34,11 @@ def make(name: str) -> tuple[F32, Sampling]:
     s presence, b bias, x forbidden tokens, m mask, g greedy."""
     rng = np.random.default_rng(sum(map(ord, name)))
     logits = (rng.standard_normal((ROWS, VOCAB)) * 3).astype(np.float32)
-    changes: dict[str, Any] = {
-        "temperature": rng.uniform(0.4, 2, ROWS).astype(np.float32) * np.float32("g" not in name),
-        "seed": rng.integers(0, 1 << 63, ROWS, np.uint64),
-        "counter": rng.integers(0, 1 << 40, (ROWS, 2), np.int64),
-    }
+    changes = random_numbers(rng, name, ROWS, VOCAB)
     if "n" in name:
         changes["min_p"] = rng.uniform(0.001, 0.3, ROWS).astype(np.float32)
-    if "k" in name:
-        changes["top_k"] = rng.integers(2, 60, ROWS).astype(np.int32)
-    if "p" in name:
-        changes["top_p"] = rng.uniform(0.1, 0.99, ROWS).astype(np.float32)
     if "y" in name:
         changes["typical_p"] = rng.uniform(0.1, 0.95, ROWS).astype(np.float32)
-    if "m" in name:
-        changes["mask"] = rng.integers(0, 1 << 32, (ROWS, (VOCAB + 31) // 32), np.uint32)
     if set("rfs") & set(name):
         lens = rng.integers(0, 80, ROWS).tolist()
         likely = np.argsort(-logits, axis=1)[:, :20]  # so that it matters

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.measure import Bench, bench
+from penstock.engine.measure import Bench, _Work, bench
 from penstock.errors import InternalError, InvalidArgumentError
+from penstock.graph.bundle import read_graph
+from penstock.graph.passes.append_tail import append_tail
 from penstock.lite import core
 from tests.cli.conftest import DEMO
 
@@ -50,3 +52,11 @@ def test_shares_are_counted_from_the_graph(monkeypatch):
 def test_sizes_are_checked(fields):
     with pytest.raises(InvalidArgumentError, match="must"):
         Bench(DEMO, **fields)
+
+
+def test_the_head_is_known_behind_a_tail():
+    graph, _ = read_graph(DEMO)
+    plain = _Work.of(graph, 64)
+    append_tail(graph, "argmax")
+    assert _Work.of(graph, 64) == plain
+    assert plain.head_ops == 2 * 256 * 4096
