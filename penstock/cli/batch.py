@@ -118,11 +118,12 @@ def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
             except PenstockError as error:
                 yield error
 
-    start, num_failed, num_tokens = time.monotonic(), 0, 0
+    start, num_failed, num_tokens, first_failure = time.monotonic(), 0, 0, ""
     for count, (index, outcome) in enumerate(llm.generate_each(prepared()), 1):
         request = todo[index]
         if isinstance(outcome, PenstockError):
             num_failed += 1
+            first_failure = first_failure or f"{request['custom_id']!r}: {outcome}"
             line = _line(request, None, {"code": type(outcome).__name__, "message": str(outcome)})
         else:
             body = answer_body(llm, request["url"], request["body"], params.pop(index), outcome)
@@ -134,6 +135,9 @@ def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
             text = f"{count:,}/{len(todo):,} requests, {num_failed} failed, {num_tokens / seconds:,.0f} tokens/s"
             print(f"\r{text}" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    if first_failure:
+        printable = "".join(char if char.isprintable() else "?" for char in first_failure)
+        print(f"penstock: the first that failed: {printable:.500}", file=sys.stderr)
     return num_failed
 
 

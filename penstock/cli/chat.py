@@ -96,8 +96,10 @@ class _Conversation:
         from penstock.engine.params import SamplingParams
 
         prompt = self._llm.chat_prompt(messages) if self.has_template else messages[-1]["content"]
-        # Until the context is full, unless a number is set: a conversation has no usual length.
-        params = SamplingParams(**{"max_tokens": self._llm.engine.max_len} | self._settings)
+        # Until the context is full, unless a number is set: an answer ends by itself, and has no usual length.  A text
+        # that is completed may never end.
+        most = {"max_tokens": self._llm.engine.max_len} if self.has_template else {}
+        params = SamplingParams(**most | self._settings)
         stream = self._llm.stream(prompt, params)
         pieces: list[str] = []
         try:
@@ -113,7 +115,8 @@ class _Conversation:
         result = stream.result()
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
         if result.finish_reason == "length" and self._num_tokens >= self._llm.engine.max_len:
-            _note(f"the context of {self._llm.engine.max_len} tokens is full: /reset begins anew")
+            again = ": /reset begins anew" if self.has_template else ""
+            _note(f"the context of {self._llm.engine.max_len} tokens is full{again}")
 
     def command(self, line: str) -> bool:
         """Carry out a command; False ends the conversation."""
@@ -141,12 +144,12 @@ class _Conversation:
         return True
 
     def _set(self, name: str, value: str) -> None:
-        from penstock.engine.params import SamplingParams
+        from penstock.engine.params import FIELDS, SamplingParams
 
         settings = {key: kept for key, kept in self._settings.items() if key != name}
         if value.strip():
             settings[name] = _value_of(value.strip())
-        elif name not in SamplingParams.__dataclass_fields__:
+        elif name not in FIELDS:
             settings[name] = None  # refused by name
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a conversation")
@@ -199,6 +202,8 @@ def _read_message() -> str | None:
                 parts.append(_read_line(". "))
             return "\n".join(parts)
         except EOFError:
+            if sys.stdin.isatty():
+                _note("")  # what the shell says next begins a line
             return None
         except KeyboardInterrupt:
             _note("\nCtrl-D or /exit ends")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.params import SamplingParams
+from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
 from penstock.engine.result import Choice, Result
 from penstock.errors import InvalidArgumentError
@@ -21,7 +20,6 @@ __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
-_PARAMS: Final = frozenset(one.name for one in fields(SamplingParams))
 _LEAST: Final = -9999.0
 """The log-probability of what cannot come, as OpenAI writes it: JSON has no infinity."""
 
@@ -56,7 +54,7 @@ def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams]
     else:
         raise InvalidArgumentError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r:.100}")
     for name in values:
-        if name not in _PARAMS:
+        if name not in FIELDS:
             raise InvalidArgumentError(f"{name} is not a field of {url}")
     return prompt, SamplingParams(**values)
 

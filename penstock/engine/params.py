@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Final, Self
+from typing import Any, Final, TypedDict, Unpack
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]
+__all__ = [
+    "FIELDS", "Filters", "Penalties", "ResolvedSampling", "SamplingFields", "SamplingParams", "check_num_top",
+]  # fmt: skip
 
 DEFAULT_MAX_TOKENS: Final = 256
 MAX_STRINGS: Final = 64
@@ -96,6 +98,26 @@ def _bias(value: object) -> dict[int, float]:
     return biases
 
 
+def _given(name: str, value: Any) -> Any:
+    """A number that None cannot stand for."""
+    if value is None:
+        raise _refuse(name, "a number", None)
+    return value
+
+
+def _set(instance: object, **values: object) -> None:
+    """Fields of a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def _some_token_ids(name: str, value: object) -> tuple[int, ...]:
+    ids = _token_ids(name, value)
+    if not ids:
+        raise _refuse(name, "None or at least one token id", [])
+    return ids
+
+
 def _bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise _refuse(name, "True or False", value)
@@ -103,6 +125,79 @@ def _bool(name: str, value: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Filters:
+    """Which tokens are left to draw from: the fields of SamplingParams of the same names."""
+
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        positive = "a number above 0 and up to 1"
+        _set(
+            self,
+            top_k=_int("top_k", self.top_k, 0, _TOKEN),
+            top_p=_float("top_p", self.top_p, 1e-6, 1, positive),
+            min_p=_float("min_p", self.min_p, 0, 1),
+            typical_p=_float("typical_p", self.typical_p, 1e-6, 1, positive),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalties:
+    """What repeating costs: the fields of SamplingParams of the same names."""
+
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _set(
+            self,
+            repetition_penalty=_float("repetition_penalty", self.repetition_penalty, 0.01, 100),
+            presence_penalty=_given("presence_penalty", _float("presence_penalty", self.presence_penalty, -2, 2)),
+            frequency_penalty=_given("frequency_penalty", _float("frequency_penalty", self.frequency_penalty, -2, 2)),
+        )
+
+
+class SamplingFields(TypedDict, total=False):
+    """What SamplingParams is called with: vLLM's names, and its two groups as a whole."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str]
+    seed: int | None
+    n: int
+    best_of: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+    filters: Filters
+    penalties: Penalties
+
+
+FIELDS: Final = tuple(name for name in SamplingFields.__annotations__ if name not in ("filters", "penalties"))
+"""The names that a request may use."""
+
+
+@dataclass(frozen=True, init=False)
 class SamplingParams:
     """How to continue a prompt, in vLLM's words.  None leaves a field to the model's own generation_config.
 
@@ -120,82 +215,102 @@ class SamplingParams:
     token's log-probability and that many of the likeliest (0 to 20); ``prompt_logprobs``: the prompt's, too.
     ``echo``: the text begins with the prompt.
 
-    Raises InvalidArgumentError naming the field that is unknown or out of range.
+    All are keywords of the call.  ``filters`` holds top_k, top_p, min_p and typical_p, ``penalties`` the three
+    penalties; each is an attribute, too.  Raises InvalidArgumentError naming the field that is unknown or out of range.
     """
 
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    ignore_eos: bool = False
     min_tokens: int = 0
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float | None = None
+    filters: Filters = Filters()
+    penalties: Penalties = Penalties()
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
+    seed: int | None = None
     n: int = 1
     best_of: int | None = None
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
 
-    def __new__(cls, **given: object) -> Self:
-        """Refuse an unknown field by name, with the known ones."""
-        known = [one.name for one in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise InvalidArgumentError(f"SamplingParams has no field {name!r}; it has {', '.join(known)}")
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Unpack[SamplingFields]) -> None:
         """Check every field; numbers of numpy become plain ones, lists tuples."""
-        most = 2**31 - 1
-        checked = {
-            "max_tokens": _int("max_tokens", self.max_tokens, 1, most),
-            "min_tokens": _int("min_tokens", self.min_tokens, 0, most),
-            "temperature": _float("temperature", self.temperature, 0, 100),
-            "top_k": _int("top_k", self.top_k, 0, most),
-            "top_p": _float("top_p", self.top_p, 1e-6, 1, "a number above 0 and up to 1"),
-            "min_p": _float("min_p", self.min_p, 0, 1),
-            "typical_p": _float("typical_p", self.typical_p, 1e-6, 1, "a number above 0 and up to 1"),
-            "repetition_penalty": _float("repetition_penalty", self.repetition_penalty, 0.01, 100),
-            "presence_penalty": _float("presence_penalty", self.presence_penalty, -2, 2),
-            "frequency_penalty": _float("frequency_penalty", self.frequency_penalty, -2, 2),
-            "logit_bias": _bias(self.logit_bias),
-            "allowed_token_ids": None
-            if self.allowed_token_ids is None
-            else _token_ids("allowed_token_ids", self.allowed_token_ids),
-            "bad_words": _strings("bad_words", self.bad_words),
-            "seed": _int("seed", self.seed, 0, 2**64 - 1),
-            "n": _int("n", self.n, 1, MAX_ANSWERS),
-            "best_of": _int("best_of", self.best_of, 1, MAX_ANSWERS),
-            "stop": _strings("stop", self.stop),
-            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
-            "include_stop_str_in_output": _bool("include_stop_str_in_output", self.include_stop_str_in_output),
-            "ignore_eos": _bool("ignore_eos", self.ignore_eos),
-            "logprobs": _int("logprobs", self.logprobs, 0, MAX_LOGPROBS),
-            "prompt_logprobs": _int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS),
-            "echo": _bool("echo", self.echo),
-        }
-        for name in ("min_tokens", "presence_penalty", "frequency_penalty", "n"):
-            if checked[name] is None:
-                raise _refuse(name, "a number", None)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise _refuse("allowed_token_ids", "None or at least one token id", [])
+        values: dict[str, Any] = {one.name: one.default for one in fields(SamplingParams)} | given
+        for name, kind in (("filters", Filters), ("penalties", Penalties)):
+            if not isinstance(values[name], kind):
+                raise _refuse(name, kind.__name__, values[name])
+            flat = {one.name: values.pop(one.name) for one in fields(kind) if one.name in values}
+            values[name] = replace(values[name], **flat)
+        unknown = next((name for name in values if name not in SamplingParams.__dataclass_fields__), None)
+        if unknown is not None:
+            raise InvalidArgumentError(f"SamplingParams has no field {unknown!r}; it has {', '.join(FIELDS)}")
+        _set(self, **{name: _CHECKS[name](name, value) for name, value in values.items()})
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if self.best_of is not None and self.best_of < self.n:
             raise _refuse("best_of", f"at least n ({self.n})", self.best_of)
+
+    @property
+    def top_k(self) -> int | None:
+        """Of ``filters``."""
+        return self.filters.top_k
+
+    @property
+    def top_p(self) -> float | None:
+        """Of ``filters``."""
+        return self.filters.top_p
+
+    @property
+    def min_p(self) -> float | None:
+        """Of ``filters``."""
+        return self.filters.min_p
+
+    @property
+    def typical_p(self) -> float | None:
+        """Of ``filters``."""
+        return self.filters.typical_p
+
+    @property
+    def repetition_penalty(self) -> float | None:
+        """Of ``penalties``."""
+        return self.penalties.repetition_penalty
+
+    @property
+    def presence_penalty(self) -> float:
+        """Of ``penalties``."""
+        return self.penalties.presence_penalty
+
+    @property
+    def frequency_penalty(self) -> float:
+        """Of ``penalties``."""
+        return self.penalties.frequency_penalty
+
+
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "max_tokens": lambda name, value: _int(name, value, 1, _TOKEN),
+    "min_tokens": lambda name, value: _given(name, _int(name, value, 0, _TOKEN)),
+    "temperature": lambda name, value: _float(name, value, 0, 100),
+    "filters": lambda _name, value: value,
+    "penalties": lambda _name, value: value,
+    "logit_bias": lambda _name, value: _bias(value),
+    "allowed_token_ids": lambda name, value: None if value is None else _some_token_ids(name, value),
+    "bad_words": _strings,
+    "seed": lambda name, value: _int(name, value, 0, 2**64 - 1),
+    "n": lambda name, value: _given(name, _int(name, value, 1, MAX_ANSWERS)),
+    "best_of": lambda name, value: _int(name, value, 1, MAX_ANSWERS),
+    "stop": _strings,
+    "stop_token_ids": _token_ids,
+    "include_stop_str_in_output": _bool,
+    "ignore_eos": _bool,
+    "logprobs": lambda name, value: _int(name, value, 0, MAX_LOGPROBS),
+    "prompt_logprobs": lambda name, value: _int(name, value, 0, MAX_LOGPROBS),
+    "echo": _bool,
+}
 
 
 @dataclass(frozen=True)

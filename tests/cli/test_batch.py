@@ -49,6 +49,7 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert done.returncode == 1, done.stderr  # some failed
     assert "8/8 requests, 4 failed" in done.stderr
+    assert "the first that failed: 'hot': temperature must be" in done.stderr
     found = read(tmp_path / "out.jsonl")
     assert set(found) == {str(one["custom_id"]) for one in requests}
     with LLM(DEMO) as llm:

@@ -103,7 +103,12 @@ def test_a_turn_without_an_answer_leaves_nothing_behind(chat_model, monkeypatch,
     assert main(["chat", str(chat_model), "--context-len", "256"]) == 0
     said = capsys.readouterr()
     assert {"interrupted": "stopped; Ctrl-D", "failed": "planted"}[trouble] in said.err
-    answers = said.out.split("\n") if trouble == "interrupted" else said.out.split("\n", 1)
     assert said.out.startswith(expected[0] + "\n")
     assert said.out.endswith(f"{expected[0]}\n{expected[1]}\n")
-    assert answers
+
+
+def test_a_text_that_never_ends_is_completed_by_a_piece_at_a_time(penstock_command):
+    done = penstock_command("chat", DEMO, stdin="/set temperature 0\n/set ignore_eos true\nimport os\n/settings\n")
+    with LLM(DEMO) as llm:
+        num_prompt = len(llm.tokenizer.encode("import os"))
+    assert f"context: {num_prompt + 256} of 1024 tokens" in done.stderr

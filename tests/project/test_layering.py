@@ -17,6 +17,7 @@ TORCH_ALLOWED = ("models/", "nn/", "quant/", "ops/reference/", "ops/eager.py", "
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
+MAX_CONFIG_FIELDS = 20
 BANNED_NAMES = ("utils", "common", "manager", "handler", "helpers", "misc", "mixin")
 
 
@@ -142,3 +143,12 @@ def test_no_model_names_outside_models() -> None:
             continue
         names = [n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)]
         assert not {n for n in names if n.lower().startswith(("llama", "qwen", "mistral"))}, name_of(path)
+
+
+def test_configs_have_few_fields() -> None:
+    ends = ("Params", "Options", "Config", "Limits", "Sampling")
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name.endswith(ends):
+                count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
+                assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
