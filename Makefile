@@ -64,7 +64,8 @@ FUZZ ?= 1000000
 fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
 	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle
-	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm
+	PYTHONPATH=. $(BIN)/python -m tests.core.tiny_graph build/fuzz
+	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm
 
 # Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user
 check-neon: $(VENV)/.test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,3 +172,8 @@ def write_bundle(
 def replace(items: dict[str, object], key: str, **changes: object) -> None:
     """Replaces fields of a dataclass in a dict."""
     items[key] = dataclasses.replace(items[key], **changes)  # type: ignore[type-var]
+
+
+if __name__ == "__main__":  # the seeds of `make fuzz`
+    for _scheme in LINEAR_LAYOUTS:
+        write_bundle(Path(sys.argv[1]) / f"{_scheme}.psm", tiny_graph(_scheme, windows=(0, 32)))
