@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -96,8 +97,8 @@ def check_embedding(pooling: object, normalize: object) -> None:
 
 
 def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: str, normalize: bool) -> list[Embedding]:
-    """The prompts' embeddings in their order.  A few steps' worth of requests is open at a time, so that any number of
-    prompts may come; raises the error that one of them ended with.
+    """The prompts' embeddings in their order.  A few steps' worth of requests is open at a time, and a full queue is
+    waited for, so that any number of prompts may come; raises the error that one of them ended with.
     """
     todo = deque(enumerate(prompts))
     unfinished: dict[int, Request] = {}
@@ -105,13 +106,10 @@ def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: str, normal
     try:
         while todo or unfinished:
             while todo and len(unfinished) < 4 * engine.scheduler.max_requests:
-                try:
+                engine.make_room()
+                with suppress(QueueFullError):  # another thread was faster
                     unfinished[todo[0][0]] = engine.submit(todo[0][1], pooling=Pooling(pooling))
-                except QueueFullError:
-                    if not unfinished:  # others fill the queue
-                        raise
-                    break
-                todo.popleft()
+                    todo.popleft()
             engine.wait(next(iter(unfinished.values())), 0)
             for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
                 done[index] = _embedding(unfinished.pop(index), normalize)
