@@ -22,6 +22,8 @@ namespace ps {
 namespace {
 
 constexpr int kRows = 8;  // of activations in a register block, at most
+// How far ahead weights are asked for: further where one row reads them as fast as they come.
+constexpr int64_t kAhead = 1024, kAheadOfOne = 16384;
 
 PS_INLINE __mmask16 lanes_below(int64_t n) { return n >= 16 ? __mmask16(0xffff) : __mmask16((1u << n) - 1u); }
 
@@ -46,7 +48,7 @@ void block(const LinearArgs& a, int64_t row, const uint8_t* const (&w)[N], float
     __m512bh v[N];
     PS_UNROLL for (int t = 0; t < N; ++t) {
       v[t] = (__m512bh)_mm512_loadu_si512(w[t] + 64 * p);
-      __builtin_prefetch(w[t] + 64 * p + 1024, 0, 3);
+      __builtin_prefetch(w[t] + 64 * p + (M == 1 ? kAheadOfOne : kAhead), 0, 3);
     }
     PS_UNROLL for (int i = 0; i < M; ++i) {
       const __m512bh b = pair(x[i] + 4 * p);
@@ -95,8 +97,10 @@ void linear_bf16_dot(const LinearArgs& a, int64_t begin, int64_t end) {
     for (; tile < end; ++tile) panel<2>(a, tile, a.weight.rows / 32);
     return;
   }
-  for (; tile + 3 <= end; tile += 3) panel<3>(a, tile, 1);
-  for (; tile + 2 <= end; tile += 2) panel<2>(a, tile, 1);
+  if (a.m > 1) {  // one row reads tile after tile: a single run of addresses
+    for (; tile + 3 <= end; tile += 3) panel<3>(a, tile, 1);
+    for (; tile + 2 <= end; tile += 2) panel<2>(a, tile, 1);
+  }
   for (; tile < end; ++tile) panel<1>(a, tile, 1);
 }
 

@@ -11,8 +11,10 @@ namespace ps {
 namespace {
 
 constexpr int kI8Header = 64, kI4Header = 64, kI4Pair = 576;  // bytes: before a tile's columns; of 64 columns
-// How far ahead a pass over weights asks for them.
-constexpr int kI8Ahead = 4096, kI4Ahead = 2048;
+// How far ahead a pass over weights asks for them: what memory delivers while it answers, and more, as few rows use a
+// line up sooner than it comes.
+constexpr int kI8Ahead = 8192, kI4Ahead = 16384;
+constexpr int kStreamRows = 2;  // up to so many int8 rows read one tile at a time: a single run of addresses
 
 struct Activations {  // one block of rows: see QuantizedRows
   const int8_t* q;           // [stride / 4][rows][4]
@@ -75,18 +77,18 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
 
 // out [M]: one tile of 4-bit weights, w pointing at its first pair of groups.
 template <int M>
-__attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int64_t pairs, I16* out) {
+__attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead, I16* out) {
   const int8_t* q = x.q;
   I16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w8_start(x.sums[i]);
   for (int64_t s = 0; s < pairs; ++s, w += kI4Pair) {
     const I16 params = i_load(w);
-    prefetch(w + kI4Ahead);
+    prefetch(w + ahead);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       const W4Line line = w4_line(params, g, true);
       PS_UNROLL for (int j = 0; j < 4; ++j, q += 4 * M) {
         const uint8_t* p = w + 64 + 256 * g + 64 * j;
-        prefetch(p + kI4Ahead);
+        prefetch(p + ahead);
         const I16 bytes = i_load(p);
         const W8 low = w8_ready(w4_low(bytes, line)), high = w8_ready(w4_high(bytes, line));
         PS_UNROLL for (int i = 0; i < M; ++i)
@@ -99,21 +101,22 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
 }
 
 template <int M>
-__attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activations& x, int64_t pairs, I16* out) {
+__attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead,
+                                              I16* out) {
   const int8_t* q = x.q;
   const int16_t* group_sums = x.group_sums;
   I16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = i_set(0);
   for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, group_sums += 2 * M) {
     const I16 params = i_load(w);
-    prefetch(w + kI4Ahead);
+    prefetch(w + ahead);
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w4_offsets(acc[i], params, group_sums + 2 * i);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       G16 sum[M];
       PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
       PS_UNROLL for (int j = 0; j < 4; ++j, q += 4 * M) {
         const uint8_t* p = w + 64 + 256 * g + 64 * j;
-        prefetch(p + kI4Ahead);
+        prefetch(p + ahead);
         const W4 v = w4_load(p);
         PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_dot(sum[i], v, q + 4 * i, q + 4 * (4 * M + i));
       }
@@ -155,14 +158,14 @@ inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int
   }
 }
 
-inline void dot4_tile(const uint8_t* w, const Activations& x, int64_t pairs, I16* out) {
+inline void dot4_tile(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead, I16* out) {
   if (x.rows <= kGroupRows) {
     with_rows(x.rows, [&](auto m) {
-      if constexpr (decltype(m)::value <= kGroupRows) dot4_by_groups<decltype(m)::value>(w, x, pairs, out);
+      if constexpr (decltype(m)::value <= kGroupRows) dot4_by_groups<decltype(m)::value>(w, x, pairs, ahead, out);
     });
   } else {
     with_rows(x.rows, [&](auto m) {
-      if constexpr (decltype(m)::value > kGroupRows) dot4<decltype(m)::value>(w, x, pairs, out);
+      if constexpr (decltype(m)::value > kGroupRows) dot4<decltype(m)::value>(w, x, pairs, ahead, out);
     });
   }
 }
@@ -219,9 +222,10 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64, stride = a.qx.stride;
   const int64_t tile_bytes = four ? kI4Header + pairs * kI4Pair : kI8Header + steps * 64;
   const int64_t blocks = num_row_blocks(a.m, a.qx.planes);
+  const bool pairwise = kIntTiles == 2 && (four || a.m * a.qx.planes > kStreamRows);
   const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
   for (int64_t tile = begin; tile < end;) {
-    const int n = a.gated || (kIntTiles == 2 && tile + 2 <= end) ? 2 : 1;
+    const int n = a.gated || (pairwise && tile + 2 <= end) ? 2 : 1;
     const uint8_t *tiles[2], *next[2] = {}, *w[2] = {};
     F16 scales[2];
     for (int t = 0; t < n; ++t) {
@@ -246,7 +250,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       if (four && !panel) {
         I16 one[kIntRows];
         for (int t = 0; t < n; ++t) {
-          dot4_tile(w[t], x, pairs, one);
+          dot4_tile(w[t], x, pairs, a.gated ? kI4Ahead / 2 : kI4Ahead, one);  // gate and up: two runs of addresses
           for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
         }
       } else {

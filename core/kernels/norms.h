@@ -7,6 +7,11 @@ namespace {
 
 PS_INLINE int tail(int64_t n, int64_t i) { return n - i < 16 ? int(n - i) : 16; }
 
+// Asks for a row at once: where other threads made it, its lines come one by one otherwise.
+PS_INLINE void ask_for_row(const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(x + i, 0, 3);
+}
+
 // x + residual goes to sum; returns where the norm reads its input.
 inline const float* add_residual(const NormArgs& a, int64_t row, int64_t offset) {
   const float* x = a.x + row * a.x_stride + offset;
@@ -25,6 +30,7 @@ void rms_norm(const NormArgs& a, int64_t begin, int64_t end) {
     int64_t row = item / a.groups, offset = item % a.groups * a.dim;
     const float* x = add_residual(a, row, offset);
     float* y = a.y + row * a.y_stride + offset;
+    ask_for_row(x, a.dim);
     F16 sum = f_set(0.f);
     int64_t i = 0;
     for (; i + 16 <= a.dim; i += 16) {

@@ -69,6 +69,7 @@ PS_INLINE int32_t lane_sum(I16 v) {
 }
 
 PS_INLINE void put_sixteen(const RowTarget& t, int64_t column, F16 v) {
+  if (t.rows == 1) return f_store_i8_n(t.q + column, v, 16);
   int8_t bytes[16];
   f_store_i8_n(bytes, v, 16);
   for (int j = 0; j < 4; ++j) __builtin_memcpy(t.q + (column / 4 + j) * 4 * t.rows, bytes + 4 * j, 4);
@@ -112,6 +113,7 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, in
                    int64_t begin, int64_t end) {
   const int64_t blocks = num_row_blocks(m, out.planes);
   for (int64_t row = begin; row < end; ++row) {
+    ask_for_row(x + row * x_stride, cols);
     const RowScale s = row_scale(x + row * x_stride, cols, out.planes == 2 ? kLimit16 : kLimit8);
     out.scale[row] = s.scale;
     const RowBlock block = block_of_row(m, blocks, row);
