@@ -6,189 +6,14 @@
 namespace ps {
 namespace {
 
-constexpr int kPartitionTokens = kPartitionPages * kPageTokens;
 constexpr int kBlockQueries = 32;
 
-struct Query {  // one head of one token
-  const float* q;
-  float* out;
-  int32_t position, first, last;  // valid keys: first..last
-  float slope;
-  int begin, end;  // valid slots of the partition
-  float max, sum;  // of the partition
-  float total_max, total_sum;
-  float *p, *o, *spare, *total;  // [256] scores, then probabilities; [dim] each of the partition, and in all or null
-  float* partials;               // where the results of its partitions go, if they are kept apart
+// What comes after the queries of a block: its pages from the first that it reads on, for what is asked for early.
+struct Next {
+  const int32_t* pages;
+  int32_t count;
+  int64_t kv_head;
 };
-
-// The pages of a partition that some query of the block sees: [begin, end) of kPartitionPages.
-struct Partition {
-  int32_t start;  // position of its first slot
-  int begin, end;
-  const uint8_t* heads[kPartitionPages];  // one KV head of each page
-  const uint8_t* ahead[kPartitionPages];  // what is read after it, to be asked for early
-};
-
-PS_INLINE int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
-PS_INLINE int64_t partial_floats(int64_t dim) { return 16 + padded(dim); }  // maximum, sum, 14 unused, values
-
-PS_INLINE void ask_for(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
-
-// p[t] = sum over d of q[d] * k[d][t], a chain in ascending d for each of 32 keys: N queries against P pages.
-template <class Kv, int N, int P>
-inline void scores(Query* queries, const Partition& part, int page, int64_t dim) {
-  F16 s[N][P][2];
-  const float* q[N];
-  const uint8_t *keys[P], *values[P];
-  PS_UNROLL for (int j = 0; j < P; ++j) {
-    keys[j] = part.heads[page + j];
-    values[j] = Kv::values(keys[j], dim);
-  }
-  PS_UNROLL for (int i = 0; i < N; ++i) {
-    q[i] = queries[i].q;
-    PS_UNROLL for (int j = 0; j < P; ++j) s[i][j][0] = s[i][j][1] = f_set(0.f);
-  }
-  for (int64_t d = 0; d < dim; ++d) {
-    PS_UNROLL for (int j = 0; j < P; ++j) {
-      F16 k0 = Kv::load(keys[j], d * kPageTokens), k1 = Kv::load(keys[j], d * kPageTokens + 16);
-      PS_UNROLL for (int line = 0; line < kPageTokens * Kv::kElement; line += 64)
-        ask_for(values[j] + d * kPageTokens * Kv::kElement + line);
-      PS_UNROLL for (int i = 0; i < N; ++i) {
-        F16 x = f_set(q[i][d]);
-        s[i][j][0] = f_fma(x, k0, s[i][j][0]);
-        s[i][j][1] = f_fma(x, k1, s[i][j][1]);
-      }
-    }
-  }
-  PS_UNROLL for (int i = 0; i < N; ++i)
-    PS_UNROLL for (int j = 0; j < P; ++j) {
-      f_store(queries[i].p + (page + j) * kPageTokens, s[i][j][0]);
-      f_store(queries[i].p + (page + j) * kPageTokens + 16, s[i][j][1]);
-    }
-}
-
-// Few queries go over several pages at a time, so that enough chains run side by side.
-template <class Kv, int N>
-void all_scores(Query* queries, int n, const Partition& part, int64_t dim) {
-  constexpr int P = kScoreChains / N > 1 ? kScoreChains / N : 1;
-  const int whole = n / N * N;
-  for (int page = part.begin; page < part.end;) {  // a page serves all queries while it is in the nearest cache
-    const bool several = P > 1 && page + P <= part.end;
-    for (int i = 0; i < whole; i += N) {
-      if (several) scores<Kv, N, P>(queries + i, part, page, dim);
-      else scores<Kv, N, 1>(queries + i, part, page, dim);
-    }
-    page += several ? P : 1;
-  }
-  if constexpr (N > 1)
-    if (n > whole) all_scores<Kv, N / 2>(queries + whole, n - whole, part, dim);
-}
-
-// 16 scores from slot t of the partition on, as they enter the softmax.
-template <class Kv>
-PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, int t, const float* key_scales) {
-  static const float iota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  F16 s = f_load(q.p + t);
-  if (Kv::kScaled) s = s * f_load(key_scales);
-  s = s * f_set(a.scale);
-  if (a.softcap != 0.f) s = f_set(a.softcap) * f_tanh(s / f_set(a.softcap));
-  if (a.alibi) s = f_fma(f_set(q.slope), f_load(iota) + f_set(float(start + t - q.position)), s);
-  if (q.begin <= t && t + 16 <= q.end) return s;
-  return f_select(m_range(q.begin - t, q.end - t), s, f_set(-kInfinity));
-}
-
-// Scores of a partition to probabilities, in place, and their maximum and sum.
-template <class Kv>
-inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
-  const int64_t dim = a.kv.head_dim;
-  const int first = q.begin / kPageTokens, last = (q.end - 1) / kPageTokens;
-  F16 highest = f_set(-kInfinity), sums = f_set(0.f);
-  for (int page = first; page <= last; ++page) {
-    const float* key_scales = (const float*)(part.heads[page] + kPageTokens * dim);
-    const int t = page * kPageTokens;
-    F16 s0 = adjusted<Kv>(a, q, part.start, t, key_scales);
-    F16 s1 = adjusted<Kv>(a, q, part.start, t + 16, key_scales + 16);
-    f_store(q.p + t, s0);
-    f_store(q.p + t + 16, s1);
-    highest = f_max(highest, f_max(s0, s1));
-  }
-  q.max = f_hmax(highest);
-  const F16 m = f_set(q.max);
-  for (int page = first; page <= last; ++page) {
-    float* p = q.p + page * kPageTokens;
-    F16 p0 = f_exp_negative(f_load(p) - m), p1 = f_exp_negative(f_load(p + 16) - m);
-    sums = (sums + p0) + p1;
-    if (Kv::kScaled) {
-      const float* value_scales = (const float*)(Kv::values(part.heads[page], dim) + kPageTokens * dim);
-      p0 = p0 * f_load(value_scales);
-      p1 = p1 * f_load(value_scales + 16);
-    }
-    f_store(p, p0);
-    f_store(p + 16, p1);
-  }
-  q.sum = f_sum(sums);
-}
-
-// o[d] = a chain of p[t] * v[t][d] over the slots [begin, end) of a page, ascending: D vectors of dimensions, the last
-// n wide.
-template <class Kv, int N, int D>
-PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim, int64_t d, int n, int begin, int end) {
-  F16 o[N][D];
-  const float* p[N];
-  PS_UNROLL for (int i = 0; i < N; ++i) {
-    p[i] = queries[i].p;
-    PS_UNROLL for (int c = 0; c < D; ++c) o[i][c] = f_load(queries[i].o + d + 16 * c);
-  }
-  const int page = begin / kPageTokens;
-  const uint8_t *values = Kv::values(part.heads[page], dim), *ahead = part.ahead[page];
-  int64_t at = (begin - page * kPageTokens) * dim + d;
-  for (int t = begin; t < end; ++t, at += dim) {
-    F16 v[D];
-    PS_UNROLL for (int c = 0; c < D; ++c) v[c] = D > 1 ? Kv::load(values, at + 16 * c) : Kv::load_n(values, at, n);
-    PS_UNROLL for (int line = 0; line < 16 * D * Kv::kElement; line += 64) ask_for(ahead + at * Kv::kElement + line);
-    PS_UNROLL for (int j = 0; j < N; ++j) {
-      F16 x = f_set(p[j][t]);
-      PS_UNROLL for (int c = 0; c < D; ++c) o[j][c] = f_fma(x, v[c], o[j][c]);
-    }
-  }
-  PS_UNROLL for (int i = 0; i < N; ++i)
-    PS_UNROLL for (int c = 0; c < D; ++c) f_store(queries[i].o + d + 16 * c, o[i][c]);
-}
-
-template <class Kv, int N>
-inline void weigh(Query* queries, const Partition& part, int64_t dim, int begin, int end) {
-  int64_t d = 0;
-  if (begin >= end) return;
-  if constexpr (kWeighColumns >= 4)
-    for (; d + 64 <= dim; d += 64) weigh_columns<Kv, N, 4>(queries, part, dim, d, 16, begin, end);
-  for (; d + 32 <= dim; d += 32) weigh_columns<Kv, N, 2>(queries, part, dim, d, 16, begin, end);
-  for (; d < dim; d += 16) weigh_columns<Kv, N, 1>(queries, part, dim, d, tail(dim, d), begin, end);
-}
-
-// The slots [first, stop) of a page.  Those that all of N queries see go together; what some see before and after
-// them, query by query.
-template <class Kv, int N>
-void weigh_page(Query* queries, int n, const Partition& part, int64_t dim, int first, int stop) {
-  for (; n >= N; n -= N, queries += N) {
-    int begin = first, end = stop;
-    for (int i = 0; i < N; ++i) {
-      begin = queries[i].begin > begin ? queries[i].begin : begin;
-      end = queries[i].end < end ? queries[i].end : end;
-    }
-    if (begin >= end) begin = end = first;
-    for (int i = 0; N > 1 && i < N; ++i) {
-      const int from = queries[i].begin > first ? queries[i].begin : first;
-      weigh<Kv, 1>(queries + i, part, dim, from, begin);
-    }
-    weigh<Kv, N>(queries, part, dim, begin, end);
-    for (int i = 0; N > 1 && i < N; ++i) {
-      const int from = queries[i].begin > end ? queries[i].begin : end;
-      weigh<Kv, 1>(queries + i, part, dim, from, queries[i].end < stop ? queries[i].end : stop);
-    }
-  }
-  if constexpr (N > 1)
-    if (n > 0) weigh_page<Kv, N / 2>(queries, n, part, dim, first, stop);
-}
 
 inline void add_partition(Query& q, int64_t dim) {
   if (!q.total) {  // the first
@@ -198,7 +23,7 @@ inline void add_partition(Query& q, int64_t dim) {
     return;
   }
   const float m = q.max > q.total_max ? q.max : q.total_max;
-  const F16 old_scale = f_exp_negative(f_set(q.total_max - m)), new_scale = f_exp_negative(f_set(q.max - m));
+  const F16 old_scale = f_exp2_negative(f_set(q.total_max - m)), new_scale = f_exp2_negative(f_set(q.max - m));
   float lanes[16];
   f_store(lanes, f_fma(f_set(q.total_sum), old_scale, f_set(q.sum) * new_scale));
   q.total_sum = lanes[0];
@@ -212,31 +37,21 @@ inline void finish(const Query& q, int64_t dim) {
   for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, f_load(q.total + d) / sum, tail(dim, d));
 }
 
-// The slots of the partition that a query sees: none where end <= begin.
-PS_INLINE void set_slots(Query& q, int32_t start) {
-  q.begin = q.first > start ? q.first - start : 0;
-  q.end = q.last - start + 1 < kPartitionTokens ? q.last - start + 1 : kPartitionTokens;
-}
-
+// The query as it is multiplied.
 template <class Kv>
-void partition_step(const AttentionArgs& a, Query* queries, int n, const Partition& part) {
-  const int64_t dim = a.kv.head_dim;
-  all_scores<Kv, kQueries>(queries, n, part, dim);
-  for (int i = 0; i < n; ++i) {
-    set_slots(queries[i], part.start);
-    if (queries[i].end <= queries[i].begin) continue;
-    softmax<Kv>(a, queries[i], part);
-    for (int64_t d = 0; d < dim; d += 16) f_store(queries[i].o + d, f_set(0.f));
-  }
-  for (int page = part.begin; page < part.end; ++page)
-    weigh_page<Kv, kWeighQueries>(queries, n, part, dim, page * kPageTokens, (page + 1) * kPageTokens);
+PS_INLINE void set_factors(Query& q, int64_t dim) {
+  q.x = q.q;
+  if (Kv::kStep == 1) return;
+  q.x = q.memory;
+  for (int64_t d = 0; d < dim; d += 16) Kv::put((typename Kv::Element*)q.memory + d, f_load_n(q.q + d, tail(dim, d)));
 }
 
 // The partitions [part, part_end) of the queries of a block, as far as they see them.
 template <class Kv>
 void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages, int64_t kv_head, int32_t part,
-            int32_t part_end) {
+            int32_t part_end, const Next& after) {
   const int64_t dim = a.kv.head_dim, offset = kv_head * Kv::head_bytes(dim);
+  for (int i = 0; i < n; ++i) set_factors<Kv>(queries[i], dim);
   // Positions ascend over the queries, so the first has the earliest valid key and the last the latest.
   const int32_t first_page = queries[0].first / kPageTokens, last_page = queries[n - 1].last / kPageTokens;
   if (part < first_page / kPartitionPages) part = first_page / kPartitionPages;
@@ -246,10 +61,14 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
     p.start = page * kPageTokens;
     p.begin = first_page > page ? first_page - page : 0;
     p.end = last_page - page + 1 < kPartitionPages ? last_page - page + 1 : kPartitionPages;
+    const bool more = part + 1 < part_end && page + kPartitionPages <= last_page;
     for (int i = p.begin; i < p.end; ++i) {
-      const int32_t next = page + i + kPartitionPages <= last_page && part + 1 < part_end ? kPartitionPages : 0;
+      const int32_t next = page + kPartitionPages + i;
       p.heads[i] = a.kv.data + pages[page + i] * a.kv.page_bytes + offset;
-      p.ahead[i] = a.kv.data + pages[page + i + next] * a.kv.page_bytes + offset;
+      p.ahead[i] = p.heads[i];
+      if (more && next <= last_page) p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
+      if (!more && i - p.begin < after.count)
+        p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * Kv::head_bytes(dim);
     }
     for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + part * partial_floats(dim) + 16;
     partition_step<Kv>(a, queries, n, p);
@@ -268,7 +87,7 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
 }
 
 PS_INLINE int64_t block_tokens(int64_t group) { return group >= kBlockQueries ? 1 : kBlockQueries / group; }
-PS_INLINE int64_t query_floats(int64_t dim) { return kPartitionTokens + 2 * padded(dim); }
+PS_INLINE int64_t query_floats(int64_t dim) { return kPartitionTokens + 3 * padded(dim); }
 
 int64_t attention_scratch_bytes(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
   int64_t group = num_heads / num_kv_heads, queries = group * block_tokens(group);
@@ -284,6 +103,8 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   q.first = a.window > 0 && q.position >= a.window ? q.position - a.window + 1 : 0;
   q.slope = a.alibi ? a.alibi[head] : 0.f;
   q.total = nullptr;
+  q.next_q = q.next_out = nullptr;
+  q.total_max = q.total_sum = 0.f;
 }
 
 inline void start_query(const AttentionArgs& a, Query& q, int64_t token, int64_t head, float* memory) {
@@ -291,14 +112,39 @@ inline void start_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   q.p = memory;
   q.o = memory + kPartitionTokens;
   q.spare = q.o + padded(a.kv.head_dim);
+  q.memory = q.spare + padded(a.kv.head_dim);
+}
+
+PS_INLINE const int32_t* pages_of(const AttentionArgs& a, int64_t token) {
+  return a.batch.page_table + int64_t(a.batch.token_request[token]) * a.batch.page_table_width;
+}
+
+// The block that begins with this token and head.
+PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
+  Query q;
+  place_query(a, q, token, 0);
+  const int32_t first = q.first / kPageTokens;
+  return {pages_of(a, token) + first, q.last / kPageTokens + 1 - first, kv_head};
+}
+
+// The queries of the next block, each asked for while the one in its place is at work: all at once they would be waited
+// for.
+inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t stop, int64_t kv_head) {
+  const int64_t group = a.num_heads / a.kv.num_kv_heads;
+  for (int i = 0; i < n; ++i) {
+    const int64_t t = token + i / group, offset = (kv_head * group + i % group) * a.kv.head_dim;
+    if (t >= stop) return;
+    queries[i].next_q = a.q + t * a.q_stride + offset;
+    queries[i].next_out = a.out + t * a.out_stride + offset;
+  }
 }
 
 void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t kv_head, int32_t part,
-                int32_t part_end) {
-  const int32_t* pages = a.batch.page_table + int64_t(a.batch.token_request[token]) * a.batch.page_table_width;
-  if (a.kv.layout == PS_KV_INT8) attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end);
-  else if (a.kv.layout == PS_KV_BF16) attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end);
-  else attend<KvF32>(a, queries, n, pages, kv_head, part, part_end);
+                int32_t part_end, const Next& after) {
+  const int32_t* pages = pages_of(a, token);
+  if (a.kv.layout == PS_KV_INT8) attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end, after);
+  else if (a.kv.layout == PS_KV_BF16) attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end, after);
+  else attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
 }
 
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
@@ -317,7 +163,13 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch
         for (int64_t g = 0; g < group; ++g, ++n) start_query(a, queries[n], t, h * group + g, memory + n * floats);
       }
       if (n == 0) continue;
-      attend_any(a, queries, n, token, h, 0, INT32_MAX);
+      const int64_t next_token = h + 1 < heads ? token : stop;
+      Next after = {nullptr, 0, 0};
+      if (next_token * heads < end) {
+        after = next_of(a, next_token, h + 1 < heads ? h + 1 : 0);
+        set_next(a, queries, n, next_token, (end + heads - 1) / heads, after.kv_head);
+      }
+      attend_any(a, queries, n, token, h, 0, INT32_MAX, after);
       for (int i = 0; i < n; ++i) finish(queries[i], dim);
     }
     token = stop;
@@ -340,7 +192,7 @@ void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* sc
       start_query(a, queries[g], token, h * group + g, memory + g * floats);
       queries[g].partials = partials_of(a, token, h * group + g);
     }
-    attend_any(a, queries, int(group), token, h, int32_t(part), int32_t(stop));
+    attend_any(a, queries, int(group), token, h, int32_t(part), int32_t(stop), Next{nullptr, 0, 0});
     item += stop - part;
   }
 }

@@ -24,7 +24,8 @@ namespace {
 int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 ? peak_bf16_dot(iterations, sink) : peak(dtype, iterations, sink);
 }
-constexpr Kernels bf16_table = table_with({linear_bf16_dot, round_rows_bf16_dot, 2, peak_with_bf16});
+constexpr Kernels bf16_table = table_with({linear_bf16_dot, round_rows_bf16_dot, 2, peak_with_bf16, attention_bf16_dot,
+                                           attention_part_bf16_dot});
 }  // namespace
 
 void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, float* v) {

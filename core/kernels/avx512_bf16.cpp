@@ -1,9 +1,10 @@
-// Linear by the bf16 dot product: for AVX-512 machines that have the extension.  The rest of their kernels are the
+// Linear and attention by the bf16 dot product: for AVX-512 machines that have the extension.  The rest of their kernels are the
 // AVX-512 level's, whose translation unit must not hold these instructions.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
+#pragma GCC diagnostic ignored "-Wunused-function"  // of the headers, attention alone is wanted
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,7 +17,15 @@
 
 #include <immintrin.h>
 
-#include "half.h"
+#include "lanes_avx512.h"
+
+#include "elementary.h"
+#include "norms.h"
+#include "quantize.h"
+#include "pairs.h"
+#include "kv_pages.h"
+#include "attention_partition.h"
+#include "attention.h"
 
 namespace ps {
 namespace {
@@ -114,6 +123,13 @@ void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, const Q
       _mm256_storeu_si256((__m256i*)(y + i), (__m256i)_mm512_cvtneps_pbh(v));
     }
   }
+}
+
+void attention_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch) {
+  attention(args, begin, end, scratch);
+}
+void attention_part_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch) {
+  attention_part(args, begin, end, scratch);
 }
 
 int64_t peak_bf16_dot(int64_t iterations, float* sink) {

@@ -11,6 +11,8 @@ void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, const Q
                          int64_t end);
 // Bias, gate and residual as for every scheme, then the store: v [m][n][16]; gated: n is 2, gate and up side by side.
 void store_bf16_dot(const LinearArgs& args, int64_t row, int64_t tile, int m, int n, float* v);
+void attention_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch);
+void attention_part_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch);
 int64_t peak_bf16_dot(int64_t iterations, float* sink);
 
 }  // namespace ps

@@ -42,10 +42,18 @@ PS_LONG F16 f_exp(F16 x) {
   return (e.mantissa * f_pow2(half)) * f_pow2(e.exponent - half);
 }
 
-// As f_exp for x <= 0, in fewer steps: what would be subnormal is 0.
-PS_LONG F16 f_exp_negative(F16 x) {
-  const ExpParts e = exp_parts(f_max(f_set(-88.f), x));  // the second operand wins when it is NaN
-  return e.mantissa * f_pow2(e.exponent);  // an exponent is -127 at the least, whose bits are those of 0
+// 2^x for x <= 0, relative error below 2.5e-7: 2^0 is 1, what is below 2^-50 is 0, NaN stays NaN.
+PS_LONG F16 f_exp2_negative(F16 x) {
+  const F16 shifted = x + f_set(kRoundMagic);
+  const F16 f = x - (shifted - f_set(kRoundMagic));
+  F16 p = f_set(1.326472731e-3f);
+  p = f_fma(p, f, f_set(9.671512991e-3f));
+  p = f_fma(p, f, f_set(5.550733581e-2f));
+  p = f_fma(p, f, f_set(2.402224243e-1f));
+  p = f_fma(p, f, f_set(6.931470037e-1f));
+  p = f_fma(p, f, f_set(1.f));
+  const F16 scale = f_bits(i_shl<23>(i_bits(shifted)) + i_set(0x3f800000));
+  return f_select(m_lt(x, f_set(-50.f)), f_set(0.f), p * scale);
 }
 
 PS_LONG F16 f_polynomial(F16 x, const float* c, int n) {

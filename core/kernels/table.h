@@ -12,7 +12,9 @@
 #include "linear_blocks.h"
 #include "linear_float.h"
 #include "linear_integer.h"
+#include "pairs.h"
 #include "kv_pages.h"
+#include "attention_partition.h"
 #include "attention.h"
 #include "pack.h"
 #include "embedding.h"
@@ -21,15 +23,17 @@
 namespace ps {
 namespace {
 
-// What a level does with bf16 weights, which not every machine of the level does alike.
+// What a level does with bf16, which not every machine of the level does alike.
 struct Bf16Kernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
                      int64_t end);
   int64_t element_bytes;
   int64_t (*peak)(int32_t dtype, int64_t iterations, float* sink);
+  void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
-constexpr Bf16Kernels kWidened = {linear<LinearFloat<WeightBf16>>, round_rows_bf16, 4, peak};
+constexpr Bf16Kernels kWidened = {linear<LinearFloat<WeightBf16>>, round_rows_bf16, 4, peak, attention, attention_part};
 
 // In the order of LinearScheme, then of Kernels.
 constexpr Kernels table_with(const Bf16Kernels& bf16) {
@@ -40,7 +44,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16) {
     quantize_rows, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, embedding, rms_norm, layer_norm, rope,
     rotary_embedding,
     binary<SiluMul>, binary<Add>, binary<Mul>, gelu,
-    kv_append, attention, attention_part, attention_merge, attention_scratch_bytes,
+    kv_append, bf16.attention, bf16.attention_part, attention_merge, attention_scratch_bytes,
     argmax, row_max, exp_sum,
     pack, unpack,
     read_bytes, bf16.peak,

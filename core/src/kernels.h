@@ -50,7 +50,8 @@ struct LinearArgs {
 enum LinearScheme { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8, NUM_LINEAR_SCHEMES };
 
 // One KV state (the pages of one layer).  Page layout, per KV head, one head after another:
-//   PS_KV_F32, PS_KV_BF16: K [head_dim][32 tokens], V [32 tokens][head_dim]
+//   PS_KV_F32: K [head_dim][32 tokens], V [32 tokens][head_dim]
+//   PS_KV_BF16: K [head_dim / 2, rounded up][32][2], V [16][head_dim][2]: pairs of dimensions, pairs of tokens
 //   PS_KV_INT8: K [head_dim][32] i8, K scales [32] f32, V [32][head_dim] i8, V scales [32] f32
 struct KvView {
   uint8_t* data;

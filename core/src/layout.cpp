@@ -80,7 +80,8 @@ ps_status kv_page_bytes(int32_t kv_layout, int32_t num_kv_heads, int32_t head_di
   }
   const int64_t element = kv_layout == PS_KV_F32 ? 4 : kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t scales = kv_layout == PS_KV_INT8 ? PS_PAGE_TOKENS * 4 : 0;
-  *bytes = 2 * num_kv_heads * (PS_PAGE_TOKENS * element * head_dim + scales);  // both factors are bounded
+  const int64_t pad = kv_layout == PS_KV_BF16 ? head_dim % 2 : 0;  // keys lie in pairs of dimensions
+  *bytes = num_kv_heads * (PS_PAGE_TOKENS * element * (2 * int64_t{head_dim} + pad) + 2 * scales);  // both are bounded
   return PS_OK;
 }
 

@@ -14,7 +14,8 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 
 # Machines of the AVX-512 level multiply bf16 or not: it has a table for each, and the products a file of their own.
-DOTS = ["ps::linear_bf16_dot", "ps::peak_bf16_dot", "ps::round_rows_bf16_dot"] if X86 else []
+DOTS = ["attention_bf16_dot", "attention_part_bf16_dot", "linear_bf16_dot", "peak_bf16_dot", "round_rows_bf16_dot"]
+DOTS = [f"ps::{name}" for name in DOTS] if X86 else []
 STORE = ["ps::store_bf16_dot"] if X86 else []
 EXPORTS = {"avx512": ["ps::kernels_avx512", "ps::kernels_avx512_bf16", *STORE], "avx512_bf16": DOTS}
 
@@ -113,4 +114,6 @@ def test_avx512_level_holds_its_own_instructions(objects: dict[str, Path]) -> No
 
 @pytest.mark.skipif(not X86, reason="x86 levels")
 def test_bf16_products_are_dot_products(objects: dict[str, Path]) -> None:
-    assert re.search(r"vdpbf16ps.*zmm", instructions(functions(objects["avx512_bf16"]), "block<8, 3>|panel<3>"))
+    code = functions(objects["avx512_bf16"])
+    for name in ("block<8, 3>|panel<3>", "attend<.*KvBf16|scores<.*KvBf16", "weigh<.*KvBf16", "weigh<.*KvInt8"):
+        assert re.search(r"vdpbf16ps.*zmm", instructions(code, name))

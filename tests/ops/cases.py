@@ -20,11 +20,12 @@ KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 @dataclass
 class Case:
-    """One call: ``tensors`` in the schema's order, ``attrs`` by name."""
+    """One call: ``tensors`` in the schema's order, ``attrs`` by name; ``tolerance`` where it is not the op's."""
 
     name: str
     tensors: tuple[Tensor | None, ...]
     attrs: dict[str, Any]
+    tolerance: float | None = None
 
 
 def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -142,7 +143,7 @@ BATCHES = (Pages((1,), (1,)), Pages((33, 5, 70), (33, 1, 3)), Pages((257, 32), (
 def _kv_append() -> Iterator[Case]:
     for dtype in KV_DTYPES:
         for index, pages in enumerate(BATCHES):
-            for heads, dim in ((1, 32), (3, 24)):
+            for heads, dim in ((1, 32), (3, 24), (2, 17)):
                 state = torch.zeros(pages.num_pages(), page_elements(dtype, heads, dim), dtype=dtype)
                 k, v = cut(sum(pages.new), heads * dim), randn(sum(pages.new), heads, dim, seed=3)
                 tensors = (k.view(-1, heads, dim), v, state, *pages.arrays())
@@ -153,10 +154,12 @@ def _attention() -> Iterator[Case]:
     plain = {"scale": 0.2, "group": 1, "causal": True, "window": 0, "softcap": 0.0}
     for dtype in KV_DTYPES:
         for index, pages in enumerate(BATCHES):
-            for heads, kv_heads, dim in ((5, 1, 32), (6, 3, 24)):
+            for heads, kv_heads, dim in ((5, 1, 32), (6, 3, 24), (2, 2, 17)):
                 q = cut(sum(pages.new), heads * dim, seed=7).view(-1, heads, dim)
                 tensors = (q, pages.filled(dtype, kv_heads, dim), *pages.arrays(), None)
-                yield Case(f"{dtype}-{index}-{heads}-{kv_heads}-{dim}", tensors, plain)
+                # Over 16 bits or fewer the probabilities are rounded to bf16.
+                tolerance = None if dtype == torch.float32 else 4e-3
+                yield Case(f"{dtype}-{index}-{heads}-{kv_heads}-{dim}", tensors, plain, tolerance)
     pages = BATCHES[1]
     q, state = randn(sum(pages.new), 4, 16, seed=7), pages.filled(torch.float32, 2, 16)
     tensors = (q, state, *pages.arrays())

@@ -15,6 +15,7 @@ __all__ = ["AttentionAttrs", "attention", "kv_append", "page_elements"]
 
 PAGE_TOKENS = 32
 _SCALE_BYTES = 4 * PAGE_TOKENS
+_LEAST_HALF = 2.0**-50
 
 
 class AttentionAttrs(TypedDict):
@@ -28,13 +29,21 @@ class AttentionAttrs(TypedDict):
 
 
 def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
-    """Elements of one page: per head K [head_dim][32] and V [32][head_dim], each followed by 32 f32 scales if int8."""
+    """Elements of one page: per head the keys and the values of 32 tokens, each followed by 32 f32 scales if int8.
+
+    Keys lie [head_dim][32] and values [32][head_dim], in bfloat16 [head_dim / 2][32][2] and [16][head_dim][2].  There
+    an odd last dimension of the keys has a zero beside it.
+    """
     scales = 2 * _SCALE_BYTES if dtype == torch.int8 else 0
-    return num_kv_heads * (2 * PAGE_TOKENS * head_dim + scales)
+    pad = head_dim % 2 if dtype == torch.bfloat16 else 0
+    return num_kv_heads * (PAGE_TOKENS * (2 * head_dim + pad) + scales)
 
 
 class _Pages:
-    """Views into a state [num_pages, page_elements]: k [pages, heads, dim, 32], v [pages, heads, 32, dim]."""
+    """Views into a state [num_pages, page_elements].
+
+    k is [pages, heads, dim / n, 32, n] and v [pages, heads, 32 / n, dim, n], n being 2 for bfloat16, else 1.
+    """
 
     def __init__(self, op: str, state: Tensor, num_kv_heads: int, head_dim: int) -> None:
         expected = page_elements(state.dtype, num_kv_heads, head_dim)
@@ -44,12 +53,13 @@ class _Pages:
                 f"found {state.dtype} of {state.shape[1]}"
             )
         heads = state.view(state.shape[0], num_kv_heads, -1)
-        size = PAGE_TOKENS * head_dim
+        self.head_dim, self.together = head_dim, 2 if state.dtype == torch.bfloat16 else 1
+        steps = -(-head_dim // self.together)
         scale_bytes = _SCALE_BYTES if state.dtype == torch.int8 else 0
-        sizes = [size, scale_bytes, size, scale_bytes]
+        sizes = [PAGE_TOKENS * steps * self.together, scale_bytes, PAGE_TOKENS * head_dim, scale_bytes]
         keys, key_scales, values, value_scales = torch.split_with_sizes(heads, sizes, dim=2)
-        self.k = torch.unflatten(keys, 2, (head_dim, PAGE_TOKENS))
-        self.v = torch.unflatten(values, 2, (PAGE_TOKENS, head_dim))
+        self.k = torch.unflatten(keys, 2, (steps, PAGE_TOKENS, self.together))
+        self.v = torch.unflatten(values, 2, (PAGE_TOKENS // self.together, head_dim, self.together))
         self.k_scale = key_scales.view(torch.float32) if scale_bytes else None  # [pages, heads, 32]
         self.v_scale = value_scales.view(torch.float32) if scale_bytes else None
 
@@ -59,16 +69,24 @@ class _Pages:
             (k, k_scale), (v, v_scale) = round_rows(k), round_rows(v)
             self.k_scale[page, :, slot] = k_scale[:, 0]
             self.v_scale[page, :, slot] = v_scale[:, 0]
-        self.k[page, :, :, slot] = k.to(self.k.dtype)
-        self.v[page, :, slot, :] = v.to(self.v.dtype)
+        elif self.together == 2:
+            k, v = round_half(torch.nn.functional.pad(k, (0, self.head_dim % 2))), round_half(v)
+        self.k[page, :, :, slot] = torch.unflatten(k, 1, (-1, self.together)).to(self.k.dtype)
+        self.v[page, :, slot // self.together, :, slot % self.together] = v.to(self.v.dtype)
 
     def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a page list [n] in float64, both [heads, n * 32, dim]."""
-        k, v = self.k[pages].double(), self.v[pages].double()
+        k = self.k[pages].double().transpose(3, 4).flatten(2, 3)[:, :, : self.head_dim]  # [n, heads, dim, 32]
+        v = self.v[pages].double().transpose(3, 4).flatten(2, 3)  # [n, heads, 32, dim]
         if self.k_scale is not None and self.v_scale is not None:
             k = k * self.k_scale[pages].double().unsqueeze(2)
             v = v * self.v_scale[pages].double().unsqueeze(3)
         return k.permute(1, 0, 3, 2).flatten(1, 2), v.permute(1, 0, 2, 3).flatten(1, 2)
+
+
+def round_half(x: Tensor) -> Tensor:
+    """``x`` rounded to bfloat16 as attention does it: magnitudes below 2^-50 are zero."""
+    return torch.where(x.abs() < _LEAST_HALF, 0.0, x).bfloat16()
 
 
 def kv_append(
@@ -109,7 +127,8 @@ def attention(
     """Softmax attention of q [T, heads, head_dim] over the keys that kv_append stored: [T, heads, head_dim].
 
     A query at position p sees positions (p - window, p], all from 0 when window is 0, or every position of its
-    request when not causal.  Heads share KV heads in groups.  ``alibi`` [heads] holds slopes.
+    request when not causal.  Heads share KV heads in groups.  ``alibi`` [heads] holds slopes.  Over bfloat16 and int8
+    pages the queries are rounded to bfloat16 first; kernels round the probabilities too, which is left to tolerance.
     """
     elements = page_elements(state.dtype, 1, q.shape[2])
     pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
@@ -122,7 +141,8 @@ def attention(
         places = positions[start:end].long()
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
-        out[start:end] = _attend(q[start:end].double(), k, v, places, alibi, attrs)
+        asked = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
+        out[start:end] = _attend(asked.double(), k, v, places, alibi, attrs)
     return out
 
 
