@@ -6,15 +6,16 @@ import argparse
 import fcntl
 import json
 import os
+import stat
 import sys
 import time
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.opening import open_llm
 from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
-from penstock.errors import InvalidFileError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.engine.prompts import Prompt
 
 __all__ = ["add_parser", "run"]
+
+_LINE_START: Final = b'{"id": "batch_req_'
+"""How each line that this command writes begins; nothing else is ever taken off a file."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,11 +49,8 @@ def run(args: argparse.Namespace) -> int:
     """Answer what is not answered yet; status 1 when a request ended with an error, now or in an earlier run."""
     requests = _read_requests(args.input)
     with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
-        try:
-            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidFileError(f"{args.output}: another process writes it") from None
-        done = _read_done(args.output, output)
+        _check_output(args, output)
+        done, end = _read_done(args.output, output.read())
         todo = [request for request in requests if request["custom_id"] not in done]
         num_failed = sum(done.get(request["custom_id"], False) for request in requests)
         if done:
@@ -58,8 +59,22 @@ def run(args: argparse.Namespace) -> int:
             print(f"penstock: {there}", file=sys.stderr)
         if todo:
             with open_llm(args, args.max_requests) as llm:
+                output.truncate(end)  # not before: whatever was refused has left the file as it was
                 num_failed += _answer(llm, todo, output)
     return 1 if num_failed else 0
+
+
+def _check_output(args: argparse.Namespace, output: Any) -> None:
+    """Lock a regular file that is not the input; InvalidFileError for anything else."""
+    found = os.fstat(output.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidFileError(f"{args.output}: the output must be a regular file")
+    if os.path.samestat(found, os.stat(args.input)):
+        raise InvalidFileError(f"{args.output}: the output must not be the input")
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidFileError(f"{args.output}: another process writes it") from None
 
 
 def _read_requests(path: str) -> list[dict[str, Any]]:
@@ -84,37 +99,39 @@ def _read_requests(path: str) -> list[dict[str, Any]]:
     return requests
 
 
-def _read_done(path: str, output: Any) -> dict[str, bool]:
-    """The custom_ids that the output has, and whether each failed; a last line that a kill cut short is taken off."""
+def _read_done(path: str, data: bytes) -> tuple[dict[str, bool], int]:
+    """The custom_ids that the output has, and whether each failed; and where its whole lines end.
+
+    InvalidFileError unless all lines are results, the last of which a kill may have cut short.
+    """
     done: dict[str, bool] = {}
     end = 0
-    data = output.read()
-    for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
+    *lines, rest = data.split(b"\n")
+    for line in lines:
         try:
             result = json.loads(line)
             done[str(result["custom_id"])] = result["error"] is not None
-        except (ValueError, KeyError, TypeError):
-            raise InvalidFileError(
-                f"{path}: byte {end}: expected a result of an earlier run, found something else"
-            ) from None
-        end += len(line)
-    if end < len(data):
-        output.truncate(end)
-    return done
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise _not_ours(path, end) from None
+        end += len(line) + 1
+    if not rest.startswith(_LINE_START[: len(rest)]):
+        raise _not_ours(path, end)
+    return done, end
+
+
+def _not_ours(path: str, where: int) -> InvalidFileError:
+    return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, found something else")
 
 
 def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
     from penstock.engine.completions import answer_body, read_body
 
-    params: dict[int, SamplingParams] = {}
-
     def prepared() -> Iterator[tuple[Prompt, SamplingParams] | PenstockError]:
-        for index, request in enumerate(todo):
+        for request in todo:
             try:
-                prompt, params[index] = read_body(llm, str(request.get("url")), request.get("body"))
-                yield prompt, params[index]
+                if (method := request.get("method", "POST")) != "POST":
+                    raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
+                yield read_body(llm, str(request.get("url")), request.get("body"))
             except PenstockError as error:
                 yield error
 
@@ -126,7 +143,7 @@ def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
             first_failure = first_failure or f"{request['custom_id']!r}: {outcome}"
             line = _line(request, None, {"code": type(outcome).__name__, "message": str(outcome)})
         else:
-            body = answer_body(llm, request["url"], request["body"], params.pop(index), outcome)
+            body = answer_body(llm, request["url"], request["body"], outcome)
             num_tokens += body["usage"]["completion_tokens"]
             line = _line(request, {"status_code": 200, "request_id": uuid.uuid4().hex, "body": body}, None)
         _write_whole(output, line)

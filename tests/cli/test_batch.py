@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import shutil
@@ -43,12 +44,13 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
         request("odd", prompt="x", frobnicate=1),
         request("chat", url="/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]),
         request("where", url="/v1/images"),
+        request("got", prompt="x") | {"method": "GET"},
         request("two", prompt="x = ", n=2, temperature=1.0, seed=3, echo=True),
     ]
     write(tmp_path / "in.jsonl", requests)
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert done.returncode == 1, done.stderr  # some failed
-    assert "8/8 requests, 4 failed" in done.stderr
+    assert "9/9 requests, 5 failed" in done.stderr
     assert "the first that failed: 'hot': temperature must be" in done.stderr
     found = read(tmp_path / "out.jsonl")
     assert set(found) == {str(one["custom_id"]) for one in requests}
@@ -62,12 +64,13 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
             assert "".join(choice["logprobs"]["tokens"]).startswith(expected.text)
             assert body["usage"]["completion_tokens"] == len(expected.token_ids)
             assert body["model"] == "demo"
-    for name, message in {"hot": "temperature", "odd": "frobnicate", "chat": "chat template", "where": "url"}.items():
+    messages = {"hot": "temperature", "odd": "frobnicate", "chat": "chat template", "where": "url", "got": "method"}
+    for name, message in messages.items():
         assert found[name]["response"] is None
         assert message in found[name]["error"]["message"]
     again = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert again.returncode == 1
-    assert "8 of 8 are there already, 4 of them failed" in again.stderr
+    assert "9 of 9 are there already, 5 of them failed" in again.stderr
     two = found["two"]["response"]["body"]["choices"]
     assert [choice["index"] for choice in two] == [0, 1]
     assert all(choice["text"].startswith("x = ") for choice in two)
@@ -87,7 +90,7 @@ def test_the_log_probability_of_what_cannot_come_is_a_number_of_json(url):
     with LLM(DEMO) as llm:
         result = llm.generate("x = ", params)
         result = replace(result, choices=(replace(result.choices[0], logprobs=[never]),))
-        body = json.dumps(answer_body(llm, url, {}, params, result), allow_nan=False)
+        body = json.dumps(answer_body(llm, url, {}, result), allow_nan=False)
     assert body.count("-9999.0") == 2
 
 
@@ -105,7 +108,7 @@ def test_a_killed_batch_goes_on_where_it_was(penstock_command, tmp_path):
     process.communicate()
     before = output.read_bytes()
     assert 3 <= before.count(b"\n") < 60
-    output.write_bytes(before + b'{"id": "cut sho')  # a line that the kill tore
+    output.write_bytes(before + b'{"id": "batch_req_3f')  # a line that the kill tore
     done = penstock_command(*args)
     assert done.returncode == 0, done.stderr
     assert f"{before.count(bytes([10]))} of 60 are there already" in done.stderr
@@ -148,12 +151,46 @@ def test_a_file_that_is_no_batch_is_refused_by_line(penstock_command, tmp_path, 
     assert (done.returncode, message in done.stderr) == (1, True)
 
 
-def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_path):
+TORN = '{"id": "batch_req_3f'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dear diary\nnothing\n", "result of an earlier run"),
+        ("my notes", "result of an earlier run"),
+        ('{"id": "batch_request', "result of an earlier run"),
+        ("my notes\r" + TORN, "result of an earlier run"),
+        (TORN, "max_requests"),  # a line of ours, but the model does not open
+    ],
+)
+def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_path, text, message):
     write(tmp_path / "in.jsonl", [request("a", prompt="x")])
-    (tmp_path / "notes.txt").write_text("dear diary\nnothing\n")
-    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "notes.txt")
-    assert (done.returncode, "result of an earlier run" in done.stderr) == (1, True)
-    assert (tmp_path / "notes.txt").read_text() == "dear diary\nnothing\n"
+    (tmp_path / "notes.txt").write_bytes(text.encode())
+    options = ("--max-requests", -5) if message == "max_requests" else ()
+    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "notes.txt", *options)
+    assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+    assert (tmp_path / "notes.txt").read_bytes() == text.encode()
+
+
+def test_the_input_is_no_output(penstock_command, tmp_path):
+    text = json.dumps(request("a", prompt="x"))  # without an end of line, as a line that a kill cut short
+    (tmp_path / "in.jsonl").write_text(text)
+    (tmp_path / "same").symlink_to(tmp_path / "in.jsonl")
+    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "same")
+    assert (done.returncode, "the output must not be the input" in done.stderr) == (1, True)
+    assert (tmp_path / "in.jsonl").read_text() == text
+    full = penstock_command("batch", DEMO, tmp_path / "in.jsonl", "/dev/full")
+    assert (full.returncode, "/dev/full: the output must be a regular file" in full.stderr) == (1, True)
+
+
+def test_one_process_writes_an_output(penstock_command, tmp_path):
+    write(tmp_path / "in.jsonl", [request("a", prompt="x")])
+    with (tmp_path / "out.jsonl").open("wb") as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert (done.returncode, "another process writes it" in done.stderr) == (1, True)
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
 @pytest.mark.parametrize("options", [(), ("--no-prefix-cache",)])
