@@ -14,6 +14,7 @@ from penstock.cli.run import write_text
 from penstock.errors import InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.engine.chat import Conversation
     from penstock.engine.llm import LLM
 
 __all__ = ["add_parser", "run"]
@@ -27,6 +28,7 @@ _HELP: Final = """/set NAME VALUE   change a sampling field (/set temperature 0.
 A line that ends in \\ goes on in the next; three quotes alone on a line open and close a longer text.
 Ctrl-C stops an answer and keeps what it has said."""
 _QUOTES: Final = '"""'
+_UNSHOWN: Final = ("echo", "logprobs", "prompt_logprobs")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,6 +76,7 @@ class _Conversation:
     def __init__(self, llm: LLM, system: str) -> None:
         self._llm = llm
         self.has_template = llm.tokenizer.chat_template is not None
+        self._turns: Conversation | None = None  # with a template
         self._settings: dict[str, Any] = {}
         self._messages: list[dict[str, str]] = []
         self._num_tokens = 0
@@ -86,6 +89,10 @@ class _Conversation:
             )
         self._messages = [{"role": "system", "content": system}] if system else []
         self._num_tokens = 0
+        if self.has_template:
+            from penstock.engine.chat import Conversation
+
+            self._turns = Conversation(self._llm.tokenizer)
 
     def say(self, message: str) -> None:
         """Answer a message; without a template, go on with the text."""
@@ -95,10 +102,10 @@ class _Conversation:
         """Answer the last of them; without an answer the conversation stays as it was."""
         from penstock.engine.params import SamplingParams
 
-        prompt = self._llm.chat_prompt(messages) if self.has_template else messages[-1]["content"]
+        prompt = messages[-1]["content"] if self._turns is None else self._turns.prompt(messages)
         # Until the context is full, unless a number is set: an answer ends by itself, and has no usual length.  A text
         # that is completed may never end.
-        most = {"max_tokens": self._llm.engine.max_len} if self.has_template else {}
+        most = {} if self._turns is None else {"max_tokens": self._llm.engine.max_len}
         params = SamplingParams(**most | self._settings)
         stream = self._llm.stream(prompt, params)
         pieces: list[str] = []
@@ -113,6 +120,8 @@ class _Conversation:
             write_text("\n")
         self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         result = stream.result()
+        if self._turns is not None:
+            self._turns.answered(result.token_ids)
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
         if result.finish_reason == "length" and self._num_tokens >= self._llm.engine.max_len:
             again = ": /reset begins anew" if self.has_template else ""
@@ -146,6 +155,8 @@ class _Conversation:
     def _set(self, name: str, value: str) -> None:
         from penstock.engine.params import FIELDS, SamplingParams
 
+        if name in _UNSHOWN:
+            raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else")
         settings = {key: kept for key, kept in self._settings.items() if key != name}
         if value.strip():
             settings[name] = _value_of(value.strip())
@@ -153,7 +164,10 @@ class _Conversation:
             settings[name] = None  # refused by name
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a conversation")
-        SamplingParams(**settings)
+        try:
+            SamplingParams(**settings)
+        except RecursionError:  # JSON took it, but its error message cannot be written
+            raise InvalidArgumentError(f"{name}: it is nested too deep") from None
         self._settings = settings
 
     def _retry(self) -> None:
@@ -168,7 +182,7 @@ def _value_of(text: str) -> Any:
 
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: messages to a prompt.
+"""Chat templates: messages to a prompt, and a conversation's prompts, each of which goes on from the one before.
 
 A template comes with the model and is therefore hostile until proven otherwise: it runs in jinja2's immutable
 sandbox, with bounds on its size, on every value that it builds and on the time it takes.
@@ -11,15 +11,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 from jinja2.exceptions import SecurityError
 
 from penstock.engine.template import template_environment
-from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
-__all__ = ["check_messages", "render_chat"]
+if TYPE_CHECKING:
+    from penstock.engine.text import Tokenizer
+
+__all__ = ["Conversation", "check_messages", "render_chat"]
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_SECONDS: Final = 5.0
@@ -89,3 +92,73 @@ def render_chat(
     except Exception as error:  # whatever the code that a template becomes may raise
         raise InvalidFileError(f"chat template: {type(error).__name__}: {error}") from error
     return text
+
+
+class Conversation:
+    """The token ids of a conversation, kept from turn to turn.
+
+    A sampled answer often spells its text with other tokens than the tokenizer would, and the pages of what is spelt
+    anew are computed anew.  So the ids of the last prompt and of its answer stay for as far as the next prompt's text
+    begins with theirs, and only the rest is encoded::
+
+        prompt = conversation.prompt(messages)
+        result = llm.generate(prompt, params)
+        conversation.answered(result.token_ids)
+
+    UnsupportedError when the model has no chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if tokenizer.chat_template is None:
+            raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
+        self._tokenizer = tokenizer
+        self._template = tokenizer.chat_template
+        self._asked: tuple[str, list[int]] = ("", [])
+        self._known: tuple[str, list[int], list[int]] = ("", [], [])  # a prompt's text, its ids, those of the answer
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of the messages, the opening of the answer included.  Errors are ``render_chat``'s."""
+        text = render_chat(self._template, messages, self._tokenizer.special_tokens)
+        whole = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._go_on(text)
+        # Some tokenizers write the beginning of a text as they do not write its middle.
+        if self._spelt(ids) != self._spelt(whole):
+            ids = whole
+        self._asked = text, ids
+        return list(ids)
+
+    def answered(self, token_ids: Sequence[int]) -> None:
+        """The last ``prompt``'s answer, an end token included.  A turn without an answer needs no call."""
+        self._known = (*self._asked, list(token_ids))
+
+    def _go_on(self, text: str) -> list[int]:
+        """What is known of ``text``, and its rest encoded."""
+        start, prompt_ids, answer_ids = self._known
+        if not text.startswith(start):
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        num_answer, num_chars = self._follow(answer_ids, text[len(start) :])
+        rest = self._tokenizer.encode(text[len(start) + num_chars :], add_special_tokens=False)
+        return [*prompt_ids, *answer_ids[:num_answer], *rest]
+
+    def _follow(self, ids: Sequence[int], text: str) -> tuple[int, int]:
+        """As many of ``ids`` as write the beginning of ``text``, whole characters, and how long that is."""
+        detokenizer, num_chars, ends = self._tokenizer.detokenizer(), 0, [0]
+        for token in ids:
+            piece = detokenizer.push(token)
+            if token in self._tokenizer.special_ids or not text.startswith(piece, num_chars):
+                break
+            num_chars += len(piece)
+            ends.append(num_chars)
+        while len(ends) > 1 and self._is_open(ids[: len(ends) - 1]):
+            ends.pop()
+        return len(ends) - 1, ends[-1]
+
+    def _is_open(self, ids: Sequence[int]) -> bool:
+        """Whether a character is begun that the next token may complete."""
+        detokenizer = self._tokenizer.detokenizer()
+        for token in ids:
+            detokenizer.push(token)
+        return detokenizer.flush() != ""
+
+    def _spelt(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -11,11 +11,18 @@ import pytest
 
 from penstock import LLM, InternalError, SamplingParams, Stream
 from penstock.cli.main import main
+from penstock.engine.chat import Conversation
 from tests.cli.conftest import DEMO, FOLDER, start
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"
 )
+
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n"
+    "{% endif %}"
+)
+"""Here the messages of a turn begin as the prompt of the turn before and its answer did."""
 
 
 @pytest.fixture
@@ -52,11 +59,16 @@ def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model)
 
 
 def test_mistakes_are_named_and_the_conversation_goes_on(penstock_command):
-    lines = "/frob\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\nx\n"
+    lines = "/frob\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
+    lines += "".join(f"/set logit_bias {'[' * depth}{']' * depth}\n" for depth in (3000, 900))
+    lines += "/set echo true\n/set logprobs 1\n/set prompt_logprobs 1\nx\n"
     done = penstock_command("chat", DEMO, "--context-len", 64, stdin=lines)
     assert done.returncode == 0
     for message in ("no command /frob", "'temprature'", "temperature must be", "n and best_of", "system: ", "retry: "):
         assert message in done.stderr
+    assert done.stderr.count("\nlogit_bias") == 2
+    for name in ("echo", "logprobs", "prompt_logprobs"):
+        assert f"\n{name}: a conversation shows its answers" in done.stderr
     assert done.stdout
 
 
@@ -83,14 +95,14 @@ def test_a_turn_without_an_answer_leaves_nothing_behind(chat_model, monkeypatch,
         expected.append(llm.chat(messages, SamplingParams(max_tokens=4, temperature=0)).text)
     monkeypatch.setattr(sys, "stdin", io.StringIO("/set temperature 0\n/set max_tokens 4\nadd\nBREAK\n/retry\nmore\n"))
     if trouble == "interrupted":
-        render = LLM.chat_prompt
+        honest = Conversation.prompt
 
-        def chat_prompt(self, messages):
+        def prompt(self, messages):
             if messages[-1]["content"] == "BREAK":
                 raise KeyboardInterrupt
-            return render(self, messages)
+            return honest(self, messages)
 
-        monkeypatch.setattr(LLM, "chat_prompt", chat_prompt)
+        monkeypatch.setattr(Conversation, "prompt", prompt)
     else:
         step, count = Stream.__next__, iter(range(100))
 
@@ -112,3 +124,20 @@ def test_a_text_that_never_ends_is_completed_by_a_piece_at_a_time(penstock_comma
     with LLM(DEMO) as llm:
         num_prompt = len(llm.tokenizer.encode("import os"))
     assert f"context: {num_prompt + 256} of 1024 tokens" in done.stderr
+
+
+def test_a_turn_computes_no_more_than_its_new_tokens(tmp_path, monkeypatch, capsys):
+    shutil.copytree(FOLDER, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(MARKED)
+    results, honest = [], Stream.result
+
+    def result(self):
+        results.append(honest(self))
+        return results[-1]
+
+    monkeypatch.setattr(Stream, "result", result)
+    lines = "/set temperature 1.3\n/set seed 2\n/set max_tokens 90\nadd two numbers\nagain, please\nand again\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert main(["chat", str(tmp_path / "model")]) == 0, capsys.readouterr().err
+    computed = [len(one.prompt_token_ids) + len(one.token_ids) - 1 for one in results]
+    assert [one.num_cached_tokens for one in results] == [0, *(number // 32 * 32 for number in computed[:2])]
