@@ -65,6 +65,10 @@ def run_online(args: argparse.Namespace) -> int:
 
     given = {name: value if (value := getattr(args, name)) is not None else _DEFAULTS[name] for name in _DEFAULTS}
     rates, shares = _rates(given["rate"])
+    if not 1 <= given["requests"] <= 1 << 20:
+        raise InvalidArgumentError(f"--requests must be a whole number from 1 to {1 << 20}, not {given['requests']}")
+    if given["svg"] is not None:
+        _check_writable(given["svg"])
     prompt_tokens = 256 if args.prompt_tokens is None else args.prompt_tokens
     new_tokens = 64 if args.new_tokens is None else args.new_tokens
     report = bench_online(
@@ -94,6 +98,18 @@ def run_online(args: argparse.Namespace) -> int:
             raise FileAccessError(f"--svg {given['svg']}: {error.strerror}") from error
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
+
+
+def _check_writable(path: Path) -> None:
+    """FileAccessError before anything is measured for a picture that cannot be written."""
+    is_there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not is_there:
+            path.unlink()
+    except OSError as error:
+        raise FileAccessError(f"--svg {path}: {error.strerror}") from error
 
 
 def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

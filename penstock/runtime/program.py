@@ -69,7 +69,7 @@ class ProgramLimits:
         for name, least in leasts.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-                raise InvalidArgumentError(f"{name} must be a whole number of at least {least}, not {value!r}")
+                raise InvalidArgumentError(f"{name} must be a whole number from {least} to {2**31 - 1}, not {value!r}")
         if self.kv_layout not in KV_LAYOUTS:
             raise InvalidArgumentError(f"kv_cache must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout!r}")
         if self.weights not in WEIGHTS:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.cli.progress import format_bytes
 from tests.cli.conftest import DEMO, FOLDER
 
@@ -114,12 +115,23 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
     assert set(found["runs"][0]["first_token_s"]) == {"50", "90", "99"}
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("penstock.engine.online.bench_online", lambda what: pytest.fail(f"measured {what}"))
+    assert main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "nowhere" / "x.svg")]) == 1
+    assert "x.svg: No such file" in capsys.readouterr().err
+    monkeypatch.setattr("penstock.engine.online.bench_online", lambda _what: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "x.svg")])
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--rate", "3"], "--rate goes with --online"),
         (["--no-prefix-cache"], "--no-prefix-cache goes with --online"),
         (["--online", "--batch", "1"], "--batch does not go with --online"),
+        (["--online", "--requests", "0"], "--requests must be a whole number from 1 to 1048576, not 0"),
         (["--online", "--rate", "fast"], "rate must be none, or numbers or percentages"),
         (["--batch", "1,x"], "batch"),
         (["--batch", "0"], "batch"),

@@ -134,6 +134,12 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_figures():
             fit_limits(model, context, ProgramLimits(), available=1 << 20)
 
 
+@pytest.mark.parametrize("value", [-1, 10**12, True, 1.5])
+def test_a_size_that_no_program_has_is_refused_with_its_bounds(value):
+    with pytest.raises(InvalidArgumentError, match=f"num_pages must be .* from 0 to 2147483647, not {value}"):
+        ProgramLimits(num_pages=value)
+
+
 def test_memory_is_shared_out_by_the_rules():
     with core.Context(1) as context, core.Model.open(DEMO) as model:
         roomy, plan = fit_limits(model, context, ProgramLimits(max_requests=4), available=64 << 30)
