@@ -346,6 +346,61 @@ def test_items_that_another_thread_finished_are_given_all_the_same(make_llm):
     assert [index for index, _ in llm.generate_each([([5, 6], PARAMS[0]), ([5, 7], PARAMS[1])])] == [0, 1]
 
 
+def test_no_more_items_are_taken_ahead_than_may_be(make_llm):
+    llm, taken, ended = make_llm(), [], []
+
+    def items():
+        for index in range(9):
+            taken.append(index)
+            yield [5, 6, index], SamplingParams(max_tokens=1 + index % 3, temperature=0, ignore_eos=True)
+
+    for index, _ in llm.generate_each(items(), max_open=2):
+        ended.append(index)
+        assert len(taken) <= len(ended) + 1  # the one that is handed on was one of the two
+    assert sorted(ended) == list(range(9))
+
+
+def test_abort_all_ends_who_runs_who_waits_and_who_has_just_come(make_llm):
+    engine = make_llm(max_requests=1).engine
+    requests = [engine.submit(prompt_of(5, i)) for i in range(2)]
+    engine.step()
+    requests.append(engine.submit(prompt_of(5, 2)))
+    assert [request.status for request in requests[:2]] == [Status.RUNNING, Status.WAITING]
+    assert len(engine.scheduler.waiting) == 1
+    engine.abort_all()
+    assert [request.finish_reason for request in requests] == ["abort"] * 3
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("place", ["schedule", "advance"])
+def test_ctrl_c_in_the_books_of_a_step_waits_for_its_end(make_llm, monkeypatch, place):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        engine = make_llm(max_requests=4).engine
+        requests = [engine.submit(prompt_of(40, i), ResolvedSampling(max_tokens=6)) for i in range(3)]
+        honest = getattr(engine.scheduler, place)
+
+        def interrupted(*arguments):
+            monkeypatch.setattr(engine.scheduler, place, honest)
+            signal.raise_signal(signal.SIGINT)
+            return honest(*arguments)
+
+        monkeypatch.setattr(engine.scheduler, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        assert engine.num_steps == 1
+        assert engine.num_output_tokens > 0
+        engine.check_integrity()
+        while engine.has_work:
+            engine.step()
+        alone = make_llm().generate(
+            [r.prompt_ids for r in requests], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+        )
+        assert [r.output_ids for r in requests] == [one.token_ids for one in alone]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_closed_engine_says_so(make_llm):
     llm = make_llm()
     stream = llm.stream("the", SamplingParams(max_tokens=400))

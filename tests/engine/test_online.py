@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 
 from penstock.cli.latency import draw_latency
@@ -49,6 +50,15 @@ def test_latencies_count_from_when_a_request_was_due(make_llm, monkeypatch):
     assert report.seconds == 21.0
     assert report.output_tokens_per_s == 7 / 21
     assert (report.most_running, report.most_waiting) == (1, 1)
+
+
+def test_arrivals_are_a_poisson_process(make_llm):
+    run = _Run(make_llm().engine, [[5]] * 4000, [1] * 4000, rate=50.0)
+    gaps = np.diff(run.due)
+    assert run.due[0] == 0
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
+    assert gaps.std() == pytest.approx(1 / 50, rel=0.1)  # an exponential's is its mean
+    assert (gaps < 0.25 / 50).mean() == pytest.approx(1 - np.exp(-0.25), rel=0.1)
 
 
 @pytest.fixture(scope="module")

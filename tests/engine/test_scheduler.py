@@ -114,6 +114,20 @@ def test_the_oldest_request_always_proceeds_when_pages_run_out():
     assert driver.requests[0].num_preemptions == 0
 
 
+def test_a_request_waits_until_it_fits_beside_the_growth_of_those_that_run():
+    driver = Driver(num_pages=8, windows=(0,), max_tokens=64, max_requests=4)
+    driver.add(100, 25)  # four pages
+    driver.step()
+    driver.step()
+    driver.add(100, 25)
+    driver.add(120, 8)  # four pages as well, but one of the first's may be needed
+    for _ in range(3):
+        driver.step()
+    assert [r.status for r in driver.requests] == [Status.RUNNING, Status.WAITING, Status.WAITING]
+    driver.drain()
+    assert driver.scheduler.num_preemptions == 0
+
+
 def test_a_long_prompt_never_stalls_an_answer():
     driver = Driver(num_pages=64, windows=(0,), max_tokens=16, max_requests=4)
     driver.add(4, 50)

@@ -37,7 +37,17 @@ SAMPLING = [
     ResolvedSampling(max_tokens=40, num_logprobs=0, temperature=0.9, top_k=30, seed=1),
     ResolvedSampling(max_tokens=33, num_logprobs=0, temperature=1.3, top_p=0.9, seed=2**64 - 1),
     ResolvedSampling(max_tokens=25, num_logprobs=0, temperature=1.0, min_p=0.02, repetition_penalty=1.2, seed=3),
+    ResolvedSampling(max_tokens=30, num_logprobs=0, allowed_token_ids=tuple(range(100, 140))),
+    ResolvedSampling(
+        max_tokens=30,
+        num_logprobs=0,
+        logit_bias=((7, 5.0), (201, -100.0)),
+        min_tokens=20,
+        end_ids=tuple(range(0, 259, 2)),
+    ),
+    ResolvedSampling(max_tokens=30, num_logprobs=0, temperature=1.2, typical_p=0.3, seed=5),
 ]
+"""One for each prompt."""
 
 UNSCORED = 3
 """The prompt that goes without log-probabilities among those that have them."""
