@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.engine.embed import Embedding
 from penstock.engine.llm import LLM, Prompt
 from penstock.engine.options import RequestOptions
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.result import Delta, Result
+from penstock.engine.result import Delta, Result, Score
 from penstock.engine.stream import Stream
 from penstock.errors import InvalidArgumentError
 
 __all__ = ["AsyncLLM", "AsyncStream"]
 
+_Answer = TypeVar("_Answer")
 _LONG_TEXT = 2000
 """Characters from which on a text is tokenized beside the event loop."""
 
@@ -96,6 +97,7 @@ class AsyncLLM:
         self._streams: weakref.WeakValueDictionary[int, AsyncStream] = weakref.WeakValueDictionary()
         self._work = threading.Event()
         self._closing = False
+        self._closed: asyncio.Future[None] | None = None
         llm.engine.observer = self._observe
         self._thread = threading.Thread(target=self._drive, name="penstock-engine", daemon=True)
         self._thread.start()
@@ -131,22 +133,50 @@ class AsyncLLM:
             pass
         return stream.result()
 
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+    ) -> Result:
+        """Answer a conversation as ``LLM.chat`` does; cancelling the caller aborts it."""
+        return await self.generate(await self._beside(self.llm.chat_prompt, messages), params, options)
+
+    async def score(
+        self, prompts: Prompt | Sequence[Prompt], num_top: int = 0, *, options: RequestOptions | None = None
+    ) -> Score | list[Score]:
+        """What ``LLM.score`` gives, computed beside the event loop."""
+        return await self._beside(self.llm.score, prompts, num_top, options=options)
+
     async def embed(
-        self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean", normalize: bool = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "mean",
+        normalize: bool = False,
+        *,
+        options: RequestOptions | None = None,
     ) -> Embedding | list[Embedding]:
         """What ``LLM.embed`` gives, computed beside the event loop."""
+        return await self._beside(self.llm.embed, prompts, pooling, normalize, options=options)
+
+    async def _beside(self, call: Callable[..., _Answer], *arguments: Any, **named: Any) -> _Answer:
         if self._closing:
             raise InvalidArgumentError("the AsyncLLM is closed")
-        return await asyncio.to_thread(self.llm.embed, prompts, pooling, normalize)
+        return await asyncio.to_thread(call, *arguments, **named)
 
     async def close(self) -> None:
-        """End every request with "abort" and give the memory back.  Calling it again does nothing."""
-        if self._closing:
-            return
-        self._closing = True
-        self._work.set()
-        await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self.llm.close)
+        """End every request with "abort" and give the memory back.  Returns when that is done, however many call it;
+        cancelling a caller does not stop it.
+        """
+        if self._closed is None:
+            self._closing = True
+            self._work.set()
+            self._closed = self._loop.run_in_executor(None, self._shut)  # goes on when nobody waits for it
+        await asyncio.shield(self._closed)
+
+    def _shut(self) -> None:
+        self._thread.join()
+        self.llm.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

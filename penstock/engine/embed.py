@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.prompts import of_prompt
 from penstock.engine.request import Status
-from penstock.errors import InternalError, InvalidArgumentError, QueueFullError
+from penstock.engine.waiting import when_room
+from penstock.errors import InternalError, InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
+    from penstock.engine.options import RequestOptions
     from penstock.engine.request import Request
     from penstock.engine.scheduler import Chunk
     from penstock.runtime.program import Program
@@ -96,9 +98,17 @@ def check_embedding(pooling: object, normalize: object) -> None:
         raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}")
 
 
-def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: str, normalize: bool) -> list[Embedding]:
+def embed(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    pooling: str,
+    normalize: bool,
+    *,
+    is_one: bool,
+    options: RequestOptions,
+) -> list[Embedding]:
     """The prompts' embeddings in their order.  A few steps' worth of requests is open at a time, and a full queue is
-    waited for, so that any number of prompts may come; raises the error that one of them ended with.
+    waited for, so that any number of prompts may come; raises the error that one of them ended with, naming it.
     """
     todo = deque(enumerate(prompts))
     unfinished: dict[int, Request] = {}
@@ -106,13 +116,14 @@ def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: str, normal
     try:
         while todo or unfinished:
             while todo and len(unfinished) < 4 * engine.scheduler.max_requests:
-                engine.make_room()
-                with suppress(QueueFullError):  # another thread was faster
-                    unfinished[todo[0][0]] = engine.submit(todo[0][1], pooling=Pooling(pooling))
-                    todo.popleft()
+                index, ids = todo.popleft()
+                unfinished[index] = when_room(engine, engine.submit, ids, pooling=Pooling(pooling), options=options)
             engine.wait(next(iter(unfinished.values())), 0)
             for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
-                done[index] = _embedding(unfinished.pop(index), normalize)
+                try:
+                    done[index] = _embedding(unfinished.pop(index), normalize)
+                except PenstockError as error:
+                    raise of_prompt(index, is_one, error) from None
     finally:
         for request in unfinished.values():
             engine.abort(request)

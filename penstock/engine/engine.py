@@ -20,13 +20,15 @@ from penstock.engine.batch import BatchLayout
 from penstock.engine.embed import Pooling, pool
 from penstock.engine.figures import EngineFigures
 from penstock.engine.interrupt import interrupt_after
-from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.pages import PageLedger
+from penstock.engine.params import check_num_top
 from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.request import Request, ResolvedSampling, Status, as_ours
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
+from penstock.engine.tail import check_sampling
 from penstock.errors import (
     DeadlineError,
     InternalError,
@@ -57,29 +59,31 @@ class Engine:
         self.program = program
         self.options = options or EngineOptions()
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
-        max_requests = min(limits.max_requests, limits.max_rows or limits.max_requests)
-        self.scheduler = self._new_scheduler(max_requests)
+        self.scheduler = self._new_scheduler()
         self._rows = SamplingRows(info.vocab_size)
-        self.layout = BatchLayout(len(info.page_windows), max_requests, pages_for(self.max_len))
+        self.layout = BatchLayout(len(info.page_windows), limits.max_requests, pages_for(self.max_len))
         self.num_steps = 0
         self.num_output_tokens = 0
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
         self._ids = count()
         self._lock = threading.RLock()
+        self._door = threading.RLock()  # who holds it may come in
+        self._num_submitted = 0
+        self._num_ended = 0
         self._incoming: deque[Request] = deque()
-        self._aborts: deque[Request] = deque()
+        self._aborts: deque[Request | int] = deque()  # a number: every request below it
         self._ended: list[Request] = []  # not told to anybody yet
         self._deadlines: list[tuple[float, int, Request]] = []
         self._busy = False
         self._closed = False
 
-    def _new_scheduler(self, max_requests: int) -> Scheduler:
+    def _new_scheduler(self) -> Scheduler:
         limits, options = self.program.limits, self.options
         return Scheduler(
             PageLedger(limits.num_pages, self.program.info.page_windows),
             limits.max_tokens,
-            max_requests,
+            limits.max_requests,
             options.max_chunk,
             PageKeys() if options.prefix_cache else None,
             max_rows=limits.max_rows,
@@ -104,37 +108,41 @@ class Engine:
         may fill the context.  QueueFullError when as many requests wait as may.
         """
         self._check_open()
-        sampling, options = sampling or ResolvedSampling(), options or RequestOptions()
+        options, sampling = check_options(options), check_sampling(sampling, self.program.info)
+        if prompt_rows is not None:
+            check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
         if pooling is not None and not self.program.info.hidden_size:
             raise UnsupportedError("embed: the network does not pick the rows of its head from rows of all tokens")
-        answer_len = 0 if pooling is not None else min(1, sampling.max_tokens)
-        if options.truncate_prompt:
-            prompt_ids = self._truncate(prompt_ids, sampling, answer_len)
-        ids = self.check_prompt(prompt_ids, answer_len)
-        if not self.has_room:
-            raise QueueFullError(
-                f"{self._num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}"
-            )
+        num_new = 0 if pooling is not None else sampling.max_tokens
+        ids = self.fit_prompt(prompt_ids, num_new, options)
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
         request.prompt_rows = prompt_rows
-        self._incoming.append(request)
+        with self._door:  # two at once would both find the last place
+            if not self.has_room:
+                full = f"{self._num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}"
+                raise QueueFullError(full)
+            self._num_submitted += 1
+            self._incoming.append(request)
         if self._closed:  # by another thread, which may have looked before
             with self._alone():
                 self._accept_calls()
                 self._end(request, "abort")
         return request
 
-    def _truncate(self, prompt_ids: Sequence[int], sampling: ResolvedSampling, answer_len: int) -> Sequence[int]:
-        """The end of a prompt that is too long; one that fits, whole."""
-        if not hasattr(prompt_ids, "__len__") or len(prompt_ids) + answer_len <= self.max_len:
-            return prompt_ids
-        room = min(sampling.max_tokens, self.max_len // 2)
-        return prompt_ids[-max(1, self.max_len - room) :]
+    def fit_prompt(self, prompt_ids: Sequence[int], max_tokens: int, options: RequestOptions) -> list[int]:
+        """The prompt as it runs when up to ``max_tokens`` follow: checked, and cut to its end when the options say so
+        and it is too long.  InvalidArgumentError as ``check_prompt`` has it.
+        """
+        answer_len = min(1, max_tokens)
+        if options.truncate_prompt and hasattr(prompt_ids, "__len__") and len(prompt_ids) + answer_len > self.max_len:
+            prompt_ids = prompt_ids[-max(1, self.max_len - min(max_tokens, self.max_len // 2)) :]
+        return self.check_prompt(prompt_ids, answer_len)
 
     @property
     def _num_waiting(self) -> int:
-        return len(self.scheduler.waiting) + len(self._incoming)
+        """Open requests beyond the places of a step.  Counted by who came and who ended: lists change meanwhile."""
+        return self._num_submitted - self._num_ended - self.scheduler.max_requests
 
     @property
     def has_room(self) -> bool:
@@ -156,9 +164,8 @@ class Engine:
         self._settle()
 
     def abort_all(self) -> None:
-        """End every request that is not finished, from any thread."""
-        for request in self._everyone():
-            self._aborts.append(request)
+        """End every request that was submitted before, from any thread."""
+        self._aborts.append(next(self._ids))  # who they are is seen under the lock: they move from list to list
         self._settle()
 
     def fail_all(self, error: Exception) -> None:
@@ -166,7 +173,7 @@ class Engine:
         with self._alone():
             self._start_over(error)
             while self._incoming:
-                self._end(self._incoming.popleft(), "error", _as_ours(error))
+                self._end(self._incoming.popleft(), "error", as_ours("the step", error))
             self._tell([])
 
     def step(self) -> list[Request]:
@@ -225,7 +232,7 @@ class Engine:
                 self.scheduler.advance(chunk)
         except Exception as error:
             for chunk in chunks:
-                self._end(chunk.request, "error", _as_ours(error))
+                self._end(chunk.request, "error", as_ours("the step", error))
             return []
         row = 0
         for chunk in chunks:
@@ -250,19 +257,19 @@ class Engine:
                 accept_row(request, rows, own[-1])
                 self.num_output_tokens += 1
         except Exception as error:
-            self._end(request, "error", _as_ours(error))
+            self._end(request, "error", as_ours("the step", error))
             return
         if request.status is Status.FINISHED:
             self.scheduler.remove(request)
-            self._num_finished[request.finish_reason or "error"] += 1
+            self._count_end(request)
 
     def _start_over(self, error: Exception) -> None:
         """Every request ends with the error; the engine goes on with all pages free."""
         everyone = [*self.scheduler.running, *self.scheduler.waiting]
-        self.scheduler = self._new_scheduler(self.scheduler.max_requests)
+        self.scheduler = self._new_scheduler()
         for request in everyone:
             request.pages, request.slot = None, -1
-            self._end(request, "error", _as_ours(error))
+            self._end(request, "error", as_ours("the step", error))
 
     def _expire(self) -> None:
         """End the requests whose time is over."""
@@ -360,6 +367,8 @@ class Engine:
     def _accept_calls(self) -> None:
         while self._incoming:
             request = self._incoming.popleft()
+            if request.status is Status.FINISHED:  # aborted before it was seen here
+                continue
             try:
                 self.scheduler.add(request)
             except Exception:
@@ -369,7 +378,9 @@ class Engine:
                 when = request.timings.submitted + request.options.deadline_s
                 heapq.heappush(self._deadlines, (when, request.id, request))
         while self._aborts:
-            self._end(self._aborts.popleft(), "abort")
+            one = self._aborts.popleft()
+            for request in [r for r in self._everyone() if r.id < one] if isinstance(one, int) else [one]:
+                self._end(request, "abort")
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._everyone()):
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
             heapq.heapify(self._deadlines)
@@ -381,14 +392,9 @@ class Engine:
                 self.scheduler.ledger.unname(request.pages)
             self.scheduler.remove(request)
             request.finish(reason, error)
-            self._num_finished[reason] += 1
+            self._count_end(request)
             self._ended.append(request)
 
-
-def _as_ours(error: Exception) -> PenstockError:
-    """Whatever a step raised as an error that a request can end with."""
-    if isinstance(error, PenstockError):
-        return error
-    ours = InternalError(f"the step failed: {type(error).__name__}: {error}")
-    ours.__cause__ = error
-    return ours
+    def _count_end(self, request: Request) -> None:
+        self._num_ended += 1
+        self._num_finished["error" if request.error is not None else request.finish_reason or "error"] += 1

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from penstock.engine.embed import Embedding, check_embedding, embed
 from penstock.engine.engine import Engine
-from penstock.engine.logits import PromptLogits, PromptRows, PromptScores
-from penstock.engine.options import EngineFields, EngineOptions, RequestOptions
+from penstock.engine.fields import check_listed, check_vocabulary
+from penstock.engine.logits import PromptLogits, PromptScores
+from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
-from penstock.engine.progress import PromptProgress
-from penstock.engine.prompts import Prompt, split_params, split_prompts
+from penstock.engine.prompts import Prompt, check_each, split_params, split_prompts
 from penstock.engine.request import Request, Status
-from penstock.engine.result import Result, Score, all_finished, make_result, outcome
+from penstock.engine.result import Result, Score, all_finished, all_or_error, outcome
 from penstock.engine.stream import Stream
 from penstock.engine.tail import refuse_logits, refuse_sampling
 from penstock.engine.text import StopRules, TextStream, Tokenizer
-from penstock.errors import InvalidArgumentError, PenstockError, QueueFullError, UnsupportedError
+from penstock.engine.waiting import finish_all, run_prompts, when_room
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.models.generation import GenerationConfig, read_generation_config
 from penstock.runtime.open import Opened, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
@@ -126,7 +126,12 @@ class LLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: Prompt, params: SamplingParams | None = None, *, progress: bool = False
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+        options: RequestOptions | None = None,
     ) -> Result: ...
 
     @overload
@@ -136,6 +141,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        options: RequestOptions | None = None,
     ) -> list[Result]: ...
 
     def generate(
@@ -144,44 +150,47 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        options: RequestOptions | None = None,
     ) -> Result | list[Result]:
         """Continue one prompt (a Result) or several (a list of Results in their order).
 
-        A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each.
-        ``progress`` shows on stderr how far it is.  All prompts are checked before any runs; errors name the prompt.
+        A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each;
+        ``options`` go for all.  ``progress`` shows on stderr how far it is.  All prompts are checked before any runs;
+        errors name the prompt.  An error of one ends the call; ``generate_each`` gives the others' results, too.
         """
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
+        options = check_options(options)
+        prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self._prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
-            prepared = []
-            for index, (prompt, one) in enumerate(zip(several, each, strict=True)):
-                try:
-                    prepared.append((self.engine.check_prompt(self._ids(prompt)), prompt, self._resolve(one)))
-                except InvalidArgumentError as error:
-                    raise error if is_one else InvalidArgumentError(f"prompts[{index}]: {error}") from None
-            for (ids, prompt, sampling), one in zip(prepared, each, strict=True):
-                numbered = [replace(sampling, sample_index=i) for i in range(one.best_of or one.n)]
+            for (ids, sampling), prompt, one in zip(prepared, several, each, strict=True):
                 requests.append([])
-                for own in numbered:
-                    requests[-1].append(self._when_room(self._submit, ids, one, own, prompt))
-            self._finish([request for group in requests for request in group], progress)
-            results = [make_result(group, one) for group, one in zip(requests, each, strict=True)]
+                for i in range(one.best_of or one.n):
+                    own = replace(sampling, sample_index=i)
+                    requests[-1].append(when_room(self.engine, self._submit, ids, one, own, prompt, options))
+            finish_all(self.engine, [request for group in requests for request in group], progress and bool(several))
         except BaseException:
             for group in requests:
                 for request in group:
                     self.engine.abort(request)
             raise
+        results = all_or_error([outcome(group, one) for group, one in zip(requests, each, strict=True)], is_one)
         return results[0] if is_one else results
 
     def generate_each(
-        self, items: Iterable[tuple[Prompt, SamplingParams] | PenstockError], max_open: int = 0
+        self,
+        items: Iterable[tuple[Prompt, SamplingParams] | PenstockError],
+        max_open: int = 0,
+        options: RequestOptions | None = None,
     ) -> Iterator[tuple[int, Result | PenstockError]]:
         """Continue prompts as they come: pairs of an item's number and its result or error, in the order they end.
 
-        At most ``max_open`` items are taken ahead (0: four times the requests of a step).  An item that is an error
-        already is handed on.  Leaving the loop early aborts what is still open.
+        An error ends its own item alone.  At most ``max_open`` items are taken ahead (0: four times the requests of a
+        step).  An item that is an error already is handed on.  ``options`` go for all.  Leaving the loop early aborts
+        what is still open.
         """
+        options = check_options(options)
         source = enumerate(items)
         most = max_open or 4 * self.engine.scheduler.max_requests
         unfinished: dict[int, tuple[list[Request], SamplingParams]] = {}
@@ -192,7 +201,7 @@ class LLM:
                 is_exhausted = is_exhausted or len(batch) < most - len(unfinished)
                 for index, item in batch:
                     try:
-                        unfinished[index] = (self._submit_all(item), cast("Any", item)[1])
+                        unfinished[index] = (self._submit_all(item, options), cast("Any", item)[1])
                     except PenstockError as error:
                         yield index, error
                 if not unfinished:
@@ -208,44 +217,38 @@ class LLM:
                 for request in group:
                     self.engine.abort(request)
 
-    def _submit_all(self, item: tuple[Prompt, SamplingParams] | PenstockError) -> list[Request]:
+    def _submit_all(
+        self, item: tuple[Prompt, SamplingParams] | PenstockError, options: RequestOptions
+    ) -> list[Request]:
         if isinstance(item, PenstockError):
             raise item
         prompt, params = item
-        ids, sampling = self.engine.check_prompt(self._ids(prompt)), self._resolve(params)
-        answers = range(params.best_of or params.n)
+        ids, sampling = self._prepare(prompt, params, options)
         requests: list[Request] = []
         try:
-            for i in answers:
+            for i in range(params.best_of or params.n):
                 own = replace(sampling, sample_index=i)
-                requests.append(self._when_room(self._submit, ids, params, own, prompt))
+                requests.append(when_room(self.engine, self._submit, ids, params, own, prompt, options))
         except PenstockError:
             for request in requests:
                 self.engine.abort(request)
             raise
         return requests
 
-    def _when_room(self, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
-        """Submit; while the queue is full, drive the loop until it has room."""
-        while True:
-            self.engine.make_room()
-            with suppress(QueueFullError):  # another thread was faster
-                return submit(*arguments, **options)
-
-    def _finish(self, requests: Sequence[Request], progress: bool) -> None:
-        shown = PromptProgress(requests) if progress else None
-        for request in requests:
-            while self.engine.wait(request, len(request.output_ids)):
-                if shown is not None:
-                    shown.update()
-        if shown is not None:
-            shown.update(last=True)
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> tuple[list[int], ResolvedSampling]:
+        """A prompt's tokens and what it runs with, checked."""
+        ids, sampling = self._ids(prompt), self._resolve(params)
+        return self.engine.fit_prompt(ids, sampling.max_tokens, options), sampling
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Stream:
         """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
         several, is_one = split_prompts(prompt)
+        if not several:
+            raise InvalidArgumentError("prompt is empty: it must have at least one token")
         if not is_one:
             raise InvalidArgumentError("stream takes one prompt; generate takes several")
         one = split_params(params, 1)[0]
@@ -254,59 +257,59 @@ class LLM:
         request = self._submit(self._ids(several[0]), one, self._resolve(one), several[0], options)
         return Stream(self.engine, request, one)
 
-    def score(self, prompts: Prompt | Iterable[Prompt], num_top: int = 0) -> Score | list[Score]:
+    def score(
+        self, prompts: Prompt | Iterable[Prompt], num_top: int = 0, *, options: RequestOptions | None = None
+    ) -> Score | list[Score]:
         """How likely texts are: a Score for one prompt, a list of them for several.
 
-        Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.  All
-        prompts are checked before any runs.
+        Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.
+        ``options`` go for all, but a text is scored whole: ``truncate_prompt`` is refused.  All prompts are checked
+        before any runs; errors name the prompt.
         """
         refuse_logits("score", self.info.tail)
+        options = check_options(options)
+        if options.truncate_prompt:
+            raise InvalidArgumentError("truncate_prompt must be False here: a text is scored whole")
         several, is_one = split_prompts(prompts)
         num_top = check_num_top(num_top, self.info.vocab_size)
-        checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
-        requests = self._run_prompts((ids, PromptScores(num_top)) for ids in checked)
+        checked = check_each(several, is_one, lambda prompt: self.engine.check_prompt(self._ids(prompt), answer_len=0))
+        requests = run_prompts(self.engine, ((ids, PromptScores(num_top)) for ids in checked), is_one, options)
         scores = [Score(ids, one.prompt_logprobs or []) for ids, one in zip(checked, requests, strict=True)]
         return scores[0] if is_one else scores
 
     def embed(
-        self, prompts: Prompt | Iterable[Prompt], pooling: str = "mean", normalize: bool = False
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        pooling: str = "mean",
+        normalize: bool = False,
+        *,
+        options: RequestOptions | None = None,
     ) -> Embedding | list[Embedding]:
         """Texts as vectors: an Embedding for one prompt, a list of them for several.
 
         The hidden rows behind the last norm, ``pooling`` them by "mean" or taking the "last"; with ``normalize`` of
-        length 1.  UnsupportedError for a network that has no such rows.
+        length 1.  ``options`` go for all; of a prompt that is too long ``truncate_prompt`` keeps a context's worth of
+        its end.  UnsupportedError for a network that has no such rows; errors name the prompt.
         """
         check_embedding(pooling, normalize)
+        fixed = check_options(options)
         several, is_one = split_prompts(prompts)
-        checked = [self.engine.check_prompt(self._ids(prompt), answer_len=0) for prompt in several]
-        embeddings = embed(self.engine, checked, pooling, normalize)
+        checked = check_each(several, is_one, lambda prompt: self.engine.fit_prompt(self._ids(prompt), 0, fixed))
+        embeddings = embed(self.engine, checked, pooling, normalize, is_one=is_one, options=fixed)
         return embeddings[0] if is_one else embeddings
 
-    def _run_prompts(self, prompts: Iterable[tuple[list[int], PromptRows]]) -> list[Request]:
-        """Prompts of which rows are wanted and no answer; raises the error that one of them ended with."""
-        requests: list[Request] = []
-        try:
-            for ids, rows in prompts:
-                nothing = ResolvedSampling(max_tokens=0)
-                requests.append(self._when_room(self.engine.submit, ids, nothing, prompt_rows=rows))
-            self._finish(requests, progress=False)
-        except BaseException:
-            for request in requests:
-                self.engine.abort(request)
-            raise
-        for request in requests:
-            if request.error is not None:
-                raise request.error
-            if request.finish_reason != "length":
-                raise InvalidArgumentError("the prompt was aborted before its end")
-        return requests
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+    ) -> Result:
         """Answer a conversation: messages with "role" and "content", rendered by the model's own chat template.
 
         UnsupportedError when the model has no template.
         """
-        return self.generate(self.chat_prompt(messages), params)
+        return self.generate(self.chat_prompt(messages), params, options=options)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids that a conversation becomes, the opening of the answer included."""
@@ -322,7 +325,7 @@ class LLM:
         refuse_logits("logits", self.info.tail)
         ids = self.engine.check_prompt(self._ids(prompt), answer_len=0)
         rows = PromptLogits(len(ids), self.info.vocab_size)
-        self._run_prompts([(ids, rows)])
+        run_prompts(self.engine, [(ids, rows)], True, RequestOptions())
         return rows.array
 
     def abort(self) -> None:
@@ -352,23 +355,12 @@ class LLM:
         if self.info.tail:
             refuse_sampling(params, self.info.tail)
         bad_words = tuple(dict.fromkeys(ids for word in params.bad_words for ids in self.tokenizer.spellings(word)))
-        self._check_vocabulary(params, bad_words)
-        return replace(
-            ResolvedSampling.of(params, self._defaults), bad_words=bad_words, end_ids=tuple(sorted(self._ends(params)))
-        )
-
-    def _check_vocabulary(self, params: SamplingParams, bad_words: Iterable[Sequence[int]]) -> None:
-        """Refuse what is beyond the model's vocabulary here: in a step it would end the neighbours, too."""
-        vocab_size = self.info.vocab_size
-        named = {name: getattr(params, name) or () for name in ("logit_bias", "allowed_token_ids", "stop_token_ids")}
-        named["bad_words"] = chain.from_iterable(bad_words)  # a tokenizer may have more tokens than the model
-        for name, tokens in named.items():
-            for token in tokens:
-                if token >= vocab_size:
-                    raise InvalidArgumentError(f"{name}: token id {token} is not in 0 to {vocab_size - 1}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > vocab_size:
-                raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens")
+        check_vocabulary("stop_token_ids", params.stop_token_ids, self.info.vocab_size)
+        check_listed("prompt_logprobs", params.prompt_logprobs or 0, self.info.vocab_size)
+        resolved = ResolvedSampling.of(params, self._defaults)
+        resolved = replace(resolved, bad_words=bad_words, end_ids=tuple(sorted(self._ends(params))))
+        resolved.check_vocabulary(self.info.vocab_size)
+        return resolved
 
     @property
     def _has_text(self) -> bool:

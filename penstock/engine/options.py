@@ -5,24 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
+from penstock.engine.fields import flag, given_number, number, set_fields, whole
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["PRIORITY_S", "EngineFields", "EngineOptions", "RequestOptions"]
+__all__ = ["PRIORITY_S", "EngineFields", "EngineOptions", "RequestOptions", "check_options"]
 
 PRIORITY_S: Final = 10.0
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
-
-
-def _check_whole(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} must be True or False, not {value!r}")
+_ABOVE_0: Final = 5e-324
 
 
 @dataclass(frozen=True)
@@ -30,8 +22,9 @@ class EngineOptions:
     """How an engine serves its requests.
 
     ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget).  ``prefix_cache``: requests
-    share the pages of equal beginnings.  ``max_waiting``: a request that finds so many waiting is refused with
-    QueueFullError; 0 lets any number wait.  ``priority_s``: seconds of waiting that a level of priority is worth.
+    share the pages of equal beginnings.  ``max_waiting``: a request that finds so many open beyond the places of a step
+    is refused with QueueFullError; 0 lets any number wait.  ``priority_s``: seconds of waiting that a level of priority
+    is worth.
     """
 
     max_chunk: int = 0
@@ -41,12 +34,13 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuse what no engine could do."""
-        _check_whole("max_chunk", self.max_chunk, 0, 2**31 - 1)
-        _check_flag("prefix_cache", self.prefix_cache)
-        _check_whole("max_waiting", self.max_waiting, 0, 2**31 - 1)
-        worth = self.priority_s
-        if isinstance(worth, bool) or not isinstance(worth, (int, float)) or not 0 < worth <= MAX_DEADLINE_S:
-            raise InvalidArgumentError(f"priority_s must be seconds above 0 and up to 1e9, not {worth!r}")
+        set_fields(
+            self,
+            max_chunk=given_number("max_chunk", whole("max_chunk", self.max_chunk, 0, 2**31 - 1)),
+            prefix_cache=flag("prefix_cache", self.prefix_cache),
+            max_waiting=given_number("max_waiting", whole("max_waiting", self.max_waiting, 0, 2**31 - 1)),
+            priority_s=given_number("priority_s", _seconds("priority_s", self.priority_s)),
+        )
 
 
 class EngineFields(TypedDict, total=False):
@@ -77,14 +71,26 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         """Refuse a field that is out of range, by name."""
-        _check_whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        deadline = self.deadline_s
-        if deadline is not None and (
-            isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline <= MAX_DEADLINE_S
-        ):
-            raise InvalidArgumentError(f"deadline_s must be seconds above 0 and up to 1e9, or None, not {deadline!r}")
+        set_fields(
+            self,
+            priority=given_number("priority", whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)),
+            deadline_s=_seconds("deadline_s", self.deadline_s),
+            truncate_prompt=flag("truncate_prompt", self.truncate_prompt),
+        )
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgumentError(
                 f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}"
             )
-        _check_flag("truncate_prompt", self.truncate_prompt)
+
+
+def _seconds(name: str, value: object) -> float | None:
+    return number(name, value, _ABOVE_0, MAX_DEADLINE_S, "seconds above 0 and up to 1e9")
+
+
+def check_options(options: object) -> RequestOptions:
+    """A request's options, those that nobody gave included; InvalidArgumentError for anything else."""
+    if options is None:
+        return RequestOptions()
+    if not isinstance(options, RequestOptions):
+        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}")
+    return options

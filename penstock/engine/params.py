@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
+from itertools import chain
 from typing import Any, Final, TypedDict, Unpack
 
+from penstock.engine.fields import (
+    MAX_TOKEN,
+    bias_pairs,
+    biases,
+    check_listed,
+    check_vocabulary,
+    flag,
+    given_number,
+    number,
+    refusal,
+    set_fields,
+    some_token_ids,
+    strings,
+    token_ids,
+    whole,
+    word_ids,
+)
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
@@ -16,112 +32,16 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT_MAX_TOKENS: Final = 256
-MAX_STRINGS: Final = 64
-MAX_STRING_CHARS: Final = 4096
 MAX_LOGPROBS: Final = 20
 MAX_ANSWERS: Final = 128
-MAX_BIASES: Final = 4096
-_TOKEN: Final = 2**31 - 1
-
-
-def _refuse(name: str, expected: str, found: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}")
-
-
-def _int(name: str, value: object, low: int, high: int) -> int | None:
-    """None, or a whole number of any kind (numpy's too) within bounds."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise _refuse(name, f"a whole number from {low} to {high}", value)
-    return int(value)
 
 
 def check_num_top(value: object, vocab_size: int) -> int:
     """How many of the likeliest tokens are listed; InvalidArgumentError for more than may be, or than there are."""
-    number = _int("num_top", value, 0, min(MAX_LOGPROBS, vocab_size))
-    if number is None:
-        raise _refuse("num_top", "a whole number", None)
-    return number
-
-
-def _float(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
-    """None, or a number of any kind within bounds; NaN is within none."""
-    if value is None:
-        return None
-    try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # a whole number that no float reaches
-        number = math.nan
-    if not low <= number <= high:
-        raise _refuse(name, expected or f"a number from {low:g} to {high:g}", value)
-    return number
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else () if value is None else value
-    if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
-        raise _refuse(name, "a string or a list of strings", value)
-    if len(strings) > MAX_STRINGS:
-        raise _refuse(name, f"at most {MAX_STRINGS} strings", len(strings))
-    if any(not s or len(s) > MAX_STRING_CHARS for s in strings):
-        raise _refuse(name, f"strings of 1 to {MAX_STRING_CHARS} characters", value)
-    return tuple(strings)
-
-
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids, each once; whether the vocabulary has them is seen at submission."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise _refuse(name, "a list of token ids", value)
-    return tuple(dict.fromkeys(_token_id(f"{name}[{i}]", token) for i, token in enumerate(value)))
-
-
-def _token_id(name: str, value: object) -> int:
-    token = _int(name, value, 0, _TOKEN)
-    if token is None:
-        raise _refuse(name, "a token id", None)
-    return token
-
-
-def _bias(value: object) -> dict[int, float]:
-    """Token id to bias.  Ids may be written as text, as JSON has them."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
-        raise _refuse("logit_bias", f"a mapping of at most {MAX_BIASES} token ids to numbers", value)
-    biases = {}
-    for key, number in value.items():
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
-        if _int("logit_bias's token id", token, 0, _TOKEN) is None or _float("logit_bias", number, -100, 100) is None:
-            raise _refuse("logit_bias", "a mapping of token ids to numbers", value)
-        biases[int(token)] = float(number)
-    return biases
-
-
-def _given(name: str, value: Any) -> Any:
-    """A number that None cannot stand for."""
-    if value is None:
-        raise _refuse(name, "a number", None)
-    return value
-
-
-def _set(instance: object, **values: object) -> None:
-    """Fields of a frozen dataclass that is being made."""
-    for name, value in values.items():
-        object.__setattr__(instance, name, value)
-
-
-def _some_token_ids(name: str, value: object) -> tuple[int, ...]:
-    ids = _token_ids(name, value)
-    if not ids:
-        raise _refuse(name, "None or at least one token id", [])
-    return ids
-
-
-def _bool(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _refuse(name, "True or False", value)
-    return value
+    count = whole("num_top", value, 0, min(MAX_LOGPROBS, vocab_size))
+    if count is None:
+        raise refusal("num_top", "a whole number", None)
+    return count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +56,12 @@ class Filters:
     def __post_init__(self) -> None:
         """Check every field."""
         positive = "a number above 0 and up to 1"
-        _set(
+        set_fields(
             self,
-            top_k=_int("top_k", self.top_k, 0, _TOKEN),
-            top_p=_float("top_p", self.top_p, 1e-6, 1, positive),
-            min_p=_float("min_p", self.min_p, 0, 1),
-            typical_p=_float("typical_p", self.typical_p, 1e-6, 1, positive),
+            top_k=whole("top_k", self.top_k, 0, MAX_TOKEN),
+            top_p=number("top_p", self.top_p, 1e-6, 1, positive),
+            min_p=number("min_p", self.min_p, 0, 1),
+            typical_p=number("typical_p", self.typical_p, 1e-6, 1, positive),
         )
 
 
@@ -155,11 +75,13 @@ class Penalties:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _set(
+        set_fields(
             self,
-            repetition_penalty=_float("repetition_penalty", self.repetition_penalty, 0.01, 100),
-            presence_penalty=_given("presence_penalty", _float("presence_penalty", self.presence_penalty, -2, 2)),
-            frequency_penalty=_given("frequency_penalty", _float("frequency_penalty", self.frequency_penalty, -2, 2)),
+            repetition_penalty=number("repetition_penalty", self.repetition_penalty, 0.01, 100),
+            presence_penalty=given_number("presence_penalty", number("presence_penalty", self.presence_penalty, -2, 2)),
+            frequency_penalty=given_number(
+                "frequency_penalty", number("frequency_penalty", self.frequency_penalty, -2, 2)
+            ),
         )
 
 
@@ -243,17 +165,17 @@ class SamplingParams:
         values: dict[str, Any] = {one.name: one.default for one in fields(SamplingParams)} | given
         for name, kind in (("filters", Filters), ("penalties", Penalties)):
             if not isinstance(values[name], kind):
-                raise _refuse(name, kind.__name__, values[name])
+                raise refusal(name, kind.__name__, values[name])
             flat = {one.name: values.pop(one.name) for one in fields(kind) if one.name in values}
             values[name] = replace(values[name], **flat)
         unknown = next((name for name in values if name not in SamplingParams.__dataclass_fields__), None)
         if unknown is not None:
             raise InvalidArgumentError(f"SamplingParams has no field {unknown!r}; it has {', '.join(FIELDS)}")
-        _set(self, **{name: _CHECKS[name](name, value) for name, value in values.items()})
+        set_fields(self, **{name: _CHECKS[name](name, value) for name, value in values.items()})
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+            raise refusal("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if self.best_of is not None and self.best_of < self.n:
-            raise _refuse("best_of", f"at least n ({self.n})", self.best_of)
+            raise refusal("best_of", f"at least n ({self.n})", self.best_of)
 
     @property
     def top_k(self) -> int | None:
@@ -292,24 +214,24 @@ class SamplingParams:
 
 
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "max_tokens": lambda name, value: _int(name, value, 1, _TOKEN),
-    "min_tokens": lambda name, value: _given(name, _int(name, value, 0, _TOKEN)),
-    "temperature": lambda name, value: _float(name, value, 0, 100),
+    "max_tokens": lambda name, value: whole(name, value, 1, MAX_TOKEN),
+    "min_tokens": lambda name, value: given_number(name, whole(name, value, 0, MAX_TOKEN)),
+    "temperature": lambda name, value: number(name, value, 0, 100),
     "filters": lambda _name, value: value,
     "penalties": lambda _name, value: value,
-    "logit_bias": lambda _name, value: _bias(value),
-    "allowed_token_ids": lambda name, value: None if value is None else _some_token_ids(name, value),
-    "bad_words": _strings,
-    "seed": lambda name, value: _int(name, value, 0, 2**64 - 1),
-    "n": lambda name, value: _given(name, _int(name, value, 1, MAX_ANSWERS)),
-    "best_of": lambda name, value: _int(name, value, 1, MAX_ANSWERS),
-    "stop": _strings,
-    "stop_token_ids": _token_ids,
-    "include_stop_str_in_output": _bool,
-    "ignore_eos": _bool,
-    "logprobs": lambda name, value: _int(name, value, 0, MAX_LOGPROBS),
-    "prompt_logprobs": lambda name, value: _int(name, value, 0, MAX_LOGPROBS),
-    "echo": _bool,
+    "logit_bias": lambda _name, value: biases(value),
+    "allowed_token_ids": lambda name, value: None if value is None else some_token_ids(name, value),
+    "bad_words": strings,
+    "seed": lambda name, value: whole(name, value, 0, 2**64 - 1),
+    "n": lambda name, value: given_number(name, whole(name, value, 1, MAX_ANSWERS)),
+    "best_of": lambda name, value: whole(name, value, 1, MAX_ANSWERS),
+    "stop": strings,
+    "stop_token_ids": token_ids,
+    "include_stop_str_in_output": flag,
+    "ignore_eos": flag,
+    "logprobs": lambda name, value: whole(name, value, 0, MAX_LOGPROBS),
+    "prompt_logprobs": lambda name, value: whole(name, value, 0, MAX_LOGPROBS),
+    "echo": flag,
 }
 
 
@@ -339,6 +261,49 @@ class ResolvedSampling:
     sample_index: int = 0
     num_logprobs: int = -1
 
+    def __post_init__(self) -> None:
+        """Check every field: one that the core refuses would end every request of its step."""
+        positive = "a number above 0 and up to 1"
+        wholes = {
+            "max_tokens": (0, MAX_TOKEN),
+            "top_k": (0, MAX_TOKEN),
+            "seed": (0, 2**64 - 1),
+            "min_tokens": (0, MAX_TOKEN),
+            "sample_index": (0, MAX_TOKEN),
+            "num_logprobs": (-1, MAX_LOGPROBS),
+        }
+        numbers: dict[str, tuple[float, float, str]] = {
+            "temperature": (0, 1000, ""),
+            "top_p": (1e-6, 1, positive),
+            "min_p": (0, 1, ""),
+            "typical_p": (1e-6, 1, positive),
+            "repetition_penalty": (0.01, 100, ""),
+            "presence_penalty": (-2, 2, ""),
+            "frequency_penalty": (-2, 2, ""),
+        }
+        checked: dict[str, Any] = {name: whole(name, getattr(self, name), *bounds) for name, bounds in wholes.items()}
+        checked |= {name: number(name, getattr(self, name), *bounds) for name, bounds in numbers.items()}
+        for name, value in checked.items():
+            given_number(name, value)
+        if not isinstance(self.bad_words, (list, tuple)):
+            raise refusal("bad_words", "a list of lists of token ids", self.bad_words)
+        allowed = self.allowed_token_ids
+        set_fields(
+            self,
+            **checked,
+            logit_bias=bias_pairs("logit_bias", self.logit_bias),
+            allowed_token_ids=None if allowed is None else some_token_ids("allowed_token_ids", allowed),
+            bad_words=tuple(word_ids(f"bad_words[{i}]", word) for i, word in enumerate(self.bad_words)),
+            end_ids=token_ids("end_ids", self.end_ids),
+        )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """InvalidArgumentError naming the field that asks for tokens beyond a vocabulary."""
+        check_vocabulary("logit_bias", (token for token, _ in self.logit_bias), vocab_size)
+        check_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        check_vocabulary("bad_words", chain.from_iterable(self.bad_words), vocab_size)
+        check_listed("logprobs", self.num_logprobs, vocab_size)
+
     @staticmethod
     def of(params: SamplingParams, defaults: ResolvedSampling) -> ResolvedSampling:
         """Fill what the caller left open.  Naming a filter asks for sampling, so a greedy default gives way."""
@@ -357,7 +322,7 @@ class ResolvedSampling:
             num_logprobs = max(0, num_logprobs)  # to compare the answers
         max_tokens = defaults.max_tokens if params.max_tokens is None else params.max_tokens
         if params.min_tokens > max_tokens:
-            raise _refuse(
+            raise refusal(
                 "min_tokens", f"at most max_tokens (here the model's default, {max_tokens})", params.min_tokens
             )
         return ResolvedSampling(

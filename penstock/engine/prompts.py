@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import index
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index as as_index
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, PenstockError
 
-__all__ = ["Prompt", "check_token_ids", "split_params", "split_prompts"]
+__all__ = ["Prompt", "check_each", "check_token_ids", "of_prompt", "split_params", "split_prompts"]
 
 Prompt: TypeAlias = str | Sequence[int]
+_Item = TypeVar("_Item")
+_Checked = TypeVar("_Checked")
 
 
 def split_prompts(prompts: object) -> tuple[list[Any], bool]:
-    """Prompts as a list, and whether it was a single one."""
+    """Prompts as a list, and whether it was a single one.  An empty list is no prompt, not one without tokens."""
     if isinstance(prompts, str):
         return [prompts], True
     if hasattr(prompts, "tolist"):  # a numpy array
@@ -23,11 +25,29 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
     if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
         raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
     several = list(prompts)
-    if not several:
-        raise InvalidArgumentError("prompts is empty: a prompt must have at least one token")
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
         return several, False
     return [several], True
+
+
+def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") -> PenstockError:
+    """An error as that of one of several prompts; a single prompt's own."""
+    if is_one:
+        return error
+    named = type(error)(f"prompts[{index}]: {error}{note}")
+    named.__cause__ = error
+    return named
+
+
+def check_each(items: Iterable[_Item], is_one: bool, check: Callable[[_Item], _Checked]) -> list[_Checked]:
+    """What ``check`` makes of each prompt; an InvalidArgumentError names it."""
+    checked = []
+    for index, item in enumerate(items):
+        try:
+            checked.append(check(item))
+        except InvalidArgumentError as error:
+            raise of_prompt(index, is_one, error) from None
+    return checked
 
 
 def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
@@ -57,7 +77,7 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
     ids = []
     for position, token in enumerate(prompt_ids):
         try:
-            ids.append(index(token))
+            ids.append(as_index(token))
         except TypeError:
             raise InvalidArgumentError(
                 f"prompt: token ids must be whole numbers, found {token!r} at {position}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.errors import PenstockError
+from penstock.errors import InternalError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.engine.embed import Pooling
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine.sampler import RowState
     from penstock.engine.text import TextStream
 
-__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs"]
+__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs", "as_ours"]
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class Request:
         try:
             completes = self.text is not None and self.text.push(token)  # an end token may be part of the text
             stops = completes or token in self.stop_ids
-        except PenstockError as error:  # a damaged tokenizer is this request's misfortune alone
-            self.finish("error", error)
+        except Exception as error:  # a damaged tokenizer, or no memory for its text: this request's misfortune alone
+            self.finish("error", as_ours("the answer's text", error))
             return
         if stops:
             self.finish("stop")
@@ -163,13 +163,26 @@ class Request:
             self.finish("length")
 
     def finish(self, reason: str, error: PenstockError | None = None) -> None:
-        """End the request: "length", "stop", "abort" or "error"; whoever holds its pages gives them back."""
+        """End the request: "length", "stop", "abort" or "error"; whoever holds its pages gives them back.
+
+        It ends whatever its text raises, which becomes its error unless it has one.
+        """
         self.finish_reason = reason
         self.error = error
         self.timings.finished = time.perf_counter()
         try:
             if self.text is not None:
                 self.text.finish()
-        except PenstockError as damage:
-            self.error = error or damage
-        self.status = Status.FINISHED  # last: who waits in another thread then finds all of it
+        except Exception as damage:
+            self.error = error or as_ours("the end of the answer's text", damage)
+        finally:
+            self.status = Status.FINISHED  # last: who waits in another thread then finds all of it
+
+
+def as_ours(what: str, error: Exception) -> PenstockError:
+    """Whatever ``what`` raised as an error that a request can end with."""
+    if isinstance(error, PenstockError):
+        return error
+    ours = InternalError(f"{what} failed: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.engine.prompts import of_prompt
 from penstock.engine.request import Request, SamplingParams, Status, TokenLogprobs
 from penstock.errors import PenstockError
 
-__all__ = ["Choice", "Delta", "Result", "Score", "all_finished", "make_result", "outcome"]
+__all__ = ["Choice", "Delta", "Result", "Score", "all_finished", "all_or_error", "make_result", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -118,3 +119,13 @@ def outcome(requests: Sequence[Request], params: SamplingParams) -> Result | Pen
         return make_result(requests, params)
     except PenstockError as error:
         return error
+
+
+def all_or_error(outcomes: Sequence[Result | PenstockError], is_one: bool) -> list[Result]:
+    """The results; raises the first error, which says which prompt's it is and how many others were done."""
+    results = [one for one in outcomes if isinstance(one, Result)]
+    for index, error in enumerate(outcomes):
+        if isinstance(error, PenstockError):
+            lost = f" ({len(results)} of {len(outcomes)} prompts were done; generate_each gives each its own outcome)"
+            raise of_prompt(index, is_one, error, lost)
+    return results

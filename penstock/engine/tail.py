@@ -1,15 +1,18 @@
-"""What a bundle that ends in argmax or topk can be asked for: it chooses the tokens itself, and keeps no logits."""
+"""What a program can be asked for.  A bundle that ends in argmax or topk chooses the tokens itself, and keeps no
+logits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import UnsupportedError
+from penstock.engine.params import ResolvedSampling
+from penstock.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
+    from penstock.runtime.program import ProgramInfo
 
-__all__ = ["refuse_logits", "refuse_sampling"]
+__all__ = ["check_sampling", "refuse_logits", "refuse_sampling"]
 
 _GREEDY: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (None, 0.0),
@@ -25,6 +28,10 @@ _GREEDY: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_logprobs": (None,),
 }
 _FILTERS: Final = ("top_k", "top_p", "min_p", "typical_p")  # they ask for a temperature unless one is given
+_CHOSEN: Final = (
+    "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "logit_bias",
+    "allowed_token_ids", "bad_words", "num_logprobs",
+)  # fmt: skip
 
 
 def refuse_sampling(params: SamplingParams, tail: str) -> None:
@@ -35,6 +42,23 @@ def refuse_sampling(params: SamplingParams, tail: str) -> None:
     for name in _FILTERS:
         if getattr(params, name) is not None and params.temperature is None:
             raise _refusal(name, tail)
+
+
+def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
+    """What a request runs with, greedy decoding when nobody said; refuses what the program cannot do, because in a step
+    it would end the neighbours, too.
+    """
+    if sampling is None:
+        return ResolvedSampling()
+    if not isinstance(sampling, ResolvedSampling):
+        raise InvalidArgumentError(f"sampling must be ResolvedSampling, not {type(sampling).__name__}")
+    sampling.check_vocabulary(info.vocab_size)
+    if info.tail:
+        greedy = ResolvedSampling()
+        for name in _CHOSEN:
+            if getattr(sampling, name) != getattr(greedy, name):
+                raise _refusal(name, info.tail)
+    return sampling
 
 
 def refuse_logits(name: str, tail: str) -> None:

@@ -70,6 +70,10 @@ class ProgramLimits:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
                 raise InvalidArgumentError(f"{name} must be a whole number from {least} to {2**31 - 1}, not {value!r}")
+        if 0 < self.max_rows < self.max_requests:
+            raise InvalidArgumentError(
+                f"max_rows must be 0 or at least max_requests ({self.max_requests}), not {self.max_rows}"
+            )
         if self.kv_layout not in KV_LAYOUTS:
             raise InvalidArgumentError(f"kv_cache must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout!r}")
         if self.weights not in WEIGHTS:

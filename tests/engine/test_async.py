@@ -13,6 +13,7 @@ from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
+from tests.engine.conftest import FILES
 from tests.engine.test_engine import PARAMS, PROMPTS, prompt_of, run_alone
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
@@ -196,6 +197,68 @@ def test_a_deadline_ends_a_request_wherever_it_stands(make_llm):
                 async for _ in running:
                     pass
             assert all_free(llm)
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_cancelled_or_called_twice_closes_once_and_whole(make_llm):
+    async def main(cancel: bool) -> None:
+        front = AsyncLLM(make_llm(**ROOMY))
+        stream = await front.stream(prompt_of(5), ENDLESS)
+        await stream.__anext__()
+        first = asyncio.ensure_future(front.close())
+        await asyncio.sleep(0)
+        if cancel:
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+        await front.close()
+        assert front.llm.engine.is_closed
+        assert stream.result().finish_reason == "abort"
+        if not cancel:
+            await first
+
+    for cancel in (False, True):
+        asyncio.run(main(cancel))
+
+
+def test_a_cancelled_close_goes_on_when_nobody_calls_it_again(make_llm):
+    llm = make_llm(**ROOMY)
+
+    async def main() -> None:
+        front = AsyncLLM(llm)
+        await front.stream(prompt_of(5), ENDLESS)
+        closing = asyncio.ensure_future(front.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+
+    asyncio.run(main())
+    assert llm.engine.is_closed
+
+
+def test_chat_and_score_are_those_of_the_llm(make_llm):
+    files = FILES | {"chat_template.jinja": b"{% for m in messages %}{{ m.content }}{% endfor %}"}
+    messages = [{"role": "user", "content": "the cat"}]
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    plain = make_llm(files=files)
+
+    async def main() -> None:
+        async with AsyncLLM(make_llm(files=files)) as front:
+            stream = await front.stream(prompt_of(5), SamplingParams(max_tokens=90, ignore_eos=True))
+            assert (await front.chat(messages, params)).token_ids == plain.chat(messages, params).token_ids
+            assert await front.score(["the cat", [5, 6]], 2) == plain.score(["the cat", [5, 6]], 2)
+            late = RequestOptions(deadline_s=1e-9)
+            for call in (
+                front.chat(messages, params, late),
+                front.score("the", options=late),
+                front.embed("the", options=late),
+            ):
+                with pytest.raises(DeadlineError):
+                    await call
+            stream.abort()
+        for call in (front.chat(messages), front.score("the")):
+            with pytest.raises(InvalidArgumentError, match="closed"):
+                await call
 
     asyncio.run(main())
 

@@ -297,10 +297,74 @@ def test_text_that_cannot_be_made_ends_its_request_alone(make_llm):
     assert "planted" in str(damaged.error)
 
 
+class Planted:
+    """A text that raises: at its end alone, or at each token, too."""
+
+    text = ""
+
+    def __init__(self, error: type[BaseException], at_tokens: bool) -> None:
+        self.error, self.at_tokens = error, at_tokens
+
+    def push(self, token: int) -> bool:
+        if self.at_tokens:
+            raise self.error("planted")
+        return False
+
+    def finish(self) -> None:
+        raise self.error("planted")
+
+
+@pytest.mark.parametrize("error", [MemoryError, ValueError])
+@pytest.mark.parametrize("at_tokens", [False, True])
+def test_whatever_a_text_raises_ends_its_request_alone(make_llm, error, at_tokens):
+    engine = make_llm().engine
+    text = Planted(error, at_tokens)
+    damaged, aborted = (engine.submit([5, 6], ResolvedSampling(max_tokens=n), text=text) for n in (2, 90))
+    sound = engine.submit([5, 6], ResolvedSampling(max_tokens=4))
+    engine.step()
+    engine.abort(aborted)
+    while engine.wait(sound, len(sound.output_ids)):
+        pass
+    engine.check_integrity()
+    assert (len(sound.output_ids), sound.error) == (4, None)
+    for request in (damaged, aborted):
+        assert request.status is Status.FINISHED
+        assert isinstance(request.error, InternalError)
+        assert f"failed: {error.__name__}: planted" in str(request.error)
+        assert isinstance(request.error.__cause__, error)
+    assert engine.figures().num_finished == {"error": 2, "length": 1}
+
+
+def test_no_prompts_give_no_results(make_llm, capsys):
+    llm = make_llm()
+    assert (llm.generate([]), llm.generate([], []), llm.generate([], progress=True)) == ([], [], [])
+    assert (llm.score([]), llm.embed([])) == ([], [])
+    assert capsys.readouterr().err == ""
+    with pytest.raises(InvalidArgumentError, match="prompt is empty"):
+        llm.stream([])
+
+
+def test_the_error_of_several_prompts_says_what_was_done_and_where_it_is_kept(make_llm):
+    llm = make_llm(max_requests=1)
+    plain = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    bad = SamplingParams(
+        max_tokens=4, allowed_token_ids=[7], logit_bias={7: -100}, bad_words=[llm.tokenizer.decode([7])]
+    )
+    prompts, params = [[5, 6], [5, 7], [5, 8]], [plain, bad, plain]
+    message = r"prompts\[1\]: no token is allowed here.* \(2 of 3 prompts were done; generate_each gives"
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        llm.generate(prompts, params)
+    assert isinstance(caught.value.__cause__, InvalidArgumentError)
+    with pytest.raises(InvalidArgumentError, match=r"^no token is allowed here"):
+        llm.generate(prompts[1], bad)
+    found = dict(llm.generate_each(zip(prompts, params, strict=True)))
+    assert [len(found[i].token_ids) for i in (0, 2)] == [4, 4]
+    assert isinstance(found[1], InvalidArgumentError)
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([], "empty"),
         ([[]], r"prompts\[0\]: prompt is empty"),
         ("", "empty"),
         ([3, 259], "token id 259 at 1 is not in 0 to 258"),

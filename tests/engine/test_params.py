@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 
 import numpy as np
 import pytest
 
+from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import Filters, Penalties, ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError
 
@@ -98,6 +100,76 @@ def test_a_bad_field_is_refused_by_name(field, value):
 def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
     with pytest.raises(InvalidArgumentError, match=message):
         SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", -5),
+        ("max_tokens", 1.5),
+        ("max_tokens", None),
+        ("temperature", math.nan),
+        ("temperature", -1.0),
+        ("temperature", None),
+        ("top_p", 0.0),
+        ("top_k", -1),
+        ("seed", -1),
+        ("seed", 2**70),
+        ("min_p", 2),
+        ("typical_p", 0),
+        ("repetition_penalty", 0),
+        ("presence_penalty", math.inf),
+        ("frequency_penalty", "x"),
+        ("min_tokens", -1),
+        ("sample_index", -1),
+        ("num_logprobs", 21),
+        ("num_logprobs", 10**6),
+        ("logit_bias", ((5, math.nan),)),
+        ("logit_bias", 7),
+        ("logit_bias", ((5,),)),
+        ("allowed_token_ids", ()),
+        ("bad_words", ((),)),
+        ("bad_words", (5,)),
+        ("bad_words", 5),
+        ("end_ids", (-1,)),
+    ],
+)
+def test_what_a_request_runs_with_is_checked_by_name(field, value):
+    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])? must be"):
+        ResolvedSampling(**{field: value})
+
+
+def test_what_a_request_runs_with_is_plain_and_bad_words_keep_their_order():
+    plain = ResolvedSampling(7, 0.5, 3, logit_bias=((5, 1.0),), allowed_token_ids=(1, 2), bad_words=((3, 3), (4,)))
+    same = ResolvedSampling(
+        np.int64(7), np.float32(0.5), np.uint8(3), logit_bias=[(5, 1)], allowed_token_ids=np.array([1, 2]),
+        bad_words=[[3, 3], np.array([4])],
+    )  # fmt: skip
+    assert plain == same
+    assert hash(plain) == hash(same)
+    assert {type(same.max_tokens), type(same.top_k)} == {int}
+
+
+def test_logit_bias_is_a_copy_that_cannot_change():
+    given = {5: 1.0}
+    params = SamplingParams(logit_bias=given)
+    given[5] = math.nan
+    with pytest.raises(TypeError):
+        params.logit_bias[5] = math.nan
+    assert params.logit_bias == {5: 1.0}
+    assert (repr(params.logit_bias), list(params.logit_bias.items())) == ("{5: 1.0}", [(5, 1.0)])
+    assert copy.deepcopy(params) == params == dataclasses.replace(params)
+    assert dataclasses.asdict(params)["logit_bias"] == {5: 1.0}
+
+
+def test_numbers_of_numpy_are_numbers_in_options_too():
+    options = RequestOptions(priority=np.int64(-3), deadline_s=np.float32(2))
+    assert options == RequestOptions(priority=-3, deadline_s=2.0)
+    assert (type(options.priority), type(options.deadline_s)) == (int, float)
+    assert EngineOptions(max_chunk=np.int32(8), max_waiting=np.uint8(3)) == EngineOptions(max_chunk=8, max_waiting=3)
+    for fields in ({"priority": None}, {"priority": np.float32(1)}, {"deadline_s": 10**400}, {"deadline_s": math.nan}):
+        with pytest.raises(InvalidArgumentError, match=f"^{next(iter(fields))} must be"):
+            RequestOptions(**fields)
 
 
 def test_lists_and_mappings_become_plain_values():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
+from penstock.engine.logits import PromptScores
+from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from tests.cli.conftest import DEMO
 
@@ -183,6 +185,26 @@ def test_what_the_model_has_no_tokens_for_ends_its_own_request_alone(make_llm, v
     assert len(found[0].token_ids) == 24
     assert isinstance(found[1], InvalidArgumentError)
     assert message == str(found[1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": ((4096, 1.0),)},
+        {"allowed_token_ids": (3, 10**6)},
+        {"bad_words": ((3, 4096),)},
+    ],
+)
+def test_the_engine_itself_refuses_what_would_end_the_neighbours(llm, fields):
+    healthy = llm.stream(PROMPT, greedy(max_tokens=6))
+    num_tokens = len(next(healthy).token_ids)
+    with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}: token id \d+ is not in 0 to 4095"):
+        llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4, **fields))
+    with pytest.raises(InvalidArgumentError, match="num_top must be"):
+        llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4), prompt_rows=PromptScores(10**6))
+    with pytest.raises(InvalidArgumentError, match="sampling must be ResolvedSampling, not SamplingParams"):
+        llm.engine.submit([5, 6], greedy())
+    assert num_tokens + sum(len(delta.token_ids) for delta in healthy) == 6
 
 
 def test_text_fields_need_a_tokenizer(make_llm):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
 from penstock.engine.scheduler import Scheduler
-from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
+from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
+from penstock.runtime.program import ProgramLimits
+from tests.engine.conftest import FILES
 from tests.engine.test_engine import prompt_of
 
 
@@ -74,12 +78,180 @@ def test_urgent_requests_take_pages_from_the_less_urgent(make_llm):
 
 def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
     engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=3)).engine
-    requests = [submit(engine, salt=i) for i in range(3)]
-    with pytest.raises(QueueFullError, match="3 requests wait already, and max_waiting is 3"):
-        submit(engine)
-    engine.step()
+    requests = [submit(engine, salt=i) for i in range(4)]  # one of them finds a place
+    for _ in range(3):
+        with pytest.raises(QueueFullError, match="3 requests wait already, and max_waiting is 3"):
+            submit(engine)
+        engine.step()
+    while requests[0].status is not Status.FINISHED:
+        engine.step()
     requests.append(submit(engine))
-    assert finish_order(engine, requests) == [0, 1, 2, 3]
+    assert finish_order(engine, requests)[-1] == 4
+    assert all(request.error is None for request in requests)
+
+
+def test_free_places_are_room(make_llm):
+    engine = make_llm(max_requests=4, options=EngineOptions(max_waiting=1)).engine
+    requests = [submit(engine, salt=i) for i in range(5)]
+    with pytest.raises(QueueFullError, match="1 requests wait already"):
+        submit(engine)
+    engine.abort(requests[2])
+    requests.append(submit(engine))
+    engine.abort_all()
+    assert all(request.status is Status.FINISHED for request in requests)
+    assert finish_order(engine, [submit(engine, salt=i) for i in range(5)])
+
+
+def test_threads_that_submit_at_once_never_let_more_wait_than_may(make_llm):
+    engine = make_llm(max_requests=2, options=EngineOptions(max_waiting=3)).engine
+    honest = type(engine).has_room
+    together = threading.Barrier(8)
+    accepted, refused = [], []
+
+    class Slow(type(engine)):
+        @property
+        def has_room(self) -> bool:
+            found = honest.fget(self)
+            time.sleep(0.005)  # room for another thread between the look and the queueing
+            return found
+
+    def one(salt: int) -> None:
+        together.wait(20)
+        try:
+            accepted.append(submit(engine, salt=salt))
+        except QueueFullError:
+            refused.append(salt)
+
+    engine.__class__ = Slow
+    threads = [threading.Thread(target=one, args=(salt,)) for salt in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (len(accepted), len(refused)) == (5, 3)
+    assert len(finish_order(engine, accepted)) == 5
+
+
+def test_abort_all_reaches_a_request_that_moves_meanwhile(make_llm):
+    """Another thread's step takes the request from one list to the next between two looks at them."""
+    engine = make_llm(max_requests=2).engine
+    requests = [submit(engine, max_tokens=300, salt=i) for i in range(4)]
+
+    others: list[threading.Thread] = []
+
+    class Moving(list):
+        def copy(self):
+            found = list(self)
+            if not others:
+                others.append(threading.Thread(target=engine.step))
+                others[0].start()
+                others[0].join(0.3)  # under the engine's lock it cannot step
+            return found
+
+    engine.scheduler.running = Moving()
+    engine.abort_all()
+    others[0].join(20)
+    late = submit(engine, max_tokens=3, salt=9)
+    finish_order(engine, [])
+    assert [r.finish_reason for r in requests] == ["abort"] * 4
+    assert (late.finish_reason, len(late.output_ids)) == ("length", 3)
+    assert engine.figures().num_finished == {"abort": 4, "length": 1}
+
+
+def test_a_request_that_is_aborted_before_it_was_queued_stays_ended(make_llm):
+    """It comes in after the new ones were taken and before the aborts are carried out."""
+    engine = make_llm().engine
+    found: list[Request] = []
+
+    class Late(deque):
+        def __bool__(self) -> bool:
+            if not found and not len(self):
+                found.append(None)
+                found[0] = submit(engine, max_tokens=300)
+                engine._aborts.append(found[0])
+                return False
+            return len(self) > 0
+
+    engine._incoming = Late()
+    engine.step()
+    assert finish_order(engine, []) == []
+    assert (found[0].status, found[0].finish_reason) == (Status.FINISHED, "abort")
+    assert engine.figures().num_finished == {"abort": 1}
+
+
+def test_fewer_rows_than_requests_are_refused_by_name():
+    with pytest.raises(InvalidArgumentError, match=r"max_rows must be 0 or at least max_requests \(2\), not 1"):
+        ProgramLimits(max_rows=1, max_requests=2)
+    assert ProgramLimits(max_rows=2, max_requests=2).max_rows == 2
+
+
+def test_options_go_for_every_call(make_llm):
+    """A salt of its own shares no pages with the plain prompt, one and the same does."""
+    llm = make_llm(context_len=256)
+    prompt, params = prompt_of(100), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+
+    def one_of_each(options: RequestOptions) -> int:
+        ((_, outcome),) = llm.generate_each([(prompt, params)], options=options)
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return outcome.num_cached_tokens
+
+    calls = {
+        "generate": lambda o: llm.generate([prompt], params, options=o)[0].num_cached_tokens,
+        "generate_each": one_of_each,
+        "score": lambda o: llm.score([prompt], options=o) and 0,
+        "embed": lambda o: llm.embed([prompt], "last", options=o)[0].num_cached_tokens,
+    }
+    for name, call in calls.items():
+        salted = RequestOptions(cache_salt=name)
+        assert call(salted) == 0
+        if name != "score":  # which computes its rows itself
+            assert call(salted) > 0
+        with pytest.raises(DeadlineError):
+            call(RequestOptions(deadline_s=1e-9))
+        with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not dict"):
+            call({"priority": 1})
+    with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not dict"):
+        llm.stream(prompt, params, {"priority": 1})
+    with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not str"):
+        llm.engine.submit(prompt, options="x")
+    llm.score(prompt, options=RequestOptions(cache_salt="scored"))
+    assert llm.generate(prompt, params, options=RequestOptions(cache_salt="scored")).num_cached_tokens > 0
+
+
+def test_what_truncate_prompt_means_to_each_call(make_llm):
+    llm = make_llm(context_len=128)
+    prompt, params = prompt_of(300), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    cut = RequestOptions(truncate_prompt=True)
+    assert llm.generate([prompt], params, options=cut)[0].prompt_token_ids == prompt[-108:]
+    assert next(llm.generate_each([(prompt, params)], options=cut))[1].prompt_token_ids == prompt[-108:]
+    assert llm.embed(prompt, options=cut).token_ids == prompt[-128:]
+    with pytest.raises(InvalidArgumentError, match="truncate_prompt must be False here: a text is scored whole"):
+        llm.score(prompt[:10], options=cut)
+
+
+def test_a_conversation_takes_options(make_llm):
+    files = FILES | {"chat_template.jinja": b"{% for m in messages %}{{ m.content }}{% endfor %}"}
+    llm = make_llm(files=files)
+    messages = [{"role": "user", "content": "the cat sat on the mat " * 4}]
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    salts = [
+        llm.chat(messages, params, options=RequestOptions(cache_salt=s)).num_cached_tokens for s in ("a", "b", "a")
+    ]
+    assert salts[:2] == [0, 0]
+    assert salts[2] > 0
+
+
+def test_the_prompt_that_cannot_be_scored_or_embedded_is_named(make_llm):
+    llm = make_llm()
+    for call in (llm.score, llm.embed):
+        with pytest.raises(InvalidArgumentError, match=r"prompts\[1\]: prompt: token id 999 at 0"):
+            call([[5], [999]])
+        with pytest.raises(InvalidArgumentError, match=r"^prompt: token id 999 at 0"):
+            call([999])
+        llm.engine.program.fail_next = InternalError("planted")
+        with pytest.raises(InternalError, match=r"prompts\[0\]: planted"):
+            call([[5], [6]])
 
 
 def test_a_deadline_ends_who_runs_and_who_waits_and_nobody_else(make_llm):

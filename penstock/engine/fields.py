@@ -1,0 +1,171 @@
+"""Checks of a caller's fields: each gives the plain value, or InvalidArgumentError naming the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any, Final
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = [
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "flag", "given_number", "number",
+    "refusal", "set_fields", "some_token_ids", "strings", "token_id", "token_ids", "whole", "word_ids",
+]  # fmt: skip
+
+MAX_STRINGS: Final = 64
+MAX_STRING_CHARS: Final = 4096
+MAX_BIASES: Final = 4096
+MAX_TOKEN: Final = 2**31 - 1
+
+
+def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
+    """The error that says what a field must be and what it is."""
+    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}")
+
+
+def whole(name: str, value: object, low: int, high: int) -> int | None:
+    """None, or a whole number of any kind (numpy's too) within bounds."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise refusal(name, f"a whole number from {low} to {high}", value)
+    return int(value)
+
+
+def number(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
+    """None, or a number of any kind within bounds; NaN is within none."""
+    if value is None:
+        return None
+    try:
+        found = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number that no float reaches
+        found = math.nan
+    if not low <= found <= high:
+        raise refusal(name, expected or f"a number from {low:g} to {high:g}", value)
+    return found
+
+
+def strings(name: str, value: object) -> tuple[str, ...]:
+    """A string or several as a tuple; None is none."""
+    several = (value,) if isinstance(value, str) else () if value is None else value
+    if not isinstance(several, (list, tuple)) or not all(isinstance(s, str) for s in several):
+        raise refusal(name, "a string or a list of strings", value)
+    if len(several) > MAX_STRINGS:
+        raise refusal(name, f"at most {MAX_STRINGS} strings", len(several))
+    if any(not s or len(s) > MAX_STRING_CHARS for s in several):
+        raise refusal(name, f"strings of 1 to {MAX_STRING_CHARS} characters", value)
+    return tuple(several)
+
+
+def token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Token ids, each once; whether the vocabulary has them is seen at submission."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refusal(name, "a list of token ids", value)
+    ids = tuple(value)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # the rule, and there may be many
+        return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(token_id(f"{name}[{i}]", token) for i, token in enumerate(ids)))
+
+
+def token_id(name: str, value: object) -> int:
+    """One token id."""
+    token = whole(name, value, 0, MAX_TOKEN)
+    if token is None:
+        raise refusal(name, "a token id", None)
+    return token
+
+
+class Biases(Mapping[int, float]):
+    """Token id to bias, as a mapping that cannot change: what was checked is what runs."""
+
+    def __init__(self, values: Mapping[int, float]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, token: int) -> float:
+        return self._values[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def biases(value: object) -> Biases:
+    """Token id to bias.  Ids may be written as text, as JSON has them."""
+    if value is None:
+        return Biases({})
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
+        raise refusal("logit_bias", f"a mapping of at most {MAX_BIASES} token ids to numbers", value)
+    found = {}
+    for key, bias in value.items():
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
+        if whole("logit_bias's token id", token, 0, MAX_TOKEN) is None or number("logit_bias", bias, -100, 100) is None:
+            raise refusal("logit_bias", "a mapping of token ids to numbers", value)
+        found[int(token)] = float(bias)
+    return Biases(found)
+
+
+def bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias."""
+    try:
+        mapping = dict(value)
+    except (TypeError, ValueError):
+        raise refusal(name, "pairs of token id and bias", value) from None
+    return tuple(biases(mapping).items())
+
+
+def given_number(name: str, value: Any) -> Any:
+    """A number that None cannot stand for."""
+    if value is None:
+        raise refusal(name, "a number", None)
+    return value
+
+
+def set_fields(instance: object, **values: object) -> None:
+    """Fields of a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def some_token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Token ids, one at least."""
+    ids = token_ids(name, value)
+    if not ids:
+        raise refusal(name, "None or at least one token id", [])
+    return ids
+
+
+def word_ids(name: str, value: object) -> tuple[int, ...]:
+    """The token ids of a word in their order, one at least; any may come again."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refusal(name, "a list of token ids", value)
+    ids = tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(value))
+    if not ids:
+        raise refusal(name, "at least one token id", [])
+    return ids
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise refusal(name, "True or False", value)
+    return value
+
+
+def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse token ids beyond a vocabulary; in a step they would end the neighbours, too."""
+    greatest = max(ids, default=0)
+    if greatest >= vocab_size:
+        raise InvalidArgumentError(f"{name}: token id {greatest} is not in 0 to {vocab_size - 1}")
+
+
+def check_listed(name: str, num_listed: int, vocab_size: int) -> None:
+    """Refuse to list more of the likeliest tokens than there are."""
+    if num_listed > vocab_size:
+        raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens")
