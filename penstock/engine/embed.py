@@ -104,8 +104,8 @@ def embed(
     pooling: str,
     normalize: bool,
     *,
-    is_one: bool,
-    options: RequestOptions,
+    is_one: bool = False,
+    options: RequestOptions | None = None,
 ) -> list[Embedding]:
     """The prompts' embeddings in their order.  A few steps' worth of requests is open at a time, and a full queue is
     waited for, so that any number of prompts may come; raises the error that one of them ended with, naming it.
