@@ -11,6 +11,7 @@ import pytest
 
 from penstock import LLM, InvalidArgumentError, SamplingParams, UnsupportedError
 from penstock.cli.main import main
+from penstock.engine.params import ResolvedSampling
 from penstock.graph.export import export_bundle
 
 FOLDER = Path(__file__).parents[2] / "demo" / "model"
@@ -68,6 +69,14 @@ def test_all_but_greedy_is_refused_by_name(llm: LLM, given: dict[str, Any]) -> N
         UnsupportedError, match=rf"^{next(iter(given))}: the bundle ends in topk: its answers are greedy"
     ):
         llm.generate("x", SamplingParams(**given))
+
+
+@pytest.mark.parametrize("given", [{"temperature": 0.5}, {"num_logprobs": 0}, {"min_tokens": 1}])
+def test_the_engine_itself_refuses_what_would_end_the_neighbours(llm: LLM, given: dict[str, Any]) -> None:
+    healthy = llm.stream("x", SamplingParams(max_tokens=5, ignore_eos=True))
+    with pytest.raises(UnsupportedError, match=rf"^{next(iter(given))}: the bundle ends in topk"):
+        llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4, **given))
+    assert sum(len(delta.token_ids) for delta in healthy) == 5
 
 
 def test_scores_and_logits_are_refused(llm: LLM) -> None:
