@@ -248,7 +248,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
                              block.count * a.qx.planes};
       I16 sums[kIntRows * 2];
       if (four && !panel) {
-        I16 one[kIntRows];
+        I16 one[kIntRows] = {};
         for (int t = 0; t < n; ++t) {
           dot4_tile(w[t], x, pairs, a.gated ? kI4Ahead / 2 : kI4Ahead, one);  // gate and up: two runs of addresses
           for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
