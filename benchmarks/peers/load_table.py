@@ -5,16 +5,14 @@ python benchmarks/peers/load_table.py build/peers/results-load.jsonl
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jobs import Results
 from systems import PENSTOCK, PRECISIONS, SYSTEMS, System
-from table import failure_lines, head_lines, lines_of, shapes_in
+from table import failure_lines, head_lines, lines_of, print_report, shapes_in
 
 from penstock.cli.latency import Line, draw_charts
 
@@ -193,14 +191,5 @@ def report(results: Results) -> str:
     return "\n".join([*head_lines(results), *ratio_lines(results), *value_lines(results), *failure_lines(results)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    results = Results.read(parser.parse_args().results)
-    if not results.header:
-        raise SystemExit(f"{results.path}: no such results")
-    print(report(results))
-
-
 if __name__ == "__main__":
-    main()
+    print_report(report, __doc__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from goals import COLUMNS, Cell, bytes_per_token, cell, rows_of, share_of, value_of
@@ -166,14 +166,15 @@ def report(results: Results) -> str:
     return "\n".join([*lines, *value_lines(results), *failure_lines(results)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def print_report(text_of: Callable[[Results], str], doc: str | None) -> None:
+    """The command line of a table: a file of results, printed by ``text_of``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     results = Results.read(parser.parse_args().results)
     if not results.header:
         raise SystemExit(f"{results.path}: no such results")
-    print(report(results))
+    print(text_of(results))
 
 
 if __name__ == "__main__":
-    main()
+    print_report(report, __doc__)

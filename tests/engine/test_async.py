@@ -14,7 +14,7 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
 from tests.engine.conftest import FILES
-from tests.engine.test_engine import PARAMS, PROMPTS, prompt_of, run_alone
+from tests.engine.requests import PARAMS, PROMPTS, prompt_of, run_alone
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
 ROOMY = {"context_len": 100_000, "num_pages": 3200}

@@ -13,7 +13,7 @@ from penstock.engine.llm import LLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
-from tests.engine.test_engine import PROMPTS, params_of, prompt_of
+from tests.engine.requests import PROMPTS, params_of, prompt_of
 
 
 def vectors(llm: LLM, prompts=PROMPTS, pooling: str = "mean") -> list[bytes]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,31 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.llm import LLM
-from penstock.engine.request import ResolvedSampling, SamplingParams, Status
-from penstock.engine.result import Delta
-from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError, UnsupportedError
-
-LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
-WINDOWS = [(0,), (40,), (0, 33)]
-
-
-def prompt_of(length: int, salt: int = 0) -> list[int]:
-    return [(7 * i + 13 * salt) % 250 + 2 for i in range(length)]
-
-
-def params_of(index: int, max_tokens: int = 40) -> SamplingParams:
-    if index % 2 == 0:
-        return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return SamplingParams(max_tokens=max_tokens, temperature=0.9, top_k=20, top_p=0.9, seed=index, ignore_eos=True)
-
-
-PROMPTS = [prompt_of(length, salt) for salt, length in enumerate(LENGTHS)]
-PARAMS = [params_of(index) for index in range(len(PROMPTS))]
-
-
-def run_alone(make_llm, windows=(0,)) -> list[list[int]]:
-    llm = make_llm(windows=windows, max_tokens=512)
-    return [llm.generate(p, s).token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+from penstock.engine.request import SamplingParams, Status
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from tests.engine.requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
@@ -149,98 +124,6 @@ def test_defaults_come_from_the_generation_config(make_llm):
     assert greedy.stream([5], SamplingParams(top_k=3))._request.sampling.temperature == 1.0
 
 
-def test_an_abort_from_a_second_thread_frees_everything(make_llm):
-    llm = make_llm(context_len=100_000, num_pages=3200)
-    threading.Timer(0.2, llm.abort).start()
-    start = time.monotonic()
-    results = llm.generate([prompt_of(5), prompt_of(9)], SamplingParams(max_tokens=90_000, ignore_eos=True))
-    assert time.monotonic() - start < 20
-    assert [r.finish_reason for r in results] == ["abort", "abort"]
-    assert not llm.engine.scheduler.has_work
-
-
-def test_a_stream_that_is_dropped_is_aborted(make_llm):
-    llm = make_llm()
-    for delta in llm.stream("the cat", SamplingParams(max_tokens=400, ignore_eos=True)):
-        assert isinstance(delta, Delta)
-        break
-    assert not llm.engine.scheduler.has_work
-    stream = llm.stream("the", SamplingParams(max_tokens=400))
-    with pytest.raises(InvalidArgumentError, match="not ended"):
-        stream.result()
-    stream.abort()
-    assert stream.result().finish_reason == "abort"
-    assert list(stream)[-1].finish_reason == "abort"
-
-
-class Cycle:
-    """Holds a stream that nothing but the garbage collector lets go."""
-
-    def __init__(self, stream) -> None:
-        self.stream, self.own = stream, self
-
-
-@pytest.mark.parametrize("place", ["add", "schedule", "advance", "remove", "check_integrity"])
-def test_a_stream_that_the_garbage_collector_drops_in_the_middle_of_a_step_ends_after_it(make_llm, monkeypatch, place):
-    """Wherever in the engine's work on its requests that is."""
-    alone = [make_llm().generate(prompt_of(40, salt), PARAMS[0]).token_ids for salt in (1, 2)]
-    llm = make_llm()
-    scheduler, inside = llm.engine.scheduler, []
-    honest, honest_remove = getattr(scheduler, place), scheduler.remove
-    keep = llm.stream(prompt_of(40, 1), PARAMS[0])
-    dropped = Cycle(llm.stream(prompt_of(40, 3), SamplingParams(max_tokens=400, ignore_eos=True)))
-    llm.engine.step()
-    request, dropped = dropped.stream._request, None
-
-    def collect(*arguments):
-        if inside:
-            return honest(*arguments)
-        inside.append(True)
-        gc.collect()
-        result = honest(*arguments)
-        inside[0] = False
-        return result
-
-    def remove(request):
-        assert not any(inside) or place == "remove", "requests are removed in the middle of other work on them"
-        return honest_remove(request)
-
-    gc.disable()
-    try:
-        monkeypatch.setattr(scheduler, "remove", remove)
-        monkeypatch.setattr(scheduler, place, collect)
-        late = llm.stream(prompt_of(40, 2), PARAMS[0])
-        assert [i for delta in late for i in delta.token_ids] == alone[1]
-        llm.engine.check_integrity()
-    finally:
-        gc.enable()
-    assert (request.status, request.finish_reason) == (Status.FINISHED, "abort")
-    assert [i for delta in keep for i in delta.token_ids] == alone[0]
-
-
-def test_a_step_inside_a_step_of_the_same_thread_is_refused(make_llm):
-    llm = make_llm()
-    llm.engine.observer = lambda news: llm.engine.step()
-    stream = llm.stream(prompt_of(4), PARAMS[0])
-    with pytest.raises(InternalError, match="again in the middle of its own step"):
-        llm.engine.step()
-    llm.engine.observer = None
-    stream.abort()
-
-
-def test_ctrl_c_leaves_the_engine_usable(make_llm):
-    llm = make_llm(context_len=100_000, num_pages=3200)
-    expected = llm.generate(PROMPTS[4], PARAMS[4]).token_ids
-    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(PROMPTS, SamplingParams(max_tokens=90_000, ignore_eos=True))
-    timer.join()
-    assert not llm.engine.scheduler.has_work
-    llm.engine.check_integrity()
-    assert llm.generate(PROMPTS[4], PARAMS[4]).token_ids == expected
-
-
 def test_threads_that_share_an_engine_get_what_they_would_get_alone(make_llm):
     alone = run_alone(make_llm)
     llm = make_llm()
@@ -255,84 +138,6 @@ def test_threads_that_share_an_engine_get_what_they_would_get_alone(make_llm):
     for thread in threads:
         thread.join()
     assert [found[i] for i in range(len(PROMPTS))] == alone
-
-
-def test_a_failed_step_ends_its_requests_and_not_the_engine(make_llm):
-    llm = make_llm()
-    llm.engine.program.fail_next = InternalError("planted")
-    with pytest.raises(InternalError, match="planted"):
-        llm.generate(PROMPTS[:3], PARAMS[:3])
-    assert not llm.engine.scheduler.has_work
-    assert len(llm.generate(PROMPTS[0], PARAMS[0]).token_ids) == 40
-
-
-def test_a_row_that_is_no_number_ends_its_request_alone(make_llm):
-    alone = [make_llm().generate(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
-    llm = make_llm()
-    streams = [llm.stream(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
-    llm.engine.step()
-    llm.engine.program.spoil_row = 1
-    with pytest.raises(InternalError, match="logits are not finite"):
-        list(streams[1])
-    llm.engine.check_integrity()
-    for index in (0, 2):
-        assert [i for delta in streams[index] for i in delta.token_ids] == alone[index].token_ids
-
-
-def test_text_that_cannot_be_made_ends_its_request_alone(make_llm):
-    class Damaged:
-        text = ""
-
-        def push(self, token: int = 0) -> bool:
-            raise InvalidFileError("tokenizer.json: planted")
-
-        finish = push
-
-    engine = make_llm().engine
-    damaged, sound = (engine.submit([5, 6], ResolvedSampling(max_tokens=4), text=t) for t in (Damaged(), None))
-    while engine.wait(sound, len(sound.output_ids)):
-        pass
-    assert (len(sound.output_ids), sound.error) == (4, None)
-    assert damaged.status is Status.FINISHED
-    assert "planted" in str(damaged.error)
-
-
-class Planted:
-    """A text that raises: at its end alone, or at each token, too."""
-
-    text = ""
-
-    def __init__(self, error: type[BaseException], at_tokens: bool) -> None:
-        self.error, self.at_tokens = error, at_tokens
-
-    def push(self, token: int) -> bool:
-        if self.at_tokens:
-            raise self.error("planted")
-        return False
-
-    def finish(self) -> None:
-        raise self.error("planted")
-
-
-@pytest.mark.parametrize("error", [MemoryError, ValueError])
-@pytest.mark.parametrize("at_tokens", [False, True])
-def test_whatever_a_text_raises_ends_its_request_alone(make_llm, error, at_tokens):
-    engine = make_llm().engine
-    text = Planted(error, at_tokens)
-    damaged, aborted = (engine.submit([5, 6], ResolvedSampling(max_tokens=n), text=text) for n in (2, 90))
-    sound = engine.submit([5, 6], ResolvedSampling(max_tokens=4))
-    engine.step()
-    engine.abort(aborted)
-    while engine.wait(sound, len(sound.output_ids)):
-        pass
-    engine.check_integrity()
-    assert (len(sound.output_ids), sound.error) == (4, None)
-    for request in (damaged, aborted):
-        assert request.status is Status.FINISHED
-        assert isinstance(request.error, InternalError)
-        assert f"failed: {error.__name__}: planted" in str(request.error)
-        assert isinstance(request.error.__cause__, error)
-    assert engine.figures().num_finished == {"error": 2, "length": 1}
 
 
 def test_no_prompts_give_no_results(make_llm, capsys):
@@ -422,71 +227,6 @@ def test_no_more_items_are_taken_ahead_than_may_be(make_llm):
         ended.append(index)
         assert len(taken) <= len(ended) + 1  # the one that is handed on was one of the two
     assert sorted(ended) == list(range(9))
-
-
-def test_abort_all_ends_who_runs_who_waits_and_who_has_just_come(make_llm):
-    engine = make_llm(max_requests=1).engine
-    requests = [engine.submit(prompt_of(5, i)) for i in range(2)]
-    engine.step()
-    requests.append(engine.submit(prompt_of(5, 2)))
-    assert [request.status for request in requests[:2]] == [Status.RUNNING, Status.WAITING]
-    assert len(engine.scheduler.waiting) == 1
-    engine.abort_all()
-    assert [request.finish_reason for request in requests] == ["abort"] * 3
-    assert not engine.has_work
-
-
-@pytest.mark.parametrize("place", ["schedule", "advance"])
-def test_ctrl_c_in_the_books_of_a_step_waits_for_its_end(make_llm, monkeypatch, place):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        engine = make_llm(max_requests=4).engine
-        requests = [engine.submit(prompt_of(40, i), ResolvedSampling(max_tokens=6)) for i in range(3)]
-        honest = getattr(engine.scheduler, place)
-
-        def interrupted(*arguments):
-            monkeypatch.setattr(engine.scheduler, place, honest)
-            signal.raise_signal(signal.SIGINT)
-            return honest(*arguments)
-
-        monkeypatch.setattr(engine.scheduler, place, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
-        assert engine.num_steps == 1
-        assert engine.num_output_tokens > 0
-        engine.check_integrity()
-        while engine.has_work:
-            engine.step()
-        alone = make_llm().generate(
-            [r.prompt_ids for r in requests], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-        )
-        assert [r.output_ids for r in requests] == [one.token_ids for one in alone]
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_closed_engine_says_so(make_llm):
-    llm = make_llm()
-    stream = llm.stream("the", SamplingParams(max_tokens=400))
-    next(stream)
-    llm.close()
-    llm.close()
-    assert stream.result().finish_reason == "abort"
-    with pytest.raises(InvalidArgumentError, match="closed"):
-        llm.generate("the")
-
-
-def test_a_request_that_comes_while_another_thread_closes_is_ended(make_llm):
-    engine = make_llm().engine
-    honest = engine.check_prompt
-
-    def check(*arguments, **options):
-        engine.close()
-        return honest(*arguments, **options)
-
-    engine.check_prompt = check
-    request = engine.submit([5, 6])
-    assert (request.status, request.finish_reason) == (Status.FINISHED, "abort")
 
 
 @given(data=st.data())

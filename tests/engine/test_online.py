@@ -13,7 +13,7 @@ from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
 from tests.cli.conftest import DEMO
-from tests.engine.test_engine import prompt_of
+from tests.engine.requests import prompt_of
 
 SMALL = Trace(num_requests=6, prompt_tokens=40, new_tokens=6, shared_tokens=32)
 

@@ -14,7 +14,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.engine.conftest import FILES
-from tests.engine.test_engine import prompt_of
+from tests.engine.requests import prompt_of
 
 
 def finish_order(engine, requests) -> list[int]:

@@ -1,0 +1,29 @@
+"""Prompts of many lengths and what to sample with, greedy and not."""
+
+from __future__ import annotations
+
+from penstock.engine.request import SamplingParams
+
+LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
+WINDOWS = [(0,), (40,), (0, 33)]
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 13 * salt) % 250 + 2 for i in range(length)]
+
+
+def params_of(index: int, max_tokens: int = 40) -> SamplingParams:
+    if index % 2 == 0:
+        return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return SamplingParams(max_tokens=max_tokens, temperature=0.9, top_k=20, top_p=0.9, seed=index, ignore_eos=True)
+
+
+PROMPTS = [prompt_of(length, salt) for salt, length in enumerate(LENGTHS)]
+
+
+PARAMS = [params_of(index) for index in range(len(PROMPTS))]
+
+
+def run_alone(make_llm, windows=(0,)) -> list[list[int]]:
+    llm = make_llm(windows=windows, max_tokens=512)
+    return [llm.generate(p, s).token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
