@@ -36,7 +36,7 @@ int64_t Rest::after(int64_t now, int64_t late_ns) {
 }
 
 void Meeting::open(bool spin, int64_t patience_ns, bool closed, Place* place) {
-  spin_ = spin;
+  spin_.store(spin, std::memory_order_relaxed);
   patience_ns_ = patience_ns;
   num_threads_ = 1;
   num_admitted_ = 0;
@@ -69,7 +69,7 @@ bool Meeting::join(Place* place, int64_t* at) {
     const uint64_t admitted = admitted_.load(std::memory_order_acquire);
     if ((admitted & ~Door::kCount) == walk && (admitted & Door::kCount) > static_cast<uint64_t>(order)) break;
     if (!door_.is_open(walk)) return false;
-    news_.wait_while(seen, spin_);
+    news_.wait_while(seen, spin_.load(std::memory_order_relaxed));
   }
   *place = {first_rank_ + order - first_order_, 0, 0, 0, walk, now_ns(), patience_ns_ ? thread_ns() : 0, 0};
   take_place(place);
@@ -196,7 +196,7 @@ bool Meeting::await_end(uint64_t walk, int64_t until_ns) {
     const uint32_t seen = news_.load();
     if (!door_.is_open(walk)) return true;
     if (until_ns && now_ns() >= until_ns) return false;
-    news_.wait_while(seen, spin_, until_ns);
+    news_.wait_while(seen, spin_.load(std::memory_order_relaxed), until_ns);
   }
 }
 

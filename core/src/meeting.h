@@ -111,7 +111,7 @@ class Meeting {
   void wait(Place* place, Idle&& idle) {
     uint32_t word;
     const auto over = [&] { return is_over(word = word_.load(std::memory_order_acquire), *place); };
-    if (!spin_ || !spin_until(kSpinNanoseconds, over, idle)) word = sleep(place);
+    if (!spin_.load(std::memory_order_relaxed) || !spin_until(kSpinNanoseconds, over, idle)) word = sleep(place);
     if ((word & kEpoch) == place->epoch) {
       place->target += static_cast<uint32_t>(place->num_threads) * kOne;
     } else {
@@ -130,7 +130,8 @@ class Meeting {
   int32_t num_threads_ = 1, num_admitted_ = 0, first_order_ = 0, first_rank_ = 0, left_rank_ = -1;
   uint32_t epoch_ = 0;
   int64_t at_ = 0, patience_ns_ = 0, lost_ns_ = 0;
-  bool spin_ = true;
+  // Read by threads outside a walk too: those that came in as it ended may find the next one's.
+  std::atomic<bool> spin_{true};
   Rest rest_;
   Door door_;
   alignas(64) std::atomic<uint64_t> admitted_{0};  // the walk's key + how many came in by now
