@@ -1,6 +1,6 @@
 """Idea 5 through the engine: the same tokens and the same bits of their log-probabilities, however requests are
-batched, chunked, ordered, preempted, cached or spread over threads; greedy, sampled with seeds, and with penalties;
-of the answer's tokens and of the prompt's.
+batched, chunked, ordered, preempted, cached, streamed or spread over threads; greedy, sampled with seeds, and with
+penalties; of the answer's tokens and of the prompt's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from penstock.engine.embed import embed
 from penstock.engine.engine import Engine
 from penstock.engine.logits import PromptScores
 from penstock.engine.options import EngineOptions
-from penstock.engine.params import ResolvedSampling
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.request import Request, TokenLogprobs
+from penstock.engine.stream import Stream
 from penstock.graph.ir import KvLayout
 from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
+from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from tests.invariants.steps import LEVELS
 
@@ -53,7 +55,7 @@ UNSCORED = 3
 """The prompt that goes without log-probabilities among those that have them."""
 
 pytestmark = [
-    pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8", "w4a8"]),
+    pytest.mark.parametrize("scheme", LINEAR_SCHEMES),
     pytest.mark.parametrize("kv", list(KvLayout), ids=lambda kv: f"kv_{kv.name.lower()}"),
 ]
 
@@ -76,6 +78,11 @@ class Bench:
     def __init__(self, model: Model, context_of: ContextOf, kv: KvLayout) -> None:
         self.model, self.context_of, self.kv = model, context_of, kv
 
+    def engine(self, threads: int = 2, cached: bool = False, **sizes: int) -> Engine:
+        limits = ProgramLimits(**({"max_tokens": 64, "max_requests": 8, "num_pages": 64, "context_len": 256} | sizes))
+        program = EveryThread(self.model, self.context_of(LEVELS[0], threads), limits, self.kv)
+        return Engine(program, EngineOptions(prefix_cache=cached))
+
     def answers(
         self,
         prompts: Sequence[list[int]],
@@ -88,9 +95,7 @@ class Bench:
         check: Callable[[Engine, list[Request]], None] = lambda engine, requests: None,
         **sizes: int,
     ) -> Answers:
-        limits = ProgramLimits(**({"max_tokens": 64, "max_requests": 8, "num_pages": 64, "context_len": 256} | sizes))
-        context = self.context_of(LEVELS[0], threads)
-        engine = Engine(EveryThread(self.model, context, limits, self.kv), EngineOptions(prefix_cache=cached))
+        engine = self.engine(threads, cached, **sizes)
         for _ in range(rounds):
             requests = [
                 engine.submit(
@@ -164,6 +169,30 @@ def test_preempted_matches_uninterrupted(bench: Bench, alone: Answers) -> None:
     assert bench.answers(PROMPTS, preempt_every=4, cached=True, check=preempted) == alone
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_streamed_matches_whole(bench: Bench, alone: Answers, threads: int) -> None:
+    """Read in turns, each stream its next piece, while new ones come and one is dropped in the middle."""
+    engine = bench.engine(threads, max_tokens=40)
+    params = SamplingParams(logprobs=0)
+    dropped = Stream(engine, engine.submit(PROMPTS[3], SAMPLING[1]), params)
+    streams, pieces = [], [[] for _ in PROMPTS]
+    for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True):
+        streams.append(Stream(engine, engine.submit(prompt, sampling), params))
+        next(dropped)
+        for stream, own in zip(streams, pieces, strict=False):
+            own.append(next(stream))
+    dropped.abort()
+    while not all(own[-1].finish_reason for own in pieces):
+        for stream, own in zip(streams, pieces, strict=True):
+            own.extend([piece for piece in [next(stream, None)] if piece is not None])
+    engine.check_integrity()
+    engine.close()
+    ids = [[token for piece in own for token in piece.token_ids] for own in pieces]
+    bits = [packed([one for piece in own for one in piece.logprobs]) for own in pieces]
+    assert list(zip(ids, bits, strict=True)) == [answer[:2] for answer in alone]
+    assert max(len(own) for own in pieces) > 30  # it came in pieces
+
+
 def test_prompt_log_probabilities_are_the_same_in_any_company(bench: Bench, alone: Answers) -> None:
     whole = [bench.answers([p], scored=True, max_requests=1, max_rows=128, max_tokens=128)[0] for p in PROMPTS]
     assert [answer[:2] for answer in whole] == [answer[:2] for answer in alone]
@@ -177,14 +206,13 @@ def test_prompt_log_probabilities_are_the_same_in_any_company(bench: Bench, alon
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_match(bench: Bench, alone: Answers, threads: int) -> None:
     assert bench.answers(PROMPTS, threads=threads) == alone
+    assert bench.answers(PROMPTS, threads=threads, max_tokens=9, preempt_every=5, cached=True) == alone
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_embeddings_are_the_same_in_any_company(bench: Bench, pooling: str) -> None:
     def vectors(threads: int, cached: bool, **sizes: int) -> list[bytes]:
-        limits = ProgramLimits(**({"max_tokens": 512, "max_requests": 8, "num_pages": 64, "context_len": 256} | sizes))
-        program = EveryThread(bench.model, bench.context_of(LEVELS[0], threads), limits, bench.kv)
-        engine = Engine(program, EngineOptions(prefix_cache=cached))
+        engine = bench.engine(threads, cached, **({"max_tokens": 512} | sizes))
         found = [embed(engine, PROMPTS, pooling, False) for _ in range(2)]
         engine.close()
         assert [one.vector.tobytes() for one in found[0]] == [one.vector.tobytes() for one in found[1]]
