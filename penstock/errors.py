@@ -8,6 +8,8 @@
     ├── FileAccessError        the operating system refused (an OSError too)
     ├── QueueFullError         as many requests wait as may wait: try again later
     ├── DeadlineError          a request was not done in the time it was given (a TimeoutError too)
+    ├── NotFoundError          a service has no model of that name (a LookupError too)
+    ├── UnavailableError       a service cannot answer now: try again later
     └── InternalError          our bug
 
 A message says what was expected and what was found.
@@ -21,9 +23,11 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "InvalidFileError",
+    "NotFoundError",
     "OutOfMemoryError",
     "PenstockError",
     "QueueFullError",
+    "UnavailableError",
     "UnsupportedError",
 ]
 
@@ -58,6 +62,18 @@ class QueueFullError(PenstockError):
 
 class DeadlineError(PenstockError, TimeoutError):
     """A request was not done in the time it was given."""
+
+
+class NotFoundError(PenstockError, LookupError):
+    """A service has no model of that name."""
+
+
+class UnavailableError(PenstockError):
+    """A service cannot answer now; the same request may be sent again after ``retry_after_s`` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class InternalError(PenstockError):

@@ -349,7 +349,7 @@ class LLM:
 
     def _resolve(self, params: SamplingParams) -> ResolvedSampling:
         """What a request runs with; refuses what this model cannot honour, by name."""
-        if (params.stop or params.bad_words or params.echo) and not self._has_text:
+        if (params.stop or params.bad_words or params.echo) and not self.has_text:
             name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
             raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
         if self.info.tail:
@@ -363,7 +363,8 @@ class LLM:
         return resolved
 
     @property
-    def _has_text(self) -> bool:
+    def has_text(self) -> bool:
+        """Whether there is a tokenizer."""
         return self._tokenizer is not None or "tokenizer.json" in self._files
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
@@ -378,7 +379,7 @@ class LLM:
         options: RequestOptions | None = None,
     ) -> Request:
         stop_ids, text, rows = self._ends(params), None, None
-        if self._has_text:
+        if self.has_text:
             shown = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids) if params.echo else ""
             rules = StopRules(params.stop, stop_ids, params.include_stop_str_in_output, params.min_tokens)
             text = TextStream(self.tokenizer, rules, echo=shown if params.echo else "")

@@ -1,0 +1,126 @@
+"""An answer on its way from a feed to its reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from penstock.engine.feed import News
+from penstock.engine.request import TokenLogprobs
+from penstock.errors import PenstockError
+from penstock.serving.backend import Delta
+
+__all__ = ["NewsAnswer"]
+
+
+class NewsAnswer:
+    """The Answer that whoever receives News fills with ``put``, in the event loop of its reader.
+
+    ``on_abort`` is called once when the reader goes before the end.
+    """
+
+    def __init__(self, on_abort: Callable[[], None], version: int = 1) -> None:
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.seed = 0
+        self.version = version
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.timings: Mapping[str, float] = {}
+        self.has_begun = False
+        self.last: News | None = None
+        self._on_abort: Callable[[], None] | None = on_abort
+        self._unread: deque[Delta] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def put(self, news: News) -> None:
+        """Take what came; nothing more may come after the last."""
+        self.last = news
+        self.has_begun = True
+        if news.opening is not None:
+            self.num_prompt_tokens = news.opening.num_prompt_tokens
+            self.num_cached_tokens = news.opening.num_cached_tokens
+            self.seed, self.prompt_logprobs = news.opening.seed, news.opening.prompt_logprobs
+        if news.timings is not None and news.index == 0:
+            self.timings = news.timings
+        if news.error is not None:
+            self.fail(news.error)
+            return
+        self._append(news)
+        if news.is_last:
+            self._ended, self._on_abort = True, None
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, once what came before it is read."""
+        self._error, self._ended, self._on_abort = error, True, None
+        self._news.set()
+
+    def _append(self, news: News) -> None:
+        for unread in self._unread:  # of a reader who is behind: as many as there are answers
+            if unread.index == news.index:
+                unread.text += news.text
+                unread.token_ids += news.token_ids
+                unread.finish_reason = news.finish_reason
+                if unread.logprobs is not None and news.logprobs is not None:
+                    unread.logprobs += news.logprobs
+                return
+        delta = Delta(news.index, news.text, list(news.token_ids), news.finish_reason)
+        if news.logprobs is not None:
+            delta.logprobs = list(news.logprobs)
+        self._unread.append(delta)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended
+
+    def __aiter__(self) -> NewsAnswer:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """What is new of one of the answers."""
+        while not self._unread:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            try:
+                await self._news.wait()
+            except asyncio.CancelledError:
+                self._abort()
+                raise
+        return self._unread.popleft()
+
+    async def aclose(self) -> None:
+        """End the request; nothing happens when it has ended."""
+        self._abort()
+
+    def _abort(self) -> None:
+        self._ended = True
+        self._unread.clear()
+        self._news.set()
+        if self._on_abort is not None:
+            on_abort, self._on_abort = self._on_abort, None
+            on_abort()
+
+    async def __aenter__(self) -> NewsAnswer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abort()
+
+    async def whole(self) -> News:
+        """The last news, for an answer that comes as one; raises what it ended with."""
+        async for _ in self:
+            pass
+        if self.last is None:
+            raise PenstockError("the request ended without an answer")
+        return self.last
