@@ -1,0 +1,126 @@
+// The service as the page sees it: requests with the key, errors with their words, answers as they grow.
+
+export class ServiceError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let askForKey = async () => null;
+
+// `ask(wrong)` lets the person give a key, and answers null when they will not.
+export function onKeyWanted(ask) {
+  askForKey = ask;
+}
+
+const KEY = "penstock-key";
+
+// In this tab only; where a browser keeps nothing, in this page only.
+let ownKey = null;
+const key = () => {
+  try {
+    return sessionStorage.getItem(KEY) ?? ownKey;
+  } catch {
+    return ownKey;
+  }
+};
+
+function keepKey(value) {
+  ownKey = value;
+  try {
+    sessionStorage.setItem(KEY, value);
+  } catch {
+    // kept above
+  }
+}
+
+async function errorOf(response) {
+  let message = `${response.status} ${response.statusText}`.trim();
+  try {
+    message = (await response.json()).error.message || message;
+  } catch {
+    // no error object in it: the status line has to do
+  }
+  return new ServiceError(message, response.status);
+}
+
+let asking = null;
+
+// One question for all requests that wait for the key.
+function newKey(wrong) {
+  asking ??= askForKey(wrong).finally(() => (asking = null));
+  return asking;
+}
+
+async function request(path, options = {}) {
+  for (;;) {
+    const headers = { ...options.headers };
+    const used = key();
+    if (used) headers.Authorization = `Bearer ${used}`;
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ServiceError("The service does not answer.");
+    }
+    if (response.ok) return response;
+    if (response.status !== 401) throw await errorOf(response);
+    if (key() !== used) continue; // another request got a new one meanwhile
+    const given = await newKey(Boolean(used));
+    if (given === null) throw new ServiceError("The service wants a key.", 401);
+    keepKey(given);
+  }
+}
+
+export async function getStatus() {
+  return (await request("status")).json();
+}
+
+// Each event's data, parsed; ends at [DONE].  A stream that breaks off before that is an error.
+async function* eventsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new ServiceError("The answer broke off.");
+      const events = (rest + value).split(/\r?\n\r?\n/);
+      rest = events.pop();
+      for (const event of events) {
+        const data = event
+          .split(/\r?\n/)
+          .filter((line) => line.startsWith("data:"))
+          .map((line) => line.slice(5).trimStart())
+          .join("\n");
+        if (data === "[DONE]") return;
+        if (data) yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// Pieces { text, finish, usage } of an answer to `messages`, or to a plain `prompt`.
+export async function* answer({ model, messages, prompt, settings, signal }) {
+  const path = messages ? "v1/chat/completions" : "v1/completions";
+  const asked = messages ? { messages } : { prompt };
+  const body = { model, ...asked, ...settings, stream: true, stream_options: { include_usage: true } };
+  const response = await request(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  for await (const event of eventsOf(response.body)) {
+    if (event.error) throw new ServiceError(event.error.message, event.error.code);
+    const choice = event.choices?.[0];
+    yield {
+      text: (messages ? choice?.delta?.content : choice?.text) ?? "",
+      finish: choice?.finish_reason ?? null,
+      usage: event.usage ?? null,
+    };
+  }
+}
