@@ -87,6 +87,7 @@ class Engine:
             options.max_chunk,
             PageKeys() if options.prefix_cache else None,
             max_rows=limits.max_rows,
+            max_mixed_tokens=options.max_mixed_tokens,
             priority_s=options.priority_s,
         )
 

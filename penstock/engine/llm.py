@@ -42,7 +42,7 @@ class LLM:
     the file).  ``mode``: "graph" (the native core) or "eager" (PyTorch, for debugging).  ``threads``: 0 for as many
     as the machine allows.  ``network``: "file.py:Class", a network script of your own.  ``limits``: the sizes that
     memory is planned for.  ``use_cache``: keep the bundle that a folder makes for the next time.  ``prefix_cache``,
-    ``max_waiting``, ``max_chunk``: see EngineOptions.
+    ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``: see EngineOptions.
 
     Any number of threads may use one LLM; their requests share each step and get the tokens they would get alone.
     """

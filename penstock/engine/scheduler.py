@@ -5,9 +5,10 @@ level of priority is worth ``priority_s`` seconds of waiting.  A more urgent req
 behind, so an endless stream of urgent ones starves nobody.  A request's place in that order never changes.
 
 Requests that run keep running, decodes before prompts, so that a long prompt never stalls an answer; a prompt is
-computed in chunks within the step's token budget; waiting requests join when a place and pages are free.  When pages
-run out, the last running request in that order gives up all of its own and waits to be computed again; the first always
-proceeds.  A waiting request takes places from those that are less urgent and behind it, never from its equals.
+computed in chunks within the step's token budget, and in a step that decodes within a smaller one; waiting requests
+join when a place and pages are free.  When pages run out, the last running request in that order gives up all of its
+own and waits to be computed again; the first always proceeds.  A waiting request takes places from those that are less
+urgent and behind it, never from its equals.
 
 A prompt whose rows of logits are wanted, for log-probabilities, takes the rows that the others leave, one at least.
 
@@ -64,7 +65,8 @@ class Scheduler:
 
     ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, ``max_rows`` the rows of
     logits (0: as many), and ``max_chunk`` the tokens of one request in one step (0: all).  ``keys`` names pages so that
-    requests share them; None shares none.  ``priority_s``: seconds of waiting that a level of priority is worth.
+    requests share them; None shares none.  ``max_mixed_tokens`` bounds the prompt tokens of a step that has decodes too
+    (0: what those leave of the budget).  ``priority_s``: seconds of waiting that a level of priority is worth.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Scheduler:
         keys: PageKeys | None = None,
         *,
         max_rows: int = 0,
+        max_mixed_tokens: int = 0,
         priority_s: float = PRIORITY_S,
     ) -> None:
         if max_requests < 1:
@@ -88,6 +91,7 @@ class Scheduler:
         self.max_requests = max_requests
         self.max_chunk = max_chunk or max_tokens
         self.max_rows = max_rows or max_requests
+        self.max_mixed_tokens = max_mixed_tokens or max_tokens
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -131,6 +135,8 @@ class Scheduler:
                 step.chunks[request.id] = Chunk(request, request.num_computed, 1, samples, int(samples))
                 step.budget -= 1
                 step.rows -= samples
+        if step.chunks:
+            step.budget = min(step.budget, self.max_mixed_tokens)
         for request in prompts:
             self._admit(step, before=request)
             if request.status is Status.RUNNING and step.budget:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.llm import LLM
+from penstock.engine.options import EngineOptions
 from penstock.engine.request import SamplingParams, Status
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from tests.engine.requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
@@ -26,6 +27,13 @@ def test_batch_matches_single(make_llm, windows):
 def test_chunked_matches_whole(make_llm, chunk):
     llm = make_llm(windows=(0, 33), max_chunk=chunk, max_tokens=max(8, chunk))
     assert [r.token_ids for r in llm.generate(PROMPTS, PARAMS)] == run_alone(make_llm, (0, 33))
+
+
+def test_a_prompt_that_is_read_beside_answers_matches_one_alone(make_llm):
+    few, many = (make_llm(options=EngineOptions(max_mixed_tokens=most)) for most in (5, 0))
+    for llm in (few, many):
+        assert [r.token_ids for r in llm.generate(PROMPTS, PARAMS)] == run_alone(make_llm)
+    assert few.engine.num_steps > many.engine.num_steps
 
 
 @pytest.mark.parametrize("windows", WINDOWS)

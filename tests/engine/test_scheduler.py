@@ -27,9 +27,11 @@ MOVES = st.lists(
 class Driver:
     """Plays the engine's part without a program."""
 
-    def __init__(self, num_pages: int, windows: tuple[int, ...], max_tokens: int, max_requests: int) -> None:
+    def __init__(
+        self, num_pages: int, windows: tuple[int, ...], max_tokens: int, max_requests: int, max_mixed_tokens: int = 0
+    ) -> None:
         self.ledger = PageLedger(num_pages, windows)
-        self.scheduler = Scheduler(self.ledger, max_tokens, max_requests)
+        self.scheduler = Scheduler(self.ledger, max_tokens, max_requests, max_mixed_tokens=max_mixed_tokens)
         self.requests: list[Request] = []
 
     def add(self, prompt_len: int, max_tokens: int) -> None:
@@ -137,6 +139,24 @@ def test_a_long_prompt_never_stalls_an_answer():
         driver.step()
         assert len(driver.requests[0].output_ids) == made
     assert 0 < driver.requests[1].num_computed < 500
+
+
+def test_a_step_that_decodes_takes_fewer_tokens_of_prompts():
+    driver = Driver(num_pages=100, windows=(0,), max_tokens=64, max_requests=4, max_mixed_tokens=10)
+    driver.add(50, 3)
+    driver.add(40, 2)
+    taken = []
+    for _ in range(6):
+        chunks = driver.scheduler.schedule()
+        taken.append([chunk.num_tokens for chunk in chunks])
+        for chunk in chunks:
+            driver.scheduler.advance(chunk)
+            if chunk.samples:
+                chunk.request.accept(7)
+                if chunk.request.status is Status.FINISHED:
+                    driver.scheduler.remove(chunk.request)
+    # No decode yet: the whole budget.  Then ten tokens beside one, whoever reads them, and the rest once it has ended.
+    assert taken == [[50, 14], [1, 10], [1, 10], [6], [1], []]
 
 
 def test_requests_that_wait_are_served_in_order_of_arrival():

@@ -66,7 +66,7 @@ def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one(make_llm):
 
 
 def test_urgent_requests_take_pages_from_the_less_urgent(make_llm):
-    engine = make_llm(num_pages=8, context_len=256, max_tokens=256).engine
+    engine = make_llm(num_pages=8, context_len=256, max_tokens=256, options=EngineOptions(max_mixed_tokens=0)).engine
     slow = [submit(engine, length=100, max_tokens=20, salt=i, priority=9) for i in range(2)]
     engine.step()
     urgent = submit(engine, length=200, max_tokens=4, salt=7)
@@ -313,7 +313,10 @@ def test_a_bad_request_option_is_refused_by_name(fields, message):
         RequestOptions(**fields)
 
 
-@pytest.mark.parametrize("fields", [{"max_chunk": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}, {"priority_s": 0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_chunk": -1}, {"max_mixed_tokens": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}, {"priority_s": 0}],
+)
 def test_a_bad_engine_option_is_refused_by_name(fields):
     with pytest.raises(InvalidArgumentError, match=next(iter(fields))):
         EngineOptions(**fields)
