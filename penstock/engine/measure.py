@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.engine.peaks import Peaks
 from penstock.engine.request import Request, ResolvedSampling, Status
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
@@ -142,7 +143,7 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
 class _Measurement:
     def __init__(self, what: Bench, program: NativeProgram, work: _Work) -> None:
         self.what, self.program, self.work = what, program, work
-        self.engine = Engine(program)
+        self.engine = Engine(program, EngineOptions(max_mixed_tokens=0))  # answers begin together, as pages are planned
         self.random = np.random.default_rng()
         self.peak_rss = 0
         self.peaks = Peaks(program.context)
