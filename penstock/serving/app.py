@@ -1,0 +1,84 @@
+"""The HTTP application: the table of its operations, behind the door."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from penstock.serving import chat, completions, embeddings, fields, listing, tokens
+from penstock.serving.call import Call, Reply
+from penstock.serving.door import Door
+from penstock.serving.keys import ApiKeys
+from penstock.serving.metrics import CONTENT_TYPE
+from penstock.serving.openapi import describe
+from penstock.serving.operations import Operation, Routes
+from penstock.serving.settings import DoorSettings
+from penstock.serving.shapes import Anything
+
+if TYPE_CHECKING:
+    from penstock.serving.backend import Models
+
+__all__ = ["make_app", "operations"]
+
+_MODEL = (404, 429, 503)
+_WORK = (*_MODEL, 504)
+
+
+def operations() -> list[Operation]:
+    """Every route of the service."""
+    table = [
+        Operation("GET", "/v1/models", "list_models", "The models.", listing.models, listing.MODELS),
+        Operation(
+            "GET", "/v1/models/{model}", "get_model", "One model.", listing.model, listing.MODEL, refusals=(404,)
+        ),
+        Operation(
+            "POST", "/v1/completions", "complete", "Continue prompts.", completions.complete,
+            completions.COMPLETION_ANSWER, fields.COMPLETION, completions.COMPLETION_EVENT, _WORK,
+        ),
+        Operation(
+            "POST", "/v1/chat/completions", "chat", "Answer a conversation.", chat.chat, chat.CHAT_ANSWER,
+            fields.CHAT, chat.CHAT_EVENT, _WORK,
+        ),
+        Operation(
+            "POST", "/v1/embeddings", "embed", "Texts as vectors.", embeddings.embeddings,
+            embeddings.EMBEDDING_ANSWER, fields.EMBEDDING, refusals=_WORK,
+        ),
+        Operation(
+            "POST", "/tokenize", "tokenize", "A text's or a conversation's token ids.", tokens.tokenize,
+            tokens.TOKENIZE_ANSWER, fields.TOKENIZE, refusals=_MODEL,
+        ),
+        Operation(
+            "POST", "/detokenize", "detokenize", "The text of token ids.", tokens.detokenize,
+            tokens.DETOKENIZE_ANSWER, fields.DETOKENIZE, refusals=_MODEL,
+        ),
+        Operation(
+            "GET", "/health/live", "live", "The service runs.", listing.health_live, listing.HEALTH, is_open=True
+        ),
+        Operation(
+            "GET", "/health/ready", "ready", "A model takes requests.", listing.health_ready, listing.HEALTH,
+            refusals=(503,), is_open=True,
+        ),
+        Operation("GET", "/version", "version", "The version of Penstock.", listing.version, listing.VERSION),
+        Operation("GET", "/metrics", "metrics", "Prometheus' text.", listing.metrics, CONTENT_TYPE.decode()),
+    ]  # fmt: skip
+    table.append(_openapi(table))
+    return table
+
+
+def _openapi(table: list[Operation]) -> Operation:
+    """The description of the others, and of itself."""
+    texts: list[bytes] = []
+
+    async def openapi(call: Call) -> Reply:
+        if not texts:
+            texts.append(json.dumps(describe(table)).encode())
+        return Reply(200, texts[0])
+
+    return Operation("GET", "/openapi.json", "openapi", "This description.", openapi, Anything())
+
+
+def make_app(models: Models, settings: DoorSettings | None = None) -> Door:
+    """The application over some models.  Reads the keys' file; InvalidFileError when that is not in order."""
+    settings = settings or DoorSettings()
+    keys = None if settings.keys_file is None else ApiKeys.read(settings.keys_file)
+    return Door(Routes(operations()), models, settings, keys)

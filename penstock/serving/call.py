@@ -1,0 +1,137 @@
+"""One HTTP request on its way through the service, and the two kinds of answers: whole, and a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.serving.refusals import RefusalError
+
+if TYPE_CHECKING:
+    from penstock.serving.backend import Backend, Models
+    from penstock.serving.metrics import Metrics
+    from penstock.serving.settings import DoorSettings
+
+__all__ = ["DONE", "Call", "Events", "Headers", "Receive", "Reply", "Scope", "Send", "json_reply", "quoted"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+quoted: Final = json.encoder.encode_basestring_ascii  # a text as JSON, in C
+DONE: Final = b"data: [DONE]\n\n"
+FIXED_HEADERS: Final[Headers] = [
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: Headers = field(default_factory=list)
+
+
+def json_reply(value: Any) -> Reply:
+    """200 with a value as JSON."""
+    return Reply(200, json.dumps(value, allow_nan=False, separators=(",", ":")).encode())
+
+
+@dataclass
+class Call:
+    """A request that was let in: its checked ``body``, what the path holds, and where answers go.
+
+    ``facts`` go into the log line.  ``is_gone`` says that the client went away.
+    """
+
+    request_id: str
+    path_values: Mapping[str, str]
+    body: dict[str, Any]
+    models: Models
+    settings: DoorSettings
+    metrics: Metrics
+    send: Send
+    arrived: float = field(default_factory=time.perf_counter)
+    facts: dict[str, Any] = field(default_factory=dict)
+    has_begun: bool = False
+    is_gone: bool = False
+
+    def model(self) -> Backend:
+        """The model that the body names; the only one where it names none."""
+        if self.models.is_draining:
+            raise RefusalError(503, "the service is stopping", code="draining")
+        name = self.body.get("model")
+        if name is None:
+            served = self.models.list()
+            if len(served) != 1:
+                raise RefusalError(
+                    400,
+                    "model is missing: /v1/models lists the names",
+                    param="model",
+                    code="missing_required_parameter",
+                )
+            backend = served[0]
+        else:
+            backend = self.models.get(name)
+        self.facts["model"] = backend.name
+        return backend
+
+    async def reply(self, reply: Reply) -> None:
+        """Send a whole answer."""
+        headers = [
+            (b"content-type", reply.content_type),
+            (b"content-length", b"%d" % len(reply.body)),
+            (b"x-request-id", self.request_id.encode()),
+            *FIXED_HEADERS,
+            *reply.headers,
+        ]
+        self.has_begun = True
+        await self.write({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await self.write({"type": "http.response.body", "body": reply.body})
+
+    async def write(self, message: Message) -> None:
+        """Send a piece; a reader who takes nothing of it for ``write_s`` is given up as gone."""
+        try:
+            async with asyncio.timeout(self.settings.limits.write_s):
+                await self.send(message)
+        except TimeoutError:
+            self.is_gone = True
+            self.facts["gone"] = "slow reader"
+            raise asyncio.CancelledError from None
+
+
+class Events:
+    """A stream of server-sent events.  It begins with the first, so that what fails before is a plain refusal."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def write(self, events: bytes) -> None:
+        """Send events, complete with ``data: `` and the empty line."""
+        call = self._call
+        if not call.has_begun:
+            call.has_begun = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"x-request-id", call.request_id.encode()),
+                (b"x-accel-buffering", b"no"),
+                *FIXED_HEADERS,
+            ]
+            await call.write({"type": "http.response.start", "status": 200, "headers": headers})
+        await call.write({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, last: bytes = DONE) -> None:
+        """Send the last events and end the answer."""
+        await self.write(last)
+        await self._call.write({"type": "http.response.body", "body": b""})

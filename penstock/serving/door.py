@@ -1,0 +1,234 @@
+"""The door of the service, an ASGI application: nothing reaches a route before it was checked here.
+
+In this order: Host and Origin, the key, the route, the body's length, type, JSON and fields.  Every answer carries the
+request's id; every refusal is OpenAI's error with a status of the table in ``refusals``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock.config import parse_json
+from penstock.errors import InvalidFileError
+from penstock.serving.backend import Models
+from penstock.serving.call import Call, Receive, Reply, Scope, Send
+from penstock.serving.keys import ApiKeys
+from penstock.serving.metrics import Metrics
+from penstock.serving.operations import Operation, Routes
+from penstock.serving.refusals import RefusalError, misfit_refusal, refusal_of
+from penstock.serving.settings import DoorSettings
+from penstock.serving.shapes import MisfitError
+
+__all__ = ["Door"]
+
+LOG: Final = logging.getLogger("penstock.serving")
+REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_LARGE_BODY: Final = 1 << 16
+_GRACE_S: Final = 5.0
+
+
+class Door:
+    """Lets requests in.  ``keys`` None: nobody is asked for one."""
+
+    def __init__(self, routes: Routes, models: Models, settings: DoorSettings, keys: ApiKeys | None = None) -> None:
+        self.routes, self.models, self.settings = routes, models, settings
+        self.metrics = Metrics(models)
+        self.num_open = 0
+        self._keys = keys
+        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        self._origins = frozenset(settings.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the service speaks HTTP alone, not {scope['type']}")
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
+        call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
+        operation, status = None, 499  # unless answered: the client went away, or the service ends
+        self.num_open += 1
+        try:
+            try:
+                operation = self._let_in(call, scope, headers)
+                call.body = await self._read(operation, headers, receive)
+                status = await self._run(operation, call, receive)
+            except Exception as error:
+                status = await self._refuse(call, error)
+        except asyncio.CancelledError:
+            if not call.is_gone:
+                raise
+        finally:
+            self.num_open -= 1
+            self._note(call, operation, scope, status)
+
+    def _let_in(self, call: Call, scope: Scope, headers: Mapping[bytes, bytes]) -> Operation:
+        """The operation that is asked for, once everything but the body is seen to be in order."""
+        self._check_host(scope, headers)
+        path = scope["path"]
+        methods, call.path_values = self.routes.find(path)
+        operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        is_open = operation is not None and operation.is_open
+        if self._keys is not None and not is_open and not self._keys.knows(headers.get(b"authorization")):
+            raise RefusalError(
+                401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        if not methods:
+            raise RefusalError(404, "there is no such route: /openapi.json lists them", code="unknown_route")
+        if operation is None:
+            allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+            failure = RefusalError(405, f"this route has {allowed} alone", code="method_not_allowed")
+            failure.headers.append((b"allow", allowed.encode()))
+            raise failure
+        if self.num_open > self.settings.limits.num_open and not operation.is_open:
+            raise RefusalError(
+                429, "as many requests are open already as may be: come back later", code="too_many_requests"
+            )
+        return operation
+
+    def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a page of another host would send: by Host (DNS rebinding) and by Origin (cross-site calls)."""
+        names = [name for name, _ in scope["headers"]]
+        for single in (b"host", b"authorization", b"content-type", b"content-length", b"origin"):
+            if names.count(single) > 1:
+                raise RefusalError(400, f"the header {single.decode()} appears twice", code="invalid_header")
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not host:
+            raise RefusalError(400, "the Host header is missing", code="invalid_header")
+        if self._hosts and _name_of(f"//{host}") not in self._hosts:
+            raise RefusalError(403, "this service does not answer to that Host", code="host_not_allowed")
+        origin = headers.get(b"origin")
+        if origin is not None:
+            text = origin.decode("latin-1").lower()
+            if text not in self._origins and text.partition("://")[2] != host:
+                raise RefusalError(
+                    403, "this service does not answer to pages of that Origin", code="origin_not_allowed"
+                )
+
+    async def _read(self, operation: Operation, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
+        """The body, checked; empty for an operation that takes none."""
+        if operation.body is None:
+            return {}
+        kind, _, rest = headers.get(b"content-type", b"").partition(b";")
+        if kind.strip().lower() != b"application/json" or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
+            raise RefusalError(415, "the body must be application/json in UTF-8", code="unsupported_media_type")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RefusalError(415, "the body must not be compressed", code="unsupported_media_type")
+        data = await self._collect(headers, receive)
+        try:
+            value = (
+                parse_json(data, "body")
+                if len(data) < _LARGE_BODY
+                else await asyncio.to_thread(parse_json, data, "body")
+            )
+        except InvalidFileError as error:
+            raise RefusalError(400, str(error), code="invalid_json") from None
+        try:
+            return operation.body.check(value, "")
+        except MisfitError as misfit:
+            raise misfit_refusal(misfit) from None
+
+    async def _collect(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        limits = self.settings.limits
+        too_large = RefusalError(413, f"the body has more than {limits.body_bytes} bytes", code="body_too_large")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limits.body_bytes:
+            raise too_large
+        parts, num_bytes, more = [], 0, True
+        try:
+            async with asyncio.timeout(limits.body_s):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _GoneError
+                    parts.append(message.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    more = message.get("more_body", False)
+                    if num_bytes > limits.body_bytes:
+                        raise too_large
+        except TimeoutError:
+            raise RefusalError(408, f"the body did not arrive in {limits.body_s:g} s", code="body_too_slow") from None
+        return b"".join(parts)
+
+    async def _run(self, operation: Operation, call: Call, receive: Receive) -> int:
+        """Run the handler; it is cancelled when the client goes."""
+        task = asyncio.current_task()
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            call.is_gone = True
+            if task is not None:
+                task.cancel()
+
+        watcher = asyncio.create_task(watch())
+        seconds = min(call.body.get("timeout", self.settings.limits.request_s), self.settings.limits.request_s)
+        try:
+            async with asyncio.timeout(seconds + _GRACE_S):
+                reply = await operation.handler(call)
+        except TimeoutError:
+            raise RefusalError(
+                504, f"no answer within {seconds:g} s", param="timeout", code="deadline_exceeded"
+            ) from None
+        finally:
+            watcher.cancel()
+        if reply is None:
+            return 200
+        await call.reply(reply)
+        return reply.status
+
+    async def _refuse(self, call: Call, error: Exception) -> int:
+        """Answer with an error: as a status, or as an event when the answer has begun."""
+        if isinstance(error, _GoneError):
+            call.is_gone = True
+            return 499
+        failure = refusal_of(error, call.request_id)
+        call.facts["error"] = str(error)[:1000]
+        if failure.status == 500:
+            LOG.error("request %s failed", call.request_id, exc_info=error)
+        if call.has_begun:
+            await call.write(
+                {"type": "http.response.body", "body": b"data: " + failure.text() + b"\n\n", "more_body": True}
+            )
+            await call.write({"type": "http.response.body", "body": b""})
+            return failure.status
+        await call.reply(Reply(failure.status, failure.text(), headers=failure.headers))
+        return failure.status
+
+    def _note(self, call: Call, operation: Operation | None, scope: Scope, status: int) -> None:
+        """Count the request, and write its line of the log."""
+        seconds = time.perf_counter() - call.arrived
+        route = operation.path if operation is not None else "none"
+        self.metrics.http(scope["method"], route, status, seconds)
+        if LOG.isEnabledFor(logging.INFO):
+            client = scope.get("client") or ("", 0)
+            line = {
+                "request_id": call.request_id,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "seconds": round(seconds, 6),
+                "client": client[0],
+                **call.facts,
+            }
+            LOG.info(json.dumps(line))
+
+
+class _GoneError(Exception):
+    """The client went away while it was sending."""
+
+
+def _name_of(url: str) -> str:
+    """The host's name of a URL, without port; empty when it cannot be one."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

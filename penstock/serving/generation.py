@@ -1,0 +1,135 @@
+"""Prompts through the engine for the completion routes: begun, read as they grow, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import QueueFullError, UnavailableError
+from penstock.serving.refusals import RefusalError
+from penstock.serving.shapes import Members, Whole
+
+if TYPE_CHECKING:
+    from penstock.engine.options import RequestOptions
+    from penstock.engine.params import SamplingParams
+    from penstock.serving.backend import Answer, Backend, Delta
+    from penstock.serving.call import Call
+
+__all__ = ["USAGE", "Generation", "Take", "refuse_together", "usage"]
+
+Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
+"""What is done with a piece: the prompt's number, its answer, the piece."""
+
+MOST_AT_ONCE: Final = 32
+"""Prompts of one HTTP request that are open at a time: the others wait here, not in the engine's queue."""
+_RETRY_S: Final = 0.05
+_COUNT: Final = Whole(0, 2**53)
+
+USAGE: Final = Members(
+    "Usage",
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": Members("PromptTokensDetails", {"cached_tokens": _COUNT}, ("cached_tokens",)),
+    },
+    ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"),
+)
+
+
+def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
+    """Tokens as OpenAI counts them."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+class Generation:
+    """The prompts of one HTTP request.  ``num_*`` are sums over them."""
+
+    def __init__(self, call: Call, backend: Backend, params: SamplingParams, options: RequestOptions) -> None:
+        self._call, self._backend, self._params, self._options = call, backend, params, options
+        self._metrics = call.metrics.of_model(backend.name)
+        self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
+
+    async def run(self, prompts: Sequence[Sequence[int]], take: Take) -> None:
+        """Answer all prompts; each piece goes to ``take``, one at a time.  The first error ends all of them."""
+        try:
+            if len(prompts) == 1:
+                await self._answer(0, prompts[0], take)
+            else:
+                await self._answer_all(prompts, take)
+        except BaseException as error:
+            self._metrics.finished["abort" if isinstance(error, asyncio.CancelledError) else "error"] += 1
+            raise
+        finally:
+            facts = self._call.facts
+            facts["prompt_tokens"], facts["completion_tokens"] = self.num_prompt_tokens, self.num_output_tokens
+
+    async def _answer_all(self, prompts: Sequence[Sequence[int]], take: Take) -> None:
+        lock, todo = asyncio.Lock(), iter(range(len(prompts)))
+
+        async def take_alone(index: int, answer: Answer, delta: Delta) -> None:
+            async with lock:
+                await take(index, answer, delta)
+
+        async def work() -> None:
+            for index in todo:
+                await self._answer(index, prompts[index], take_alone, is_first=index == 0)
+
+        tasks = [asyncio.create_task(work()) for _ in range(min(MOST_AT_ONCE, len(prompts)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _begin(self, ids: Sequence[int], is_first: bool) -> Answer:
+        """Only a request's first prompt is refused by a full queue; the others wait for a place."""
+        while True:
+            try:
+                call = self._call
+                return await self._backend.submit(ids, self._params, self._options, request_id=call.request_id)
+            except QueueFullError:
+                if is_first:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+
+    async def _answer(self, index: int, ids: Sequence[int], take: Take, is_first: bool = True) -> None:
+        metrics, params = self._metrics, self._params
+        last: dict[int, float] = {}
+        num_output = 0
+        async with await self._begin(ids, is_first) as answer:
+            async for delta in answer:
+                now, count = time.perf_counter(), len(delta.token_ids)
+                before = last.get(delta.index)
+                if before is not None:
+                    if count:
+                        metrics.between.add((now - before) / count, count)
+                elif count and not last:
+                    metrics.first_token.add(now - self._call.arrived)
+                last[delta.index] = now
+                num_output += count
+                if delta.finish_reason is not None:
+                    if delta.finish_reason == "abort":
+                        raise UnavailableError("the model was closed before the answer was done")
+                    metrics.finished[delta.finish_reason] += 1
+                await take(index, answer, delta)
+            num_prompt = answer.num_prompt_tokens or len(ids)
+            metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
+        metrics.histograms["request_params_n"].add(params.n)
+        self.num_prompt_tokens += num_prompt
+        self.num_output_tokens += num_output
+        self.num_cached_tokens += answer.num_cached_tokens
+
+
+def refuse_together(is_wrong: bool, message: str, param: str) -> None:
+    """400 for fields that do not go together."""
+    if is_wrong:
+        raise RefusalError(400, message, param=param, code="invalid_value")

@@ -1,0 +1,68 @@
+"""API keys: read from a file, kept as hashes, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import FileAccessError, InvalidFileError
+
+__all__ = ["ApiKeys"]
+
+MIN_KEY_CHARS: Final = 16
+MAX_KEY_CHARS: Final = 512
+MAX_KEYS: Final = 1000
+MAX_FILE_BYTES: Final = 1 << 20
+
+
+class ApiKeys:
+    """The keys of a service.  Only salted hashes stay in memory."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self._salt = os.urandom(32)
+        self._hashes = [self._hash(key.encode()) for key in keys]
+
+    @classmethod
+    def read(cls, path: Path) -> ApiKeys:
+        """Keys of a file, one a line; empty lines and those that begin with # are left out.
+
+        InvalidFileError for a file that others may read, that holds no key, or a key that is short or not printable
+        ASCII without spaces.
+        """
+        try:
+            with open(path, "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise FileAccessError(f"{path}: {error.strerror}") from error
+        if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+            raise InvalidFileError(f"{path}: others may read or write it: chmod 600 it")
+        keys = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+        keys = [key for key in keys if key and not key.startswith("#")]
+        if not keys or len(data) > MAX_FILE_BYTES or len(keys) > MAX_KEYS:
+            raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one a line, found {len(keys)}")
+        for number, key in enumerate(keys, 1):
+            is_plain = key.isascii() and key.isprintable() and " " not in key
+            if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or not is_plain:
+                raise InvalidFileError(
+                    f"{path}: key {number} must be {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable characters of ASCII "
+                    f"without spaces, not {len(key)} characters"
+                )
+        return cls(keys)
+
+    def _hash(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
+
+    def knows(self, authorization: bytes | None) -> bool:
+        """Whether an Authorization header names one of the keys: all are compared, each in constant time."""
+        if authorization is None or len(authorization) > 2 * MAX_KEY_CHARS:
+            return False
+        scheme, _, key = authorization.partition(b" ")
+        found, is_known = self._hash(key.strip()), False
+        for known in self._hashes:
+            is_known |= hmac.compare_digest(found, known)
+        return is_known and scheme.lower() == b"bearer"

@@ -1,0 +1,72 @@
+"""The routes of the service in one table: who answers, what the body is, what comes back, who may ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.serving.call import Call, Reply
+from penstock.serving.shapes import Members, Shape
+
+__all__ = ["Operation", "Routes"]
+
+Handler = Callable[[Call], Awaitable[Reply | None]]
+NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"
+"""What a name in a path may be: no separator, nothing that begins with a dot."""
+COMMON_REFUSALS: Final = (400, 401, 403, 431)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path.
+
+    ``handler`` returns a Reply, or None when it has answered itself.  ``answer`` is the shape of a JSON answer, or the
+    name of another content type.  ``refusals`` are statuses of the table beside those that every route has.  With
+    ``events`` the answer may be a stream of those.  ``is_open``: no key is asked for.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    handler: Handler
+    answer: Shape | str
+    body: Members | None = None
+    events: Shape | None = None
+    refusals: tuple[int, ...] = ()
+    is_open: bool = False
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """All refusals that it answers with."""
+        with_body = (408, 413, 415) if self.body is not None else ()
+        return tuple(sorted({*COMMON_REFUSALS, *with_body, *self.refusals, 500}))
+
+
+class Routes:
+    """Finds the operation of a method and path.  What the table does not have, nobody reaches."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = tuple(operations)
+        self._plain: dict[str, dict[str, Operation]] = {}
+        self._named: list[tuple[re.Pattern[str], dict[str, Operation]]] = []
+        for one in operations:
+            methods = self._plain.setdefault(one.path, {})
+            methods[one.method] = one
+        for path, methods in self._plain.items():
+            if "{" in path:
+                pattern = re.sub(r"\\{(\w+)\\}", rf"(?P<\1>{NAME})", re.escape(path))
+                self._named.append((re.compile(pattern), methods))
+
+    def find(self, path: str) -> tuple[dict[str, Operation], dict[str, str]]:
+        """The operations of a path by method, and what its variable parts are; empty for a path that is not there."""
+        methods = self._plain.get(path)
+        if methods is not None and "{" not in path:
+            return methods, {}
+        for pattern, methods in self._named:
+            found = pattern.fullmatch(path)
+            if found is not None:
+                return methods, found.groupdict()
+        return {}, {}

@@ -1,0 +1,128 @@
+"""How a request is refused: one table of codes, OpenAI's shape of an error, and which error becomes which code."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfMemoryError,
+    QueueFullError,
+    UnavailableError,
+    UnsupportedError,
+)
+from penstock.serving.shapes import Members, MisfitError, Text, optional
+
+__all__ = ["CODES", "ERROR", "RefusalError", "misfit_refusal", "refusal_of"]
+
+
+@dataclass(frozen=True)
+class Code:
+    """One way to be refused: OpenAI's ``type``, what it means, and whether the same request may succeed later."""
+
+    type: str
+    meaning: str
+    is_retriable: bool = False
+
+
+CODES: Final[dict[int, Code]] = {
+    400: Code("invalid_request_error", "the body, a field or a header is wrong; `param` names the field"),
+    401: Code("authentication_error", "the key is missing or wrong"),
+    403: Code("permission_error", "the Host or Origin header is not one that this service answers to"),
+    404: Code("not_found_error", "no such route or model"),
+    405: Code("invalid_request_error", "the route has other methods: `Allow` lists them"),
+    408: Code("timeout_error", "the body did not arrive in time", is_retriable=True),
+    413: Code("invalid_request_error", "the body is larger than `--max-body` allows"),
+    415: Code("invalid_request_error", "the body is not `application/json`, or is compressed"),
+    429: Code(
+        "rate_limit_error", "as many requests wait as may: come back after `Retry-After` seconds", is_retriable=True
+    ),
+    431: Code("invalid_request_error", "the headers are too many or too large"),
+    500: Code("server_error", "a bug of ours; the log has more under the request id"),
+    503: Code(
+        "unavailable_error", "the model is not ready, or the service is stopping: come back later", is_retriable=True
+    ),
+    504: Code("timeout_error", "the answer was not done in the time that the request was given"),
+}
+"""Every status beside 200 that a route answers with; ``docs/serving.md`` shows the same table."""
+
+_DETAIL = Members(
+    "ErrorDetail",
+    {"message": Text(), "type": Text(), "param": optional(Text()), "code": optional(Text())},
+    ("message", "type", "param", "code"),
+)
+ERROR: Final = Members("Error", {"error": _DETAIL}, ("error",))
+"""The body of every refusal."""
+MAX_MESSAGE_CHARS: Final = 1000
+
+
+class RefusalError(Exception):
+    """A request that ends with a status of the table."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 1
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers: list[tuple[bytes, bytes]] = []
+        if CODES[status].is_retriable:
+            self.headers.append((b"retry-after", b"%d" % max(1, retry_after_s)))
+        if status == 401:
+            self.headers.append((b"www-authenticate", b"Bearer"))
+        if status in (408, 413):  # the rest of the body is not worth reading
+            self.headers.append((b"connection", b"close"))
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's shape."""
+        message = str(self)[:MAX_MESSAGE_CHARS]
+        return {"error": {"message": message, "type": CODES[self.status].type, "param": self.param, "code": self.code}}
+
+    def text(self) -> bytes:
+        """The body as JSON."""
+        return json.dumps(self.body()).encode()
+
+
+_KINDS = {
+    "missing": "missing_required_parameter",
+    "unknown": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+    "value": "invalid_value",
+}
+
+
+def misfit_refusal(misfit: MisfitError) -> RefusalError:
+    """A field that does not fit: 400."""
+    return RefusalError(400, str(misfit), param=misfit.path or None, code=_KINDS[misfit.kind])
+
+
+def refusal_of(error: BaseException, request_id: str) -> RefusalError:
+    """What a request ends with that raised ``error``.  The text of what is not our own error stays in the log."""
+    if isinstance(error, RefusalError):
+        return error
+    if isinstance(error, MisfitError):
+        return misfit_refusal(error)
+    if isinstance(error, QueueFullError):
+        return RefusalError(429, "as many requests wait already as may: come back later", code="queue_full")
+    if isinstance(error, DeadlineError):
+        return RefusalError(504, str(error), param="timeout", code="deadline_exceeded")
+    if isinstance(error, InvalidArgumentError):
+        param = str(error).partition(" ")[0].partition("[")[0].rstrip(":")
+        is_too_long = "but the context holds" in str(error)
+        code = "context_length_exceeded" if is_too_long else "invalid_value"
+        return RefusalError(400, str(error), param=param if param.isidentifier() else None, code=code)
+    if isinstance(error, UnsupportedError):
+        return RefusalError(400, str(error), code="unsupported_parameter")
+    if isinstance(error, (OutOfMemoryError, MemoryError)):
+        return RefusalError(503, "there is no memory for it now", code="out_of_memory")
+    if isinstance(error, NotFoundError):
+        return RefusalError(404, str(error), param="model", code="model_not_found")
+    if isinstance(error, UnavailableError):
+        return RefusalError(503, str(error), code="unavailable", retry_after_s=math.ceil(error.retry_after_s))
+    return RefusalError(
+        500, f"something went wrong inside; the log has more under request {request_id}", code="internal"
+    )

@@ -1,0 +1,88 @@
+"""What the door of the service allows: addresses, sizes, times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["DoorLimits", "DoorSettings", "is_loopback"]
+
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+MAX_KEYS: Final = 10_000
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@dataclass(frozen=True)
+class DoorLimits:
+    """Sizes in bytes, times in seconds.
+
+    ``body_bytes`` and ``header_bytes`` of one request; ``num_headers``.  ``header_s`` and ``body_s`` to send them in;
+    ``write_s`` for a reader to take a piece of an answer; ``keep_alive_s`` between requests of one connection;
+    ``request_s`` for a whole answer, unless the request's own ``timeout`` is shorter.  ``num_connections`` at once;
+    ``num_open`` requests at once.
+    """
+
+    body_bytes: int = 8 << 20
+    header_bytes: int = 32 << 10
+    num_headers: int = 100
+    header_s: float = 10.0
+    body_s: float = 30.0
+    write_s: float = 30.0
+    keep_alive_s: float = 60.0
+    request_s: float = 3600.0
+    num_connections: int = 4096
+    num_open: int = 1024
+
+    def __post_init__(self) -> None:
+        """Refuse limits that would let nothing in."""
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1 << 40:
+                raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}")
+
+
+@dataclass(frozen=True)
+class DoorSettings:
+    """Where the service listens and to whom it answers.
+
+    ``port`` 0 takes a free one.  ``keys_file`` holds API keys, one a line; without it nobody is asked for one, which
+    is refused for a ``host`` that others reach unless ``insecure``.  ``hosts`` are further names for the Host header,
+    "*" for any; ``origins`` are pages of other hosts that browsers may call from.  ``tls_certificate`` and ``tls_key``
+    are PEM files.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys_file: Path | None = None
+    insecure: bool = False
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    limits: DoorLimits = field(default_factory=DoorLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse what would open the service to the world, or not at all."""
+        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
+            raise InvalidArgumentError(f"port must be a whole number from 0 to 65535, not {self.port!r}")
+        if not is_loopback(self.host) and self.keys_file is None and not self.insecure:
+            raise InvalidArgumentError(
+                f"host {self.host} is reached by others: give --api-key-file, or --insecure to serve everybody"
+            )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidArgumentError("tls_certificate and tls_key must be given together")
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """Names that the Host header may have; empty for any."""
+        if "*" in self.hosts:
+            return ()
+        if is_loopback(self.host):
+            return (*LOOPBACK_NAMES, self.host, *self.hosts)
+        return (self.host, *LOOPBACK_NAMES, *self.hosts) if self.hosts else ()

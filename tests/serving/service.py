@@ -1,0 +1,128 @@
+"""A service in this process: the door on a free port, over models that tests give it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.engine.llm import LLM
+from penstock.serving.app import make_app
+from penstock.serving.http import Listener
+from penstock.serving.local import LocalBackend, LocalModels
+from penstock.serving.settings import DoorSettings
+
+SECONDS = 60.0  # of waiting for what must come
+
+
+def until(condition: Callable[[], Any], what: str = "it") -> None:
+    """Wait for a condition; nothing else in these tests waits for time to pass."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come true"
+        time.sleep(0.005)
+
+
+class Service:
+    """A running service; ``models``, ``door`` and ``listener`` belong to its own thread's event loop."""
+
+    def __init__(self, llms: Mapping[str, LLM], settings: DoorSettings | None = None) -> None:
+        self._llms = llms
+        self._settings = replace(settings or DoorSettings(), port=0)
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="service")
+        self._thread.start()
+        assert self._started.wait(SECONDS)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+            self._started.set()
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.models = LocalModels([LocalBackend(llm, name) for name, llm in self._llms.items()])
+        try:
+            self.door = make_app(self.models, self._settings)
+            self.listener = Listener(self.door, self._settings)
+            self.url = self.listener.open()
+            self._started.set()
+            await self.listener.serve()
+        finally:
+            await self.models.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.partition("://")[2].rpartition(":")
+        return host, int(port)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the service's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(self.address, SECONDS)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers in lower case, and body of one request; a body that is no bytes is sent as JSON."""
+        given = {"Content-Type": "application/json"} if body is not None else {}
+        data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection(*self.address, timeout=SECONDS)
+        try:
+            connection.request(method, path, data, given | dict(headers or {}))
+            response = connection.getresponse()
+            found = response.read()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, found
+        finally:
+            connection.close()
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The JSON that a body is answered with; it must be 200."""
+        status, _, data = self.ask("POST", path, body)
+        assert status == 200, data
+        return json.loads(data)
+
+    def refused(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and error that a body is refused with."""
+        status, headers, data = self.ask("POST", path, body)
+        assert headers["content-type"] == "application/json"
+        error = json.loads(data)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return status, error
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a streamed answer; the last must be [DONE]."""
+        status, headers, data = self.ask("POST", path, {**body, "stream": True})
+        assert status == 200, data
+        assert headers["content-type"].startswith("text/event-stream")
+        lines = data.decode().split("\n\n")
+        assert lines.pop() == ""
+        assert all(line.startswith("data: ") for line in lines)
+        assert lines.pop() == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are at work behind the door."""
+        return self.door.num_open
+
+    def close(self) -> None:
+        """Stop it and wait for its end."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.listener.stop, True)
+            self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
