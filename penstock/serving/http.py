@@ -1,131 +1,22 @@
-"""The listener: uvicorn with bounds of our own on headers, time and connections."""
+"""The listener: uvicorn on a socket of ours."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.errors import FileAccessError
-from penstock.serving.refusals import CODES
+from penstock.serving.protocol import BoundedProtocol
 
 if TYPE_CHECKING:
     from penstock.serving.door import Door
-    from penstock.serving.settings import DoorLimits, DoorSettings
+    from penstock.serving.settings import DoorSettings
 
 __all__ = ["Listener"]
-
-
-class _TooLargeError(Exception):
-    """More headers, or more of them, than may be."""
-
-
-def _protocol(limits: DoorLimits) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, whose parser knows no bounds, with those of a service."""
-
-    class Bounded(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-        _num_bytes = 0
-        _in_headers = True
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > limits.num_connections:
-                self._refuse(503, "as many connections are open as may be")
-                return
-            self._expect_headers()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _expect_headers(self) -> None:
-            self._in_headers, self._num_bytes = True, 0
-            self._stop_timer()
-            self._timer = self.loop.call_later(limits.header_s, self._late)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _late(self) -> None:
-            if not self.transport.is_closing():
-                self.transport.close()
-
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            if self._in_headers:
-                if self._timer is None:
-                    self._expect_headers()
-                self._num_bytes += len(data)
-                if self._num_bytes > limits.header_bytes + len(data):
-                    self._refuse(431, "the headers are too large")
-                    return
-            try:
-                super().data_received(data)
-            except _TooLargeError:
-                self._refuse(431, "the headers are too many or too large")
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._header_bytes = 0
-            self._in_headers = True
-
-        def on_url(self, url: bytes) -> None:
-            self._count(len(url))
-            super().on_url(url)
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            self._count(len(name) + len(value) + 4)
-            super().on_header(name, value)
-
-        def _count(self, num_bytes: int) -> None:
-            self._header_bytes += num_bytes
-            if self._header_bytes > limits.header_bytes or len(self.headers) >= limits.num_headers:
-                self._is_too_large = True
-                raise _TooLargeError
-
-        def on_headers_complete(self) -> None:
-            self._in_headers, self._num_bytes = False, 0
-            self._stop_timer()
-            super().on_headers_complete()
-
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._in_headers = True
-
-        _header_bytes = 0
-        _is_too_large = False
-
-        def send_400_response(self, msg: str) -> None:
-            if self._is_too_large:
-                self._refuse(431, "the headers are too many or too large")
-            else:
-                self._refuse(400, "this is no HTTP/1.1 request")
-
-        def _refuse(self, status: int, message: str) -> None:
-            """Answer outside of the application, and hang up."""
-            kind, phrase = (
-                CODES[status].type,
-                {400: "Bad Request", 431: "Headers Too Large", 503: "Unavailable"}[status],
-            )
-            error = {"error": {"message": message, "type": kind, "param": None, "code": None}}
-            body = json.dumps(error).encode()
-            head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            extra = "retry-after: 1\r\n" if status == 503 else ""
-            self.transport.write(f"{head}{extra}connection: close\r\n\r\n".encode() + body)
-            self.transport.close()
-            self._stop_timer()
-
-    return Bounded
 
 
 class _Server(uvicorn.Server):
@@ -145,7 +36,7 @@ class Listener:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol(settings.limits),
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 loop="none",

@@ -1,0 +1,124 @@
+"""uvicorn's HTTP/1.1, whose parser knows no bounds, with those of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from penstock.serving.refusals import CODES
+
+__all__ = ["BoundedProtocol"]
+
+_PHRASES: Final = {400: "Bad Request", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+
+
+class _TooLargeError(Exception):
+    """More headers, or larger ones, than may be."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection.  The application is a Door, whose limits hold from the first byte on."""
+
+    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        self._limits = config.app.settings.limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_bytes = 0
+        self._num_unparsed = 0
+        self._is_too_large = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection, unless there are as many as may be."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.num_connections:
+            self._refuse(503, "as many connections are open as may be")
+        else:
+            self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; the first bytes of a request start its clock."""
+        if self.transport.is_closing():
+            return
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_headers()
+        self._num_unparsed += len(data)
+        super().data_received(data)
+        # The parser keeps half a header to itself, however long it grows.
+        if (
+            self._timer is not None
+            and self._num_unparsed > self._limits.header_bytes
+            and not self.transport.is_closing()
+        ):
+            self._refuse(431, "the headers are too large")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._num_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The application takes over."""
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser gave up; what our own callbacks raise ends here, too."""
+        if self._is_too_large:
+            self._refuse(431, "the headers are too many or too large")
+        else:
+            self._refuse(400, "this is no HTTP/1.1 request")
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        limits = self._limits
+        if self._num_bytes > limits.header_bytes or len(self.headers) >= limits.num_headers:
+            self._is_too_large = True
+            raise _TooLargeError
+
+    def _expect_headers(self) -> None:
+        self._num_unparsed = 0
+        self._timer = self.loop.call_later(self._limits.header_s, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer outside of the application, and hang up."""
+        error = {"message": message, "type": CODES[status].type, "param": None, "code": None}
+        body = json.dumps({"error": error}).encode()
+        lines = [
+            f"HTTP/1.1 {status} {_PHRASES[status]}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        ]
+        if CODES[status].is_retriable:
+            lines.append("retry-after: 1")
+        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+        self._stop_timer()
