@@ -118,6 +118,11 @@ class LLM:
         return self.engine.program.info
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """The files beside the weights by name: tokenizer.json and what goes with it."""
+        return dict(self._files)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; UnsupportedError when it has none."""
         if self._tokenizer is None:

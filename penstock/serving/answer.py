@@ -29,7 +29,10 @@ class NewsAnswer:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.timings: Mapping[str, float] = {}
         self.has_begun = False
+        self.is_complete = False
         self.last: News | None = None
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called when something came of it: its first news, its last, an error, or its reader's leaving."""
         self._on_abort: Callable[[], None] | None = on_abort
         self._unread: deque[Delta] = deque()
         self._error: BaseException | None = None
@@ -39,7 +42,7 @@ class NewsAnswer:
     def put(self, news: News) -> None:
         """Take what came; nothing more may come after the last."""
         self.last = news
-        self.has_begun = True
+        settles, self.has_begun = news.is_last or not self.has_begun, True
         if news.opening is not None:
             self.num_prompt_tokens = news.opening.num_prompt_tokens
             self.num_cached_tokens = news.opening.num_cached_tokens
@@ -51,13 +54,18 @@ class NewsAnswer:
             return
         self._append(news)
         if news.is_last:
-            self._ended, self._on_abort = True, None
+            self._ended, self._on_abort, self.is_complete = True, None, True
         self._news.set()
+        if settles:
+            self.on_settled()
 
     def fail(self, error: BaseException) -> None:
         """End with an error, once what came before it is read."""
+        if self._ended:
+            return
         self._error, self._ended, self._on_abort = error, True, None
         self._news.set()
+        self.on_settled()
 
     def _append(self, news: News) -> None:
         for unread in self._unread:  # of a reader who is behind: as many as there are answers
@@ -108,6 +116,7 @@ class NewsAnswer:
         if self._on_abort is not None:
             on_abort, self._on_abort = self._on_abort, None
             on_abort()
+            self.on_settled()
 
     async def __aenter__(self) -> NewsAnswer:
         return self

@@ -189,7 +189,7 @@ class Models(Protocol):
     def is_draining(self) -> bool:
         """Whether the service is about to end and takes no new requests."""
 
-    def list(self) -> list[Backend]:
+    def list(self) -> Sequence[Backend]:
         """All of them, in the order of loading, also those that are not ready."""
 
     def get(self, name: str) -> Backend:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
     from penstock.engine.text import Tokenizer
-    from penstock.serving.backend import WorkerState
+    from penstock.serving.backend import Backend, Models, WorkerState
+
+    def _fits(backend: LocalBackend, models: LocalModels) -> tuple[Backend, Models]:
+        return backend, models
+
 
 __all__ = ["LocalBackend", "LocalModels", "card_of", "embedding_of", "in_order", "score_of"]
 

@@ -1,0 +1,155 @@
+"""The processes that run one version of a model's weights, kept alive until they are drained.
+
+A process that dies or whose engine's loop stops turning is replaced, at once the first time and then after growing
+pauses; one that dies again and again leaves the model not ready, and is still tried now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from penstock.errors import PenstockError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.serving.config import WorkerConfig
+    from penstock.serving.link import WorkerLink
+    from penstock.serving.process import WorkerProcess
+
+__all__ = ["Fleet", "Launcher", "Patience"]
+
+QUICK_DEATH_S: Final = 10.0
+LOOP_DEATHS: Final = 3
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds.  ``hang_s``: an engine whose loop has not turned for so long is killed; a step may take no longer.
+    ``load_s``: a model that loads longer has failed.  ``drain_s``: open requests get so long to end.
+    ``least_pause_s``, ``most_pause_s``: between restarts after the first, doubling.
+    """
+
+    hang_s: float = 30.0
+    load_s: float = 600.0
+    drain_s: float = 30.0
+    least_pause_s: float = 0.2
+    most_pause_s: float = 30.0
+
+
+class Launcher(Protocol):
+    """Starts worker processes."""
+
+    patience: Patience
+
+    async def launch(self, config: WorkerConfig) -> WorkerProcess:
+        """A worker whose model is loaded; raises what loading raised."""
+
+
+class Fleet:
+    """``num_workers`` processes of one configuration; ``on_change`` is called when one comes or goes."""
+
+    def __init__(
+        self, launcher: Launcher, config: WorkerConfig, num_workers: int, on_change: Callable[[], None]
+    ) -> None:
+        self.config = config
+        self.error = ""
+        self.num_restarts = 0
+        self._launcher = launcher
+        self._num_workers = num_workers
+        self._on_change = on_change
+        self._workers: dict[int, WorkerProcess] = {}
+        self._failing: set[int] = set()
+        self._stopping = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        """The workers that have joined, in the order of their slots."""
+        return [worker.link for _, worker in sorted(self._workers.items())]
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether all its processes die again and again."""
+        return len(self._failing) == self._num_workers
+
+    async def start(self) -> None:
+        """Start all; raises the first one's error, and leaves nothing then."""
+        firsts: list[asyncio.Future[None]] = []
+        for slot in range(self._num_workers):
+            firsts.append(asyncio.get_running_loop().create_future())
+            self._keepers.append(asyncio.ensure_future(self._keep(slot, firsts[-1])))
+        try:
+            await asyncio.gather(*firsts)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
+        num_deaths = 0
+        while not self._stopping.is_set():
+            lived_s = 0.0
+            try:
+                worker = self._workers[slot] = await self._launcher.launch(self.config)
+                self._failing.discard(slot)
+                if not first.done():
+                    first.set_result(None)
+                self._on_change()
+                start = time.monotonic()
+                why = await worker.ended()
+                lived_s = time.monotonic() - start
+                del self._workers[slot]
+            except PenstockError as error:
+                if not first.done():
+                    first.set_exception(error)
+                    return
+                why = str(error)
+            if self._stopping.is_set():
+                return
+            self.error, self.num_restarts = why, self.num_restarts + 1
+            num_deaths = num_deaths + 1 if lived_s < QUICK_DEATH_S else 1
+            if num_deaths >= LOOP_DEATHS:
+                self._failing.add(slot)
+            self._on_change()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self._pause_s(num_deaths))
+
+    def _pause_s(self, num_deaths: int) -> float:
+        if num_deaths <= 1:
+            return 0.0
+        patience = self._launcher.patience
+        return min(patience.most_pause_s, patience.least_pause_s * 2.0 ** min(30, num_deaths - 2))
+
+    async def drain(self) -> None:
+        """Give them no more requests, let those that are open end within ``drain_s``, and stop."""
+        self._stopping.set()
+        links = self.links
+        for link in links:
+            link.drain()
+        if any(link.num_open for link in links):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    asyncio.gather(*(link.idle() for link in links)), self._launcher.patience.drain_s
+                )
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all processes; what is open is lost."""
+        self._stopping.set()
+        workers = [*self._workers.values()]
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        self._workers.clear()
+        self._on_change()
+
+    def unavailable(self, name: str) -> UnavailableError:
+        """Why none of them takes requests."""
+        if self.is_failing:
+            return UnavailableError(f"{name} is not ready: its workers die again and again ({self.error})", 30.0)
+        because = f" ({self.error})" if self.error else ""
+        return UnavailableError(f"{name} is not ready: no worker takes requests now{because}", 1.0)

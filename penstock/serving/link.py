@@ -1,0 +1,272 @@
+"""A worker as the primary sees it: one stream, the requests that are open on it, and when its engine last turned."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from hashlib import blake2b
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine.text import Tokenizer
+from penstock.errors import InternalError, QueueFullError, UnavailableError
+from penstock.runtime.program import PAGE_TOKENS
+from penstock.serving import wire_pb2 as pb
+from penstock.serving.answer import NewsAnswer
+from penstock.serving.backend import ModelCard, WorkerState
+from penstock.serving.wire import card_from, error_from, figures_from, news_from
+
+if TYPE_CHECKING:
+    from penstock.errors import PenstockError
+
+__all__ = ["LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
+
+_MOST_PAGES: Final = 64
+"""Pages at the beginning of a prompt that routing looks at: 2048 tokens."""
+_MOST_NAMES: Final = 16384
+_names = count(1)
+
+
+class LostWorkerError(UnavailableError):
+    """The worker went away with the request."""
+
+
+def page_names(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
+    """A name for each leading page of a prompt, which stands for all tokens up to its end."""
+    name = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    names = []
+    for start in range(0, min(len(prompt_ids), _MOST_PAGES * PAGE_TOKENS) - PAGE_TOKENS + 1, PAGE_TOKENS):
+        page = ",".join(map(str, prompt_ids[start : start + PAGE_TOKENS]))
+        name = blake2b(name + page.encode(), digest_size=8).digest()
+        names.append(name)
+    return names
+
+
+class PrefixMemory:
+    """Which beginnings of prompts a worker saw lately, as far as the primary remembers."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, names: Sequence[bytes]) -> None:
+        """The worker computes these pages now."""
+        for name in names:
+            self._names[name] = None
+            self._names.move_to_end(name)
+        while len(self._names) > _MOST_NAMES:
+            self._names.popitem(last=False)
+
+    def num_known(self, names: Sequence[bytes]) -> int:
+        """How many leading pages it saw."""
+        return next((i for i, name in enumerate(names) if name not in self._names), len(names))
+
+
+class OpenRequest:
+    """A request on its way through a worker.
+
+    ``answer`` is filled with what comes; ``on_lost`` is told when the worker that took it goes away.
+    """
+
+    def __init__(self, answer: NewsAnswer, message: pb.ToWorker, on_lost: Callable[[LostWorkerError], None]) -> None:
+        self.answer = answer
+        self.message = message
+        self.on_lost = on_lost
+        self.key = 0
+        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def refuse(self, error: PenstockError) -> None:
+        """The worker does not take it."""
+        if not self.taken.done():
+            self.taken.set_exception(error)
+        else:
+            self.answer.fail(error)
+
+
+class WorkerLink:
+    """The primary's end of a worker's stream, from its Join on."""
+
+    def __init__(self, model: str, pid: int, *, is_remote: bool = False) -> None:
+        self.name = f"{model}-{next(_names)}"
+        self.model = model
+        self.pid = pid
+        self.is_remote = is_remote
+        self.status = "starting"
+        self.card: ModelCard | None = None
+        self.plan: pb.Plan | None = None
+        self.tokenizer: Tokenizer | None = None
+        self.max_open = 0
+        self.figures: pb.Figures | None = None
+        self.prefixes = PrefixMemory()
+        self.num_sent = 0
+        self.is_hung = False
+        self.ready: asyncio.Future[WorkerLink] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[], None] = lambda: None
+        self._open: dict[int, OpenRequest] = {}
+        self._keys = count(1)
+        self._out: list[pb.ToWorker] = []
+        self._has_out = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._heard = time.monotonic()
+        self._turn_age_s = 0.0
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.status == "ready"
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Since the engine's loop last turned, as far as is known here."""
+        if self.card is None:
+            return math.inf
+        return self._turn_age_s + time.monotonic() - self._heard
+
+    def state(self) -> WorkerState:
+        """What operators see."""
+        figures = None if self.figures is None else figures_from([self.figures])
+        version = self.card.version if self.card else 0
+        age = self.heartbeat_age_s
+        return WorkerState(self.name, self.status, self.pid, version, age, self.num_open, figures)
+
+    def begin(self, request: OpenRequest) -> None:
+        """Send a request; ``request.taken`` says whether the worker takes it.  QueueFullError at once."""
+        if not self.is_ready:
+            raise LostWorkerError(f"{self.model}: the worker takes no requests")
+        if self.max_open and self.num_open >= self.max_open:
+            raise QueueFullError(f"{self.num_open} requests are open already, and a worker takes {self.max_open}")
+        request.key = next(self._keys)
+        getattr(request.message, request.message.WhichOneof("what") or "submit").key = request.key
+        self._open[request.key] = request
+        self.num_sent += 1
+        self._send(request.message)
+
+    def abort(self, request: OpenRequest) -> None:
+        """End a request; nothing more comes of it."""
+        if self._open.pop(request.key, None) is not None:
+            self._send(pb.ToWorker(abort=pb.Abort(key=request.key)))
+            self._changed()
+
+    def stop(self) -> None:
+        """Tell it to end."""
+        self._send(pb.ToWorker(stop=pb.Stop()))
+
+    def drain(self) -> None:
+        """Give it no more requests."""
+        if self.status == "ready":
+            self.status = "draining"
+
+    async def idle(self) -> None:
+        """Until nothing is open on it."""
+        while self._open and not self.gone.is_set():
+            self._is_idle.clear()
+            await self._is_idle.wait()
+
+    def fail(self, why: str) -> None:
+        """It is gone or given up: whatever was open is lost."""
+        if self.gone.is_set():
+            return
+        self.status = "lost"
+        self.gone.set()
+        self._has_out.set()
+        error = LostWorkerError(f"{self.model}: {why}; send the request again")
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen: nobody may be waiting
+        lost = [*self._open.values()]
+        self._open.clear()
+        for request in lost:
+            if not request.taken.done():
+                request.taken.set_exception(error)
+                request.taken.exception()
+            else:
+                request.on_lost(error)
+        self.on_gone()
+        self._changed()
+
+    def hear(self, message: pb.FromWorker) -> None:
+        """Take a message.  Whatever an engine sends proves that it turns, but for a beat, which says how long ago."""
+        what = message.WhichOneof("what")
+        if what == "step":
+            self._turned(0.0)
+            for one in message.step.news:
+                self._put(one)
+        elif what == "taken":
+            self._answer_taken(message.taken)
+        elif what == "beat":
+            self._turned(message.beat.turn_age_s)
+            self.figures = message.beat.figures
+        elif what == "failed":
+            if not self.ready.done():
+                self.ready.set_exception(error_from(message.failed))
+                self.ready.exception()
+            self.fail("its model could not be loaded")
+        else:
+            raise InternalError(f"a worker sent {what}, which does not belong there")
+
+    def _turned(self, age_s: float) -> None:
+        self._turn_age_s, self._heard = age_s, time.monotonic()
+
+    def get_ready(self, ready: pb.Ready, tokenizer: Tokenizer | None) -> None:
+        """The model is loaded; ``tokenizer`` is made of the files that came with that."""
+        if self.gone.is_set():
+            return
+        self.card, self.tokenizer = card_from(ready.card), tokenizer
+        self.plan, self.max_open = ready.plan, ready.max_open
+        self._turned(0.0)
+        self.status = "ready"
+        if not self.ready.done():
+            self.ready.set_result(self)
+        self._changed()
+
+    def forgive(self) -> None:
+        """This process itself stood still: what the worker sent meanwhile was not read yet."""
+        self._heard = time.monotonic()
+
+    def _put(self, message: pb.News) -> None:
+        request = self._open.get(message.key)
+        if request is None:
+            return
+        if message.is_last:
+            del self._open[message.key]
+        request.answer.put(news_from(message))
+        if message.is_last:
+            self._changed()
+
+    def _answer_taken(self, taken: pb.Taken) -> None:
+        request = self._open.get(taken.key)
+        if request is None:
+            return
+        if taken.HasField("error"):
+            del self._open[taken.key]
+            request.refuse(error_from(taken.error))
+            self._changed()
+        elif not request.taken.done():
+            request.taken.set_result(None)
+
+    def _changed(self) -> None:
+        if not self._open:
+            self._is_idle.set()
+        self.on_change()
+
+    def _send(self, message: pb.ToWorker) -> None:
+        self._out.append(message)
+        self._has_out.set()
+
+    async def outgoing(self) -> AsyncIterator[pb.ToWorker]:
+        """What the worker is to be sent, until it is gone."""
+        while not self.gone.is_set():
+            await self._has_out.wait()
+            self._has_out.clear()
+            out, self._out = self._out, []
+            for message in out:
+                yield message

@@ -1,0 +1,38 @@
+"""Whether a model fits beside the others, before it is loaded.
+
+The kernel counts the file pages of mapped weights as memory that can be had, and pages of keys and values that nobody
+wrote yet as free.  So each worker is told how much of what looks free belongs to the others, and plans with the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.runtime.machine import memory
+
+if TYPE_CHECKING:
+    from penstock.runtime.program import ProgramLimits
+    from penstock.serving.config import WorkerConfig
+
+__all__ = ["fit_beside"]
+
+
+def fit_beside(config: WorkerConfig) -> ProgramLimits:
+    """Limits whose plan fits into what the other workers leave; OutOfMemoryError with the plan's figures.
+
+    With ``verify`` the checksums of the file are looked at, too: InvalidFileError.
+    """
+    from penstock.lite import core
+    from penstock.runtime.native import fit_limits
+
+    available = max(0, memory().available - config.reserved_bytes)
+    context = core.Context(config.options.threads)
+    try:
+        model = core.Model.open(config.path, verify=config.verify)
+        try:
+            limits, _ = fit_limits(model, context, config.options.limits, available)
+        finally:
+            model.close()
+    finally:
+        context.close()
+    return limits

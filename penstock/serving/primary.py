@@ -1,0 +1,178 @@
+"""The primary's side of the workers: the socket that they dial, and starting them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+import grpc
+
+from penstock.engine.text import Tokenizer
+from penstock.errors import PenstockError, UnavailableError
+from penstock.serving import wire_pb2 as pb
+from penstock.serving.fleet import Patience
+from penstock.serving.link import WorkerLink
+from penstock.serving.process import COMMAND, WorkerProcess, not_started, start_process
+from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL
+
+if TYPE_CHECKING:
+    from penstock.serving.config import WorkerConfig
+
+__all__ = ["Primary"]
+
+_METHOD: Final = "penstock.v1.Primary"
+_MOST_SOCKET_PATH: Final = 100
+
+
+class Primary:
+    """Listens for workers on a unix socket in a folder of its own, which nobody else may enter.
+
+    ``command`` starts a worker.
+    """
+
+    def __init__(self, patience: Patience | None = None, command: Sequence[str] = COMMAND) -> None:
+        self._command = command
+        self.patience = patience or Patience()
+        self.address = ""
+        self._folder: Path | None = None
+        self._server: Any = None
+        self._loading = asyncio.Lock()  # one at a time: each plans its memory with what the others left
+        self._expected: dict[bytes, asyncio.Future[WorkerLink]] = {}
+        self._processes: set[WorkerProcess] = set()
+        self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
+
+    async def open(self) -> None:
+        """Begin to listen."""
+        folder = tempfile.mkdtemp(prefix="penstock-")  # mode 0700
+        if len(folder) > _MOST_SOCKET_PATH - 16:  # of a socket's name, which the kernel bounds
+            shutil.rmtree(folder)
+            folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
+        self._folder = Path(folder)
+        self.address = f"unix:{folder}/primary.sock"
+        self._server = grpc.aio.server(options=MESSAGE_OPTIONS)
+        join = grpc.stream_stream_rpc_method_handler(
+            self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD, {"Join": join}),))
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Stop listening; workers that are left end with their streams."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def launch(self, config: WorkerConfig) -> WorkerProcess:
+        """A worker whose model is loaded; raises what loading raised, UnavailableError when it ended instead."""
+        async with self._loading:
+            token = secrets.token_hex(32)
+            reserved = sum(process.unwritten_bytes for process in self._processes)
+            config = replace(config, address=self.address, token=token, reserved_bytes=reserved)
+            joined: asyncio.Future[WorkerLink] = asyncio.get_running_loop().create_future()
+            self._expected[_digest(token)] = joined
+            process = await start_process(config, self._command)
+            exited = asyncio.ensure_future(process.wait())
+            try:
+                async with asyncio.timeout(self.patience.load_s):
+                    link = await _first(joined, exited)
+                    await _first(link.ready, exited)
+            except BaseException as error:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+                if process.stdin is not None:
+                    process.stdin.close()
+                if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
+                    raise UnavailableError(f"{config.path}: not loaded within {self.patience.load_s:g} s") from None
+                raise
+            finally:
+                self._expected.pop(_digest(token), None)
+                exited.cancel()
+            worker = WorkerProcess(process, link, self.patience.hang_s)
+            self._processes.add(worker)
+            link.on_gone = lambda: self._processes.discard(worker)
+            return worker
+
+    async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
+        """One worker's stream."""
+        first = await context.read()
+        join = first.join if first is not grpc.aio.EOF else pb.Join()
+        expected = self._find(join.token)
+        if expected is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
+            return
+        if join.protocol != PROTOCOL:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"
+            )
+            return
+        link = WorkerLink(join.model, join.pid)
+        expected.set_result(link)
+        writer = asyncio.ensure_future(self._write(link, context))
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                if message.HasField("ready"):
+                    tokenizer = await asyncio.to_thread(self._tokenizer, dict(message.ready.files))
+                    link.get_ready(message.ready, tokenizer)
+                else:
+                    link.hear(message)
+                if link.gone.is_set():
+                    break
+        except PenstockError as error:
+            link.fail(str(error))
+        finally:
+            link.fail("the worker's stream ended")
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, link: WorkerLink, context: Any) -> None:
+        async for message in link.outgoing():
+            await context.write(message)
+
+    def _find(self, token: str) -> asyncio.Future[WorkerLink] | None:
+        """Compared by hashes in constant time; a token is good for one worker."""
+        offered, found = _digest(token), None
+        for known in self._expected:
+            if hmac.compare_digest(known, offered):
+                found = known
+        return None if found is None else self._expected.pop(found)
+
+    def _tokenizer(self, files: dict[str, bytes]) -> Tokenizer | None:
+        """One object for all workers of the same files."""
+        if "tokenizer.json" not in files:
+            return None
+        key = sha256()
+        for name, data in sorted(files.items()):
+            key.update(f"{name} {len(data)} ".encode() + data)
+        tokenizer = self._tokenizers.get(key.digest())
+        if tokenizer is None:
+            tokenizer = self._tokenizers[key.digest()] = Tokenizer(files)
+        return tokenizer
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+async def _first(wanted: asyncio.Future[WorkerLink], exited: asyncio.Future[int]) -> WorkerLink:
+    """What is wanted, unless the process ends first."""
+    await asyncio.wait((wanted, exited), return_when=asyncio.FIRST_COMPLETED)
+    if not wanted.done():
+        with suppress(TimeoutError):  # its last words may be on their way
+            return await asyncio.wait_for(asyncio.shield(wanted), 1.0)
+        raise not_started(exited.result())
+    return wanted.result()

@@ -1,0 +1,126 @@
+"""A worker's process on this machine: started with a configuration on standard input, watched, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.serving.config import WorkerConfig
+    from penstock.serving.link import WorkerLink
+
+__all__ = ["COMMAND", "WorkerProcess", "not_started", "start_process"]
+
+_STOP_S: Final = 5.0
+
+
+COMMAND: Final = (sys.executable, "-m", "penstock.serving.worker")
+
+
+async def start_process(config: WorkerConfig, command: Sequence[str] = COMMAND) -> asyncio.subprocess.Process:
+    """A fresh interpreter, never a fork of this one: threads and event loops do not survive that."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+    )
+    if process.stdin is not None:
+        process.stdin.write(config.to_json().encode() + b"\n")
+        with suppress(ConnectionError):
+            await process.stdin.drain()
+    return process
+
+
+class WorkerProcess:
+    """A process and its link.  ``hang_s``: how long its engine's loop may stand."""
+
+    def __init__(self, process: asyncio.subprocess.Process, link: WorkerLink, hang_s: float) -> None:
+        self.link = link
+        self._process = process
+        self._hang_s = hang_s
+        self._watch = asyncio.ensure_future(self._watch_loop())
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Of the memory that it planned, what the kernel does not count as its own: mapped weights, pages of keys and
+        values that nobody wrote yet."""
+        plan = self.link.plan
+        if plan is None:
+            return 0
+        own = 0
+        with suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    own = int(line.split()[1]) * 1024
+        return max(plan.weight_bytes, plan.total_bytes - own) if own < plan.total_bytes else plan.weight_bytes
+
+    async def ended(self) -> str:
+        """Until the process is over; why."""
+        exited = asyncio.ensure_future(self._process.wait())
+        gone = asyncio.ensure_future(self.link.gone.wait())
+        try:
+            await asyncio.wait((exited, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():  # the stream ended, or it hangs: nothing good comes of it any more
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(exited), 0.0 if self.link.is_hung else _STOP_S)
+            self._kill()
+            await exited
+        finally:
+            gone.cancel()
+            exited.cancel()
+        why = "its engine's loop stood still" if self.link.is_hung else _how(self._process.returncode)
+        self._end(why)
+        return why
+
+    async def _watch_loop(self) -> None:
+        """Kill it when its engine's loop stands."""
+        loop, pause = asyncio.get_running_loop(), self._hang_s / 8
+        while not self.link.gone.is_set():
+            due = loop.time() + pause
+            await asyncio.sleep(pause)
+            if loop.time() - due > self._hang_s / 4:  # this process itself stood still
+                self.link.forgive()
+            elif self.link.heartbeat_age_s > self._hang_s:
+                self.link.is_hung = True
+                self.link.fail(f"the worker's engine did nothing for {self._hang_s:g} s and was ended")
+
+    async def stop(self) -> None:
+        """Tell it to end, and end it when it does not."""
+        self.link.status = "draining"
+        self.link.stop()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            self._kill()
+            await self._process.wait()
+        finally:
+            self._kill()
+        self._end("the worker was stopped")
+
+    def _end(self, why: str) -> None:
+        self._watch.cancel()
+        self.link.fail(f"the worker is gone: {why}")
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+
+def _how(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"it was ended by {signal.Signals(-status).name}"
+    return f"it ended with status {status}"
+
+
+def not_started(status: int | None) -> UnavailableError:
+    """For a process that ended before its model was loaded."""
+    return UnavailableError(f"the worker ended while its model was loading: {_how(status)}")

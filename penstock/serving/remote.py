@@ -1,0 +1,363 @@
+"""A model whose engines run in workers, and the models of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine.embed import Embedding, check_embedding
+from penstock.engine.options import RequestOptions, check_options
+from penstock.engine.prompts import check_token_ids
+from penstock.engine.result import Score
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.serving import wire_pb2 as pb
+from penstock.serving.answer import NewsAnswer
+from penstock.serving.backend import ModelCard, WorkerState
+from penstock.serving.blame import Blame
+from penstock.serving.config import ModelOptions, WorkerConfig
+from penstock.serving.fleet import Fleet, Launcher
+from penstock.serving.journey import Journey
+from penstock.serving.local import embedding_of, in_order, score_of
+from penstock.serving.wire import figures_from, sampling_to
+
+if TYPE_CHECKING:
+    from penstock.engine.figures import EngineFigures
+    from penstock.engine.params import SamplingParams
+    from penstock.engine.text import Tokenizer
+    from penstock.serving.backend import Backend, Models
+    from penstock.serving.link import WorkerLink
+
+    def _fits(backend: RemoteBackend, models: RemoteModels) -> tuple[Backend, Models]:
+        return backend, models
+
+
+__all__ = ["RemoteBackend", "RemoteModels", "check_name"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "num_named_pages")
+
+
+def check_name(name: str) -> str:
+    """A model's name as clients may use it; InvalidArgumentError."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InvalidArgumentError(
+            f"a model's name has 1 to 128 letters, digits and . _ : / - and begins with a letter or a digit, "
+            f"not {name!r:.140}"
+        )
+    return name
+
+
+class RemoteBackend:
+    """One model: its workers, and the way of its requests through them."""
+
+    def __init__(self, name: str, launcher: Launcher, options: ModelOptions, num_workers: int = 1) -> None:
+        self.name = name
+        self.blame = Blame()
+        self.suspects = asyncio.Lock()
+        self._launcher = launcher
+        self._options = options
+        self._num_workers = num_workers
+        self._fleet: Fleet | None = None
+        self._old: list[Fleet] = []
+        self._card: ModelCard | None = None
+        self._version = 0
+        self._is_updating = False
+        self._is_draining = False
+        self._changed = asyncio.Event()
+        self._past: dict[str, pb.Figures] = {}
+        self._known: dict[str, WorkerLink] = {}
+        self._update_lock = asyncio.Lock()
+        self._error = ""
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def load(self, path: str, *, verify: bool = False) -> None:
+        """Run these weights from now on; those that ran before are drained.  On an error they go on."""
+        async with self._update_lock:
+            self._is_updating = True
+            version = self._version + 1
+            config = WorkerConfig("", "", self.name, path, version, verify, 0, self._options)
+            fleet = Fleet(self._launcher, config, self._num_workers, self._on_change)
+            try:
+                await fleet.start()
+            except BaseException as error:
+                self._error = f"{path}: {error}"
+                raise
+            finally:
+                self._is_updating = False
+            self._version, self._error = version, ""
+            old, self._fleet = self._fleet, fleet
+            self._on_change()
+            if old is not None:
+                self._old.append(old)
+                try:
+                    await asyncio.shield(asyncio.ensure_future(self._retire(old)))
+                finally:
+                    self._on_change()
+
+    async def _retire(self, fleet: Fleet) -> None:
+        try:
+            await fleet.drain()
+        finally:
+            self._old.remove(fleet)
+
+    async def close(self) -> None:
+        """Take no more requests, let those that are open end, stop the workers."""
+        self._is_draining = True
+        self._on_change()
+        fleets = [*self._old, *([self._fleet] if self._fleet else [])]
+        await asyncio.gather(*(fleet.drain() for fleet in fleets))
+
+    def _on_change(self) -> None:
+        links = {link.name: link for fleet in self._fleets for link in fleet.links}
+        for name, link in self._known.items():
+            if name not in links and link.figures is not None:
+                for gauge in _GAUGES:
+                    link.figures.numbers.pop(gauge, None)
+                self._past[name] = link.figures
+        if len(self._past) > 1:
+            total = figures_from(self._past.values())
+            from penstock.serving.wire import figures_to
+
+            self._past = {"": figures_to(total)}
+        self._known = links
+        for link in links.values():
+            link.on_change = self._on_link
+            if link.card is not None and self._fleet is not None and link in self._fleet.links:
+                self._card = link.card
+        self._on_link()
+
+    def _on_link(self) -> None:
+        self._changed.set()
+        self.on_change()
+
+    @property
+    def _fleets(self) -> list[Fleet]:
+        return [*self._old, *([self._fleet] if self._fleet else [])]
+
+    @property
+    def _links(self) -> list[WorkerLink]:
+        return [link for link in (self._fleet.links if self._fleet else []) if link.is_ready]
+
+    @property
+    def card(self) -> ModelCard:
+        """What it is; UnavailableError while nothing was ever loaded."""
+        if self._card is None:
+            raise UnavailableError(f"{self.name} is not loaded yet")
+        return self._card
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Of the weights that new requests go to, also while no worker is ready."""
+        for link in self._links:
+            self._tokenizer = link.tokenizer
+            break
+        return self._tokenizer
+
+    _tokenizer: Tokenizer | None = None
+
+    @property
+    def state(self) -> str:
+        """As Backend has it."""
+        if self._is_draining:
+            return "draining"
+        if self._fleet is None:
+            return "loading" if self._is_updating else "failed"
+        if not self._links:
+            return "failed" if self._fleet.is_failing else "loading"
+        return "updating" if self._is_updating else "ready"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some worker takes requests and its engine's loop turned recently."""
+        return not self._is_draining and self.heartbeat_age_s < self._launcher.patience.hang_s
+
+    @property
+    def error(self) -> str:
+        """What failed last."""
+        return self._error or ("" if self._fleet is None or self._links else self._fleet.error)
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """The least age among its workers."""
+        return min((link.heartbeat_age_s for link in self._links), default=math.inf)
+
+    def choose(self, names: Sequence[bytes]) -> WorkerLink:
+        """The worker that knows most of the prompt among those with hardly more to do than the least busy one."""
+        if self._is_draining:
+            raise UnavailableError(f"{self.name} is about to end", 5.0)
+        links = self._links
+        if not links:
+            raise (
+                UnavailableError(f"{self.name} is not loaded yet")
+                if self._fleet is None
+                else self._fleet.unavailable(self.name)
+            )
+        if len(links) == 1:
+            return links[0]
+        least = min(link.num_open for link in links)
+        near = [link for link in links if link.num_open <= least + _slack(link)]
+        return min(near, key=lambda link: (-link.prefixes.num_known(names), link.num_open, link.num_sent))
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Until a worker takes requests; UnavailableError when none does in time, or they die again and again."""
+        end = asyncio.get_running_loop().time() + seconds
+        while not self._links:
+            left = end - asyncio.get_running_loop().time()
+            if self._is_draining or self._fleet is None or self._fleet.is_failing or left <= 0:
+                self.choose([])
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                continue
+
+    async def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str = "",
+    ) -> NewsAnswer:
+        """Begin answers; as Backend has it."""
+        ids, sampling = self._ids(prompt_ids), sampling_to(params)
+        return await self._start(
+            ids,
+            options,
+            lambda how: pb.ToWorker(
+                submit=pb.Submit(request_id=request_id, prompt_ids=ids, sampling=sampling, options=how)
+            ),
+        )
+
+    async def score(
+        self,
+        prompt_ids: Sequence[int],
+        num_top: int = 0,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str = "",
+    ) -> Score:
+        """Score one prompt."""
+        ids = self._ids(prompt_ids)
+        answer = await self._start(
+            ids,
+            options,
+            lambda how: pb.ToWorker(
+                score=pb.Score(request_id=request_id, prompt_ids=ids, num_top=num_top, options=how)
+            ),
+        )
+        async with answer:
+            last = await answer.whole()
+        return score_of(ids, answer, last)
+
+    async def embed(
+        self,
+        prompts: Sequence[Sequence[int]],
+        pooling: str = "mean",
+        normalize: bool = False,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str = "",
+    ) -> list[Embedding]:
+        """Embed prompts."""
+        check_embedding(pooling, normalize)
+
+        async def one(ids: Sequence[int]) -> Embedding:
+            answer = await self._start(
+                ids,
+                options,
+                lambda how: pb.ToWorker(
+                    embed=pb.Embed(
+                        request_id=request_id, prompt_ids=ids, pooling=pooling, normalize=normalize, options=how
+                    )
+                ),
+            )
+            async with answer:
+                last = await answer.whole()
+            return embedding_of(ids, answer, last)
+
+        checked = [self._ids(ids) for ids in prompts]
+        return await in_order(checked, lambda ids: asyncio.ensure_future(one(ids)))
+
+    def _ids(self, prompt_ids: Sequence[int]) -> list[int]:
+        return check_token_ids(prompt_ids, self.card.vocab_size, 2**31 - 1, 0)
+
+    async def _start(
+        self, ids: Sequence[int], options: RequestOptions | None, make: Callable[[pb.Options], pb.ToWorker]
+    ) -> NewsAnswer:
+        return await Journey(self, ids, check_options(options), make).start()
+
+    def figures(self) -> EngineFigures | None:
+        """The sums over its workers, those that are gone included, as last heard."""
+        links = [link for fleet in self._fleets for link in fleet.links]
+        heard = [link.figures for link in links if link.figures is not None]
+        return figures_from([*heard, *self._past.values()]) if heard or self._past else None
+
+    def workers(self) -> list[WorkerState]:
+        """Its processes, those that are being drained included."""
+        return [link.state() for fleet in self._fleets for link in fleet.links]
+
+
+def _slack(link: WorkerLink) -> int:
+    """How many more requests than the least busy worker has one may have and still be chosen for its prefixes."""
+    most = link.plan.max_requests if link.plan is not None else 0
+    return max(1, most // 4)
+
+
+class RemoteModels:
+    """The models of a service, by name."""
+
+    def __init__(self, launcher: Launcher, options: ModelOptions | None = None, num_workers: int = 1) -> None:
+        self.is_draining = False
+        self._launcher = launcher
+        self._options = options or ModelOptions()
+        self._num_workers = num_workers
+        self._backends: dict[str, RemoteBackend] = {}
+
+    def list(self) -> list[RemoteBackend]:
+        """All of them, in the order of loading."""
+        return [*self._backends.values()]
+
+    def get(self, name: str) -> RemoteBackend:
+        """The one of that name; NotFoundError."""
+        backend = self._backends.get(name)
+        if backend is None:
+            raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(self._backends) or 'none'}")
+        return backend
+
+    async def load(self, model: str, name: str = "") -> RemoteBackend:
+        """Load a model under a name; as Models has it."""
+        name = check_name(name or Path(model).stem)
+        if self.is_draining:
+            raise UnavailableError("the service is about to end", 5.0)
+        if name in self._backends:
+            raise InvalidArgumentError(f"the name {name!r} is taken: update it, or choose another one")
+        backend = self._backends[name] = RemoteBackend(name, self._launcher, self._options, self._num_workers)
+        try:
+            await backend.load(model)
+        except BaseException:
+            del self._backends[name]
+            raise
+        return backend
+
+    async def unload(self, name: str) -> None:
+        """Drain a model and give its memory back."""
+        backend = self.get(name)
+        await backend.close()
+        if self._backends.get(name) is backend:
+            del self._backends[name]
+
+    async def update(self, name: str, model: str) -> RemoteBackend:
+        """Switch to other weights; the file's checksums are looked at."""
+        backend = self.get(name)
+        await backend.load(model, verify=Path(model).is_file())
+        return backend
+
+    async def close(self) -> None:
+        """Drain all of them."""
+        self.is_draining = True
+        await asyncio.gather(*(backend.close() for backend in self.list()))

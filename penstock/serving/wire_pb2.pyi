@@ -1,0 +1,375 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FromWorker(_message.Message):
+    __slots__ = ("join", "ready", "failed", "taken", "step", "beat")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    join: Join
+    ready: Ready
+    failed: Error
+    taken: Taken
+    step: Step
+    beat: Beat
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+
+class ToWorker(_message.Message):
+    __slots__ = ("submit", "score", "embed", "abort", "stop")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    EMBED_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    score: Score
+    embed: Embed
+    abort: Abort
+    stop: Stop
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("protocol", "token", "model", "pid")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    token: str
+    model: str
+    pid: int
+    def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("card", "files", "plan", "max_open")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    MAX_OPEN_FIELD_NUMBER: _ClassVar[int]
+    card: Card
+    files: _containers.ScalarMap[str, bytes]
+    plan: Plan
+    max_open: int
+    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ...) -> None: ...
+
+class Card(_message.Message):
+    __slots__ = ("name", "created", "max_len", "vocab_size", "scheme", "network", "source", "version", "has_embeddings", "has_tokenizer", "has_chat_template", "tail")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    created: int
+    max_len: int
+    vocab_size: int
+    scheme: str
+    network: str
+    source: str
+    version: int
+    has_embeddings: bool
+    has_tokenizer: bool
+    has_chat_template: bool
+    tail: str
+    def __init__(self, name: _Optional[str] = ..., created: _Optional[int] = ..., max_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., scheme: _Optional[str] = ..., network: _Optional[str] = ..., source: _Optional[str] = ..., version: _Optional[int] = ..., has_embeddings: bool = ..., has_tokenizer: bool = ..., has_chat_template: bool = ..., tail: _Optional[str] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("total_bytes", "weight_bytes", "kv_bytes", "num_pages", "max_requests", "num_threads", "cpu_level", "load_s")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    CPU_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    num_pages: int
+    max_requests: int
+    num_threads: int
+    cpu_level: str
+    load_s: float
+    def __init__(self, total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_requests: _Optional[int] = ..., num_threads: _Optional[int] = ..., cpu_level: _Optional[str] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("kind", "text", "retry_after_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    retry_after_s: float
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("key", "error")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    error: Error
+    def __init__(self, key: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("turn_age_s", "figures")
+    TURN_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    turn_age_s: float
+    figures: Figures
+    def __init__(self, turn_age_s: _Optional[float] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ...) -> None: ...
+
+class Figures(_message.Message):
+    __slots__ = ("numbers", "counts")
+    class NumbersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Counts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Counts, _Mapping]] = ...) -> None: ...
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.ScalarMap[str, float]
+    counts: _containers.MessageMap[str, Counts]
+    def __init__(self, numbers: _Optional[_Mapping[str, float]] = ..., counts: _Optional[_Mapping[str, Counts]] = ...) -> None: ...
+
+class Counts(_message.Message):
+    __slots__ = ("of",)
+    class OfEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    OF_FIELD_NUMBER: _ClassVar[int]
+    of: _containers.ScalarMap[str, int]
+    def __init__(self, of: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("news",)
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    news: _containers.RepeatedCompositeFieldContainer[News]
+    def __init__(self, news: _Optional[_Iterable[_Union[News, _Mapping]]] = ...) -> None: ...
+
+class News(_message.Message):
+    __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "opening", "timings", "vector", "error", "is_last", "has_logprobs")
+    class TimingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    index: int
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
+    finish_reason: str
+    opening: Opening
+    timings: _containers.ScalarMap[str, float]
+    vector: bytes
+    error: Error
+    is_last: bool
+    has_logprobs: bool
+    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ...) -> None: ...
+
+class Logprob(_message.Message):
+    __slots__ = ("token_id", "logprob", "rank", "top_ids", "top_logprobs")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("seed", "num_prompt_tokens", "num_cached_tokens", "has_prompt_logprobs", "prompt_logprobs")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HAS_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    has_prompt_logprobs: bool
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
+    def __init__(self, seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., has_prompt_logprobs: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
+
+class Options(_message.Message):
+    __slots__ = ("priority", "deadline_s", "cache_salt", "truncate_prompt")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    deadline_s: float
+    cache_salt: str
+    truncate_prompt: bool
+    def __init__(self, priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., truncate_prompt: bool = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "seed", "n", "best_of", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "prompt_logprobs", "echo")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    BEST_OF_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    allowed_token_ids: TokenIds
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    seed: int
+    n: int
+    best_of: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int
+    prompt_logprobs: int
+    echo: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: bool = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., echo: bool = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("key", "request_id", "prompt_ids", "sampling", "options")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    request_id: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    options: Options
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("key", "request_id", "prompt_ids", "num_top", "options")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    request_id: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_top: int
+    options: Options
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+
+class Embed(_message.Message):
+    __slots__ = ("key", "request_id", "prompt_ids", "pooling", "normalize", "options")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    request_id: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    pooling: str
+    normalize: bool
+    options: Options
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., pooling: _Optional[str] = ..., normalize: bool = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    def __init__(self, key: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

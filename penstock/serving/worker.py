@@ -1,0 +1,287 @@
+"""A worker: a process that runs one model's engine for a primary.
+
+It is started with its configuration as one line on standard input, dials the primary, loads its model and answers
+requests until the primary tells it to stop or goes away.  Signals that a terminal or a service manager sends to the
+whole group are left to the primary, which drains first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from penstock.errors import PenstockError
+from penstock.serving import wire_pb2 as pb
+from penstock.serving.config import WorkerConfig
+from penstock.serving.wire import (
+    JOIN,
+    MESSAGE_OPTIONS,
+    PROTOCOL,
+    card_to,
+    error_to,
+    figures_to,
+    news_to,
+    options_from,
+    sampling_from,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.engine.feed import Feed, News
+    from penstock.engine.llm import LLM
+
+__all__ = ["BEAT_S", "Worker", "main"]
+
+BEAT_S: Final = 0.5
+_PR_SET_PDEATHSIG: Final = 1
+_EXIT_S: Final = 5.0
+TEXT_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""What the primary needs to turn text into token ids."""
+
+
+class Worker:
+    """One model behind one stream to the primary."""
+
+    def __init__(self, config: WorkerConfig, call: Any) -> None:
+        self._config = config
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._out: list[pb.FromWorker] = []
+        self._news: list[News] = []
+        self._has_out = asyncio.Event()
+        self._feed: Feed | None = None
+
+    async def run(self) -> int:
+        """Join, load, serve; the exit status."""
+        pid = os.getpid() if self._config.address.startswith("unix:") else 0
+        join = pb.Join(protocol=PROTOCOL, token=self._config.token, model=self._config.name, pid=pid)
+        await self._call.write(pb.FromWorker(join=join))
+        writer = asyncio.ensure_future(self._write())
+        reader = asyncio.ensure_future(self._serve())
+        try:
+            await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            return reader.result() if reader.done() else 1
+        finally:
+            for task in (writer, reader):
+                task.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+            if self._feed is not None:
+                await asyncio.to_thread(self._feed.close)
+
+    async def _serve(self) -> int:
+        from penstock.engine.feed import Feed
+
+        start = time.perf_counter()
+        opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config))
+        asked = asyncio.ensure_future(self._call.read())
+        await asyncio.wait((opening, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():  # told to stop, or the primary is gone: what loads goes with the process
+            return 1
+        try:
+            llm = opening.result()
+        except Exception as error:
+            self._send(pb.FromWorker(failed=error_to(error)))
+            await asked  # the primary ends the stream
+            return 1
+        self._feed = Feed(llm, self._hand_over)
+        self._send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
+        beats = asyncio.ensure_future(self._beat())
+        try:
+            while (message := await asked) is not grpc.aio.EOF:
+                if message.HasField("stop"):
+                    return 0
+                self._do(message)
+                asked = asyncio.ensure_future(self._call.read())
+        finally:
+            beats.cancel()
+        return 1
+
+    def _do(self, message: pb.ToWorker) -> None:
+        feed, what = self._feed, message.WhichOneof("what")
+        if feed is None:
+            return
+        if what == "submit":
+            one = message.submit
+            self._take(
+                one.key,
+                lambda key: feed.submit(
+                    key, list(one.prompt_ids), sampling_from(one.sampling), options_from(one.options)
+                ),
+            )
+        elif what == "score":
+            asked = message.score
+            self._take(
+                asked.key,
+                lambda key: feed.score(key, list(asked.prompt_ids), asked.num_top, options_from(asked.options)),
+            )
+        elif what == "embed":
+            two = message.embed
+            self._take(
+                two.key,
+                lambda key: feed.embed(
+                    key, list(two.prompt_ids), two.pooling, two.normalize, options_from(two.options)
+                ),
+            )
+        elif what == "abort":
+            feed.abort(message.abort.key)
+
+    def _take(self, key: int, call: Callable[[int], None]) -> None:
+        taken = pb.Taken(key=key)
+        try:
+            call(key)
+        except Exception as error:
+            taken.error.CopyFrom(error_to(error))
+        self._send(pb.FromWorker(taken=taken))
+
+    def _hand_over(self, news: list[News]) -> None:
+        """In the engine's thread."""
+        with suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._add, news)
+
+    def _add(self, news: list[News]) -> None:
+        self._news += news
+        self._has_out.set()
+
+    def _send(self, message: pb.FromWorker) -> None:
+        self._flush_news()  # in the order of events
+        self._out.append(message)
+        self._has_out.set()
+
+    def _flush_news(self) -> None:
+        if self._news:
+            news, self._news = self._news, []
+            message = pb.FromWorker()
+            for one in news:
+                news_to(one, message.step.news.add())
+            self._out.append(message)
+
+    async def _write(self) -> None:
+        """Everything that waits to be sent; a primary that reads slowly gets more in one message."""
+        while True:
+            await self._has_out.wait()
+            self._has_out.clear()
+            self._flush_news()
+            out, self._out = self._out, []
+            for message in out:
+                await self._call.write(message)
+
+    async def _beat(self) -> None:
+        feed = self._feed
+        while feed is not None:
+            beat = pb.Beat(turn_age_s=time.monotonic() - feed.last_turn)
+            beat.figures.CopyFrom(figures_to(feed.llm.engine.figures()))
+            self._send(pb.FromWorker(beat=beat))
+            await asyncio.sleep(BEAT_S)
+
+
+def open_llm(config: WorkerConfig) -> LLM:
+    """The model, its memory planned beside what others hold, and warm: every weight was read once."""
+    from penstock.engine.llm import LLM
+    from penstock.engine.params import SamplingParams
+    from penstock.serving.memory import fit_beside
+
+    options = config.options
+    limits = fit_beside(config) if Path(config.path).is_file() else options.limits
+    llm = LLM(
+        config.path,
+        threads=options.threads,
+        limits=limits,
+        use_cache=options.use_cache,
+        max_chunk=options.engine.max_chunk,
+        prefix_cache=options.engine.prefix_cache,
+        max_waiting=options.engine.max_waiting,
+        priority_s=options.engine.priority_s,
+    )
+    try:
+        if llm.has_text:
+            _ = llm.tokenizer
+        llm.generate([0], SamplingParams(max_tokens=2))
+        llm.engine.forget_prefixes()
+    except BaseException:
+        llm.close()
+        raise
+    return llm
+
+
+def _ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
+    from penstock.serving.local import card_of
+
+    program, plan = llm.engine.program, llm.info.plan
+    told = pb.Plan(
+        num_pages=program.limits.num_pages,
+        max_requests=program.limits.max_requests,
+        num_threads=llm.info.num_threads,
+        cpu_level=llm.info.cpu_level,
+        load_s=load_s,
+    )
+    if plan is not None:
+        told.total_bytes, told.weight_bytes, told.kv_bytes = plan.total_bytes, plan.weight_bytes, plan.kv_bytes
+    most = program.limits.max_requests + llm.engine.options.max_waiting
+    files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
+    card = card_to(card_of(llm, config.name, config.path, config.version))
+    return pb.Ready(card=card, files=files, plan=told, max_open=most)
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the primary's dies; one that died before is seen on standard input."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_lifeline() -> None:
+    """The primary holds the other end of standard input: its end is the primary's."""
+
+    def watch() -> None:
+        with suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 1):
+                pass
+        time.sleep(_EXIT_S)  # the stream's end comes first and ends in good order
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+async def _join(config: WorkerConfig) -> int:
+    channel = grpc.aio.insecure_channel(config.address, options=MESSAGE_OPTIONS)
+    async with channel:
+        call = channel.stream_stream(
+            JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
+        )()
+        try:
+            return await Worker(config, call).run()
+        except grpc.aio.AioRpcError:
+            return 1
+        finally:
+            call.cancel()
+
+
+def main() -> int:
+    """Run the worker that standard input describes; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    try:
+        line = b""
+        while not line.endswith(b"\n") and (more := os.read(sys.stdin.fileno(), 65536)):
+            line += more
+        config = WorkerConfig.from_json(line.decode())
+    except PenstockError as error:
+        print(f"penstock worker: {error}", file=sys.stderr)
+        return 2
+    _watch_lifeline()
+    return asyncio.run(_join(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

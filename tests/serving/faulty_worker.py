@@ -1,0 +1,49 @@
+"""A worker with a fault planted in its engine: ``python faulty_worker.py FAULT``.
+
+"tokens": a prompt with DEADLY kills the process when a step would run it, one with STUCK makes the step hang, one with
+LATE kills it when three tokens of the answer are out.  "exits": the process ends when its model is loaded for the
+second time, as told by a file that the first one leaves beside the bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+DEADLY, STUCK, LATE = 250, 251, 252
+
+
+def main() -> int:
+    from penstock.engine.engine import Engine
+    from penstock.serving import worker
+
+    fault = sys.argv[1]
+    honest_step, honest_open = Engine.step, worker.open_llm
+
+    def step(engine):
+        for request in engine._everyone():
+            if DEADLY in request.prompt_ids or (LATE in request.prompt_ids and len(request.output_ids) >= 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if STUCK in request.prompt_ids:
+                time.sleep(1000)
+        return honest_step(engine)
+
+    def open_llm(config):
+        mark = Path(config.path).with_suffix(".loaded")
+        if mark.exists():
+            os._exit(3)
+        mark.touch()
+        return honest_open(config)
+
+    if fault == "tokens":
+        Engine.step = step
+    if fault == "exits":
+        worker.open_llm = open_llm
+    return worker.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

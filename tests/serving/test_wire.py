@@ -1,0 +1,131 @@
+"""Messages: what goes in comes out, and the generated code is that of ``wire.proto``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock.serving
+from penstock import errors
+from penstock.engine.feed import News, Opening
+from penstock.engine.figures import EngineFigures
+from penstock.engine.options import RequestOptions
+from penstock.engine.params import FIELDS, SamplingParams
+from penstock.engine.request import TokenLogprobs
+from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
+from penstock.serving import wire
+from penstock.serving import wire_pb2 as pb
+from penstock.serving.backend import ModelCard
+from penstock.serving.config import ModelOptions, WorkerConfig
+
+PROTO = Path(penstock.serving.__file__).parent / "wire.proto"
+
+
+def test_the_generated_code_is_that_of_the_proto() -> None:
+    """Messages, fields, numbers, types and whether they repeat, read from the text."""
+    text = re.sub(r"//.*", "", PROTO.read_text())
+    written: dict[str, dict[str, tuple[int, str]]] = {}
+    for name, body in re.findall(r"message (\w+) \{((?:[^{}]|\{[^}]*\})*)\}", text):
+        fields = re.findall(r"\s((?:repeated |optional )?)([\w<>, ]+?) (\w+) = (\d+);", body)
+        written[name] = {field: (int(number), label + kind.strip()) for label, kind, field, number in fields}
+    generated: dict[str, dict[str, tuple[int, str]]] = {}
+    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
+        generated[name] = {field.name: (field.number, _kind(field)) for field in message.fields}
+    assert written == generated
+    assert wire.JOIN == "/penstock.v1.Primary/Join"
+    assert "rpc Join(stream FromWorker) returns (stream ToWorker);" in text
+
+
+def _kind(field) -> str:
+    names = {1: "double", 3: "int64", 4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32", 17: "sint32"}
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = field.message_type.fields
+        return f"map<{_kind(key)}, {_kind(value)}>"
+    kind = field.message_type.name if field.message_type is not None else names[field.type]
+    label = "repeated " if field.is_repeated else ""
+    optional = field.containing_oneof is not None and field.containing_oneof.name.startswith("_")
+    return ("optional " if optional else label) + kind
+
+
+FULL = {
+    "max_tokens": 9, "min_tokens": 2, "temperature": 0.0, "top_k": 0, "top_p": 0.5, "min_p": 0.25, "typical_p": 1.0,
+    "repetition_penalty": 1.1, "presence_penalty": -2.0, "frequency_penalty": 0.1, "logit_bias": {5: -100.0, 0: 0.1},
+    "allowed_token_ids": [1, 2], "bad_words": ["a", "ä b"], "seed": 2**64 - 1, "n": 2, "best_of": 3, "stop": ["x"],
+    "stop_token_ids": [0, 7], "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 0,
+    "prompt_logprobs": 0, "echo": True,
+}  # fmt: skip
+
+
+def test_sampling_round_trips() -> None:
+    assert set(FULL) == set(FIELDS) == {field.name for field in pb.Sampling.DESCRIPTOR.fields}
+    for given in ({}, FULL, *({name: value} for name, value in FULL.items() if name not in ("best_of", "min_tokens"))):
+        params = SamplingParams(**given)
+        message = pb.Sampling.FromString(wire.sampling_to(params).SerializeToString())
+        assert wire.sampling_from(message) == params
+    with pytest.raises(InvalidArgumentError, match="temperature"):
+        wire.sampling_from(pb.Sampling(temperature=-1.0))
+
+
+def test_options_cards_and_configurations_round_trip() -> None:
+    assert {field.name for field in dataclasses.fields(RequestOptions)} == {
+        f.name for f in pb.Options.DESCRIPTOR.fields
+    }
+    for options in (RequestOptions(), RequestOptions(-3, 0.5, "salt", True)):
+        assert wire.options_from(wire.options_to(options)) == options
+    card = ModelCard("m", 5, 6, 7, "w8a8", "llama", "m.psm", 3, True, True, True, "topk")
+    assert wire.card_from(wire.card_to(card)) == card
+    config = WorkerConfig("unix:/x", "token", "m", "/m.psm", 2, True, 5, ModelOptions(threads=2))
+    assert WorkerConfig.from_json(config.to_json()) == config
+    for wrong in ("", "[]", "{}", config.to_json().replace('"threads": 2', '"threads": 2, "more": 1')):
+        with pytest.raises(InvalidArgumentError, match="one line of JSON"):
+            WorkerConfig.from_json(wrong)
+
+
+def test_errors_round_trip_by_class() -> None:
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        again = wire.error_from(wire.error_to(kind("what")))
+        assert (type(again), str(again)) == (kind, "what")
+    again = wire.error_from(wire.error_to(UnavailableError("later", 7.5)))
+    assert isinstance(again, UnavailableError)
+    assert again.retry_after_s == 7.5
+    assert isinstance(wire.error_from(wire.error_to(KeyError("x"))), InternalError)
+    assert type(wire.error_from(pb.Error(kind="SystemExit", text="x"))) is InternalError
+
+
+def test_news_round_trip() -> None:
+    row = TokenLogprobs(5, -0.1, 2, ((4, -0.05), (5, -0.1)))
+    many = [
+        News(1, 0, "ä", [1, 2], [row, TokenLogprobs(6, -1 / 3, 1)], None, Opening(2**64 - 1, 4, 3, [None, row, row])),
+        News(2, 1, "", [], [], "length", Opening(3, 1), {"total_s": 0.1}, np.float32([1.5, -0.1]), None, True),
+        News(3, error=InvalidArgumentError("no"), is_last=True),
+        News(4, 0, "x", [7]),
+    ]
+    for news in many:
+        message = pb.News()
+        wire.news_to(news, message)
+        again = wire.news_from(pb.News.FromString(message.SerializeToString()))
+        for field in dataclasses.fields(News):
+            one, other = getattr(news, field.name), getattr(again, field.name)
+            if field.name == "vector" and one is not None:
+                np.testing.assert_array_equal(one, other)
+            elif field.name == "error" and one is not None:
+                assert (type(one), str(one)) == (type(other), str(other))
+            else:
+                assert one == other, field.name
+
+
+def test_figures_of_several_engines_add_up() -> None:
+    given = {
+        field.name: {"stop": 2} if "Mapping" in str(field.type) else 3 for field in dataclasses.fields(EngineFigures)
+    }
+    figures = EngineFigures(**given)
+    message = wire.figures_to(figures)
+    assert wire.figures_from([message]) == figures
+    total = wire.figures_from([message, message])
+    assert (total.num_steps, total.num_finished) == (6, {"stop": 4})
+    assert wire.figures_from([]).num_steps == 0

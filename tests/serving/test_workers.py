@@ -1,0 +1,264 @@
+"""Models in processes of their own: the tokens of the engine in this process, and everything given back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from penstock.engine.llm import LLM
+from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.params import SamplingParams
+from penstock.errors import (
+    DeadlineError,
+    FileAccessError,
+    InvalidArgumentError,
+    InvalidFileError,
+    NotFoundError,
+    OutOfMemoryError,
+    QueueFullError,
+    UnavailableError,
+)
+from penstock.serving import memory
+from penstock.serving.config import WorkerConfig
+from tests.serving.workers import DEMO, ENDLESS, OPTIONS, pids, service, tokens_of, until
+
+PROMPTS = ["def fib(n):", "import os\n\n", "class Tree:\n    def __init__(self", "x = [1, 2, 3"]
+PARAMS = [
+    SamplingParams(max_tokens=24, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=24, temperature=1, seed=2**63 + 5, top_p=0.9, logprobs=3, ignore_eos=True),
+    SamplingParams(max_tokens=16, temperature=0.8, seed=7, n=2, stop=["\n\n", "self"], repetition_penalty=1.2),
+    SamplingParams(max_tokens=9, seed=1, temperature=1, n=1, best_of=3, prompt_logprobs=2, echo=True),
+]
+
+
+def test_answers_scores_and_embeddings_are_the_engines() -> None:
+    with LLM(DEMO) as llm:
+        wanted = [llm.generate(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+        score, embedding = llm.score(PROMPTS[0], 2), llm.embed(PROMPTS[1], "last", True)
+
+    async def one(backend, result, params) -> None:
+        text, ids, logprobs, reasons = {}, {}, {}, {}
+        async with await backend.submit(result.prompt_token_ids, params) as answer:
+            async for delta in answer:
+                text[delta.index] = text.get(delta.index, "") + delta.text
+                ids[delta.index] = ids.get(delta.index, []) + delta.token_ids
+                logprobs[delta.index] = logprobs.get(delta.index, []) + (delta.logprobs or [])
+                reasons[delta.index] = delta.finish_reason
+        for index, choice in enumerate(result.choices):
+            assert (text[index], ids[index]) == (choice.text, choice.token_ids)
+            assert logprobs[index] == (choice.logprobs or [])
+            assert reasons[index] == choice.finish_reason
+        assert answer.prompt_logprobs == result.prompt_logprobs
+        assert (answer.seed, answer.num_prompt_tokens) == (params.seed or answer.seed, len(result.prompt_token_ids))
+        assert answer.timings["total_s"] > 0
+
+    async def main() -> None:
+        async with service() as running:
+            backend = await running.models.load(str(DEMO))
+            assert backend.tokenizer is not None
+            assert backend.tokenizer.encode(PROMPTS[0]) == wanted[0].prompt_token_ids
+            await asyncio.gather(*(one(backend, r, p) for r, p in zip(wanted, PARAMS, strict=True)))
+            assert (await backend.score(score.token_ids, 2)) == score
+            vector = (await backend.embed([embedding.token_ids] * 3, "last", True))[2].vector
+            np.testing.assert_array_equal(vector, embedding.vector)
+            await until(lambda: backend.figures().num_running == 0 and backend.figures().num_finished.get("stop", 0))
+            assert backend.heartbeat_age_s < 30
+
+    asyncio.run(main())
+
+
+def test_refusals_come_through_by_class() -> None:
+    options = replace(OPTIONS, engine=EngineOptions(max_waiting=1), limits=replace(OPTIONS.limits, max_requests=1))
+
+    async def main() -> None:
+        async with service(options=options) as running:
+            models = running.models
+            backend = await models.load(str(DEMO), "code")
+            with pytest.raises(NotFoundError, match="'demo'"):
+                models.get("demo")
+            with pytest.raises(InvalidArgumentError, match="token id 5000"):
+                await backend.submit([5000], ENDLESS)
+            with pytest.raises(InvalidArgumentError, match="context holds"):
+                await backend.submit([5] * 2000, ENDLESS)
+            with pytest.raises(InvalidArgumentError, match="allowed_token_ids"):
+                await backend.submit([5], SamplingParams(allowed_token_ids=[100_000]))
+            with pytest.raises(InvalidArgumentError, match="pooling"):
+                await backend.embed([[5]], "max")
+            with pytest.raises(DeadlineError):
+                await tokens_of(backend, [5, 6], ENDLESS, RequestOptions(deadline_s=1e-6))
+            first = await backend.submit([5], ENDLESS)
+            second = await backend.submit([6], ENDLESS)
+            with pytest.raises(QueueFullError):
+                await backend.submit([7], ENDLESS)
+            await first.aclose()
+            await second.aclose()
+            await until(lambda: backend.figures().num_finished.get("abort", 0) == 2)
+            assert await tokens_of(backend, [5], SamplingParams(max_tokens=3, ignore_eos=True))
+
+    asyncio.run(main())
+
+
+def test_leaving_and_cancelling_end_the_request_in_the_worker() -> None:
+    async def main() -> None:
+        async with service() as running:
+            backend = await running.models.load(str(DEMO))
+
+            def idle() -> bool:
+                figures = backend.figures()
+                return figures is not None and figures.num_running == 0 and figures.num_finished.get("abort", 0) > 0
+
+            async with await backend.submit([5, 6], replace_tokens(900)) as answer:
+                await anext(answer)
+            await until(idle)
+            task = asyncio.ensure_future(tokens_of(backend, [5, 6], replace_tokens(900)))
+            await until(lambda: backend.workers()[0].num_open == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: backend.figures().num_finished.get("abort", 0) == 2 and idle())
+            assert backend.workers()[0].num_open == 0
+
+    asyncio.run(main())
+
+
+def replace_tokens(count: int) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+
+
+def test_what_cannot_be_loaded_leaves_nothing(tmp_path) -> None:
+    (tmp_path / "bad.psm").write_bytes(DEMO.read_bytes()[:5000])
+    big = replace(OPTIONS, limits=replace(OPTIONS.limits, num_pages=2**26))
+
+    async def main() -> None:
+        async with service() as running:
+            models = running.models
+            for path, kind in (("bad.psm", InvalidFileError), ("none.psm", FileAccessError)):
+                with pytest.raises(kind):
+                    await models.load(str(tmp_path / path))
+            for name in ("", "../x", "a b", "x" * 200, "-x"):
+                with pytest.raises(InvalidArgumentError, match="name"):
+                    await models.load(str(tmp_path / "bad.psm") if name else "/", name)
+            assert models.list() == []
+            backend = await models.load(str(DEMO))
+            with pytest.raises(InvalidArgumentError, match="taken"):
+                await models.load(str(DEMO))
+            with pytest.raises(InvalidFileError):
+                await models.update("demo", str(tmp_path / "bad.psm"))
+            assert (backend.state, backend.card.version) == ("ready", 1)
+            assert "bad.psm" in backend.error
+            assert await tokens_of(backend, [5], replace_tokens(3)), "the old weights go on"
+            await models.unload("demo")
+            assert models.list() == []
+            assert not psutil.Process().children()
+        async with service(options=big) as running:
+            with pytest.raises(OutOfMemoryError, match="the plan takes"):
+                await running.models.load(str(DEMO))
+
+    asyncio.run(main())
+
+
+def test_a_model_is_planned_beside_what_others_hold() -> None:
+    fits = memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
+    assert fits.num_pages == 1024
+    with pytest.raises(OutOfMemoryError, match="can be had"):
+        memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), reserved_bytes=2**50, options=OPTIONS))
+
+    async def main() -> None:
+        async with service() as running:
+            await running.models.load(str(DEMO))
+            process = next(iter(running.primary._processes))
+            assert process.unwritten_bytes >= process.link.plan.weight_bytes > 0
+
+    asyncio.run(main())
+
+
+def test_draining_lets_open_requests_end() -> None:
+    async def main() -> None:
+        async with service() as running:
+            backend = await running.models.load(str(DEMO))
+            reading = asyncio.ensure_future(tokens_of(backend, [5, 6], replace_tokens(400)))
+            await until(lambda: backend.workers()[0].num_open == 1)
+            closing = asyncio.ensure_future(running.models.close())
+            await until(lambda: backend.state == "draining")
+            assert not backend.is_ready
+            with pytest.raises(UnavailableError):
+                await backend.submit([5], ENDLESS)
+            assert len(await reading) == 400
+            await closing
+            assert math.isinf(backend.heartbeat_age_s)
+
+    asyncio.run(main())
+
+
+def test_several_workers_share_load_and_prefixes() -> None:
+    async def main() -> None:
+        async with service(num_workers=2) as running:
+            backend = await running.models.load(str(DEMO))
+            assert len(set(pids(backend))) == 2
+            answers = [await backend.submit([5 + i], replace_tokens(900)) for i in range(6)]
+            assert sorted(worker.num_open for worker in backend.workers()) == [3, 3]
+            for answer in answers:
+                await answer.aclose()
+            prompt = list(range(10, 110))
+            for _ in range(4):
+                await tokens_of(backend, prompt, replace_tokens(2))
+            await until(lambda: backend.figures().num_cached_tokens == 3 * 96)
+            shares = [worker.figures.num_cached_tokens for worker in backend.workers()]
+            assert sorted(shares) == [0, 3 * 96], "one worker keeps the prefix"
+
+    asyncio.run(main())
+
+
+def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from penstock.serving.primary import Primary\n"
+        "from penstock.serving.remote import RemoteModels\n"
+        "async def main():\n"
+        "    primary = Primary()\n"
+        "    await primary.open()\n"
+        "    backend = await RemoteModels(primary).load(sys.argv[1])\n"
+        "    print(backend.workers()[0].pid, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, DEMO], stdout=subprocess.PIPE, text=True, env=None, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    worker = psutil.Process(int(process.stdout.readline()))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    try:
+        worker.wait(30)
+    except psutil.TimeoutExpired as error:
+        worker.kill()
+        raise AssertionError("the worker outlives its primary") from error
+
+
+def test_a_stranger_may_not_join() -> None:
+    import grpc
+
+    from penstock.serving import wire_pb2 as pb
+    from penstock.serving.wire import JOIN
+
+    async def main() -> None:
+        async with service() as running, grpc.aio.insecure_channel(running.primary.address) as channel:
+            call = channel.stream_stream(
+                JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
+            )()
+            await call.write(pb.FromWorker(join=pb.Join(protocol=1, token="x" * 64, model="demo")))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call.read()
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(main())

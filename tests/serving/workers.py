@@ -1,0 +1,85 @@
+"""A service's processes for tests, without its HTTP door, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from penstock.engine.params import SamplingParams
+from penstock.runtime.program import ProgramLimits
+from penstock.serving.config import ModelOptions
+from penstock.serving.fleet import Patience
+from penstock.serving.primary import Primary
+from penstock.serving.process import COMMAND
+from penstock.serving.remote import RemoteBackend, RemoteModels
+
+DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
+ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
+OPTIONS = ModelOptions(threads=1, limits=ProgramLimits(context_len=4096, max_requests=16, num_pages=1024))
+
+
+def faulty(fault: str) -> tuple[str, ...]:
+    return (sys.executable, str(Path(__file__).parent / "faulty_worker.py"), fault)
+
+
+@dataclass
+class Service:
+    primary: Primary
+    models: RemoteModels
+
+
+@asynccontextmanager
+async def service(
+    *, patience: Patience | None = None, command=COMMAND, num_workers: int = 1, options: ModelOptions = OPTIONS
+) -> AsyncIterator[Service]:
+    """A primary and its models; at the end nothing of it is left: no process, no descriptor, no file."""
+    before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
+    primary = Primary(patience, command)
+    await primary.open()
+    folder = Path(primary.address.removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    models = RemoteModels(primary, options, num_workers)
+    try:
+        yield Service(primary, models)
+    finally:
+        await models.close()
+        await primary.close()
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert not left, f"processes are left: {left}"
+    assert not folder.exists()
+    await until(lambda: num_files() <= files + _GRPC_FILES)
+
+
+_GRPC_FILES = 8
+"""gRPC keeps its pollers' descriptors for the next use in the process."""
+
+
+def num_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        await asyncio.sleep(0.01)
+
+
+async def tokens_of(backend: RemoteBackend, prompt: list[int], params: SamplingParams, options=None) -> list[int]:
+    ids: list[int] = []
+    async with await backend.submit(prompt, params, options) as answer:
+        async for delta in answer:
+            ids += delta.token_ids
+    return ids
+
+
+def pids(backend: RemoteBackend) -> list[int]:
+    return [worker.pid for worker in backend.workers()]
