@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from penstock.serving import chat, completions, embeddings, fields, listing, tokens
+from penstock.serving import chat, completions, embeddings, fields, listing, page_files, status, tokens
 from penstock.serving.call import Call, Reply
 from penstock.serving.door import Door
 from penstock.serving.keys import ApiKeys
-from penstock.serving.metrics import CONTENT_TYPE
 from penstock.serving.openapi import describe
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import DoorSettings
@@ -59,7 +58,13 @@ def operations() -> list[Operation]:
             refusals=(503,), is_open=True,
         ),
         Operation("GET", "/version", "version", "The version of Penstock.", listing.version, listing.VERSION),
-        Operation("GET", "/metrics", "metrics", "Prometheus' text.", listing.metrics, CONTENT_TYPE.decode()),
+        Operation("GET", "/status", "status", "What the live view shows.", status.status, status.STATUS),
+        Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
+        Operation(
+            "GET", "/page/{file}", "page_file", "What the page loads.", page_files.page_file, page_files.PAGE_TYPES,
+            refusals=(404,), is_open=True,
+        ),
+        Operation("GET", "/metrics", "metrics", "Prometheus' text.", listing.metrics, ("text/plain",)),
     ]  # fmt: skip
     table.append(_openapi(table))
     return table

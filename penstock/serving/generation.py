@@ -111,9 +111,9 @@ class Generation:
                 before = last.get(delta.index)
                 if before is not None:
                     if count:
-                        metrics.between.add((now - before) / count, count)
+                        metrics.between(now - before, count)
                 elif count and not last:
-                    metrics.first_token.add(now - self._call.arrived)
+                    metrics.first_token(now - self._call.arrived)
                 last[delta.index] = now
                 num_output += count
                 if delta.finish_reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -50,6 +50,11 @@ class Listener:
                 ssl_keyfile=settings.tls_key,
             )
         )
+
+    @property
+    def connections(self) -> Collection[object]:
+        """Those that are open."""
+        return self._server.server_state.connections
 
     def open(self) -> str:
         """Bind the address; returns the URL.  FileAccessError when the system refuses it."""

@@ -9,6 +9,7 @@ from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import CONTENT_TYPE
 from penstock.serving.refusals import RefusalError
 from penstock.serving.shapes import Choice, Flag, Items, Members, Text, Whole
+from penstock.serving.status import STATES
 
 if TYPE_CHECKING:
     from penstock.serving.backend import Backend
@@ -35,7 +36,7 @@ MODEL: Final = Members(
         "created": _COUNT,
         "owned_by": Text(),
         "max_model_len": _COUNT,
-        "state": Choice(("loading", "ready", "updating", "failed", "draining")),
+        "state": STATES,
         "is_ready": Flag(),
         "version": _COUNT,
         "scheme": Text(),

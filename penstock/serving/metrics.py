@@ -6,8 +6,9 @@ the connection.  What the engines count comes from their figures.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from penstock.engine.figures import EngineFigures
     from penstock.serving.backend import Models
 
-__all__ = ["CONTENT_TYPE", "Metrics", "ModelMetrics"]
+__all__ = ["CONTENT_TYPE", "WINDOW", "Metrics", "ModelMetrics"]
 
+WINDOW: Final = 1000
+"""Of how many latest values the percentiles of ``/status`` are."""
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _SHORT: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 _TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -68,16 +71,38 @@ class ModelMetrics:
 
     def __init__(self) -> None:
         self.histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
-        self.first_token = self.histograms["time_to_first_token_seconds"]
-        self.between = self.histograms["inter_token_latency_seconds"]
+        self._first_token = self.histograms["time_to_first_token_seconds"]
+        self._between = self.histograms["inter_token_latency_seconds"]
+        self._latest: dict[str, deque[float]] = {
+            name: deque(maxlen=WINDOW) for name in ("first_token_s", "between_tokens_s", "e2e_s")
+        }
+        self._latest_between = self._latest["between_tokens_s"]
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.finished: Counter[str] = Counter()
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of a request came."""
+        self._first_token.add(seconds)
+        self._latest["first_token_s"].append(seconds)
+
+    def between(self, seconds: float, num_tokens: int) -> None:
+        """Further tokens came together, so long after those before them."""
+        self._between.add(seconds / num_tokens, num_tokens)
+        self._latest_between.append(seconds / num_tokens)
+
+    def percentiles(self, name: str) -> dict[str, float] | None:
+        """The median and the 99th percentile of the latest values; None before the first."""
+        values = sorted(self._latest[name])
+        if not values:
+            return None
+        return {"p50": values[len(values) // 2], "p99": values[min(len(values) - 1, len(values) * 99 // 100)]}
 
     def ended(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
         """A prompt's answers are done: tokens of prompt and of all answers, seconds since arrival, the engine's own."""
         note = self.histograms
         note["e2e_request_latency_seconds"].add(seconds)
+        self._latest["e2e_s"].append(seconds)
         note["request_prompt_tokens"].add(num_prompt)
         note["request_generation_tokens"].add(num_output)
         if timings:
@@ -100,6 +125,7 @@ class Metrics:
     """All that ``/metrics`` shows.  Routes and models bound its size: no label holds what a client wrote."""
 
     def __init__(self, models: Models) -> None:
+        self.started = time.perf_counter()
         self._models = models
         self._of_model: dict[str, ModelMetrics] = {}
         self._http: Counter[tuple[str, str, int]] = Counter()

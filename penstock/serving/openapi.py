@@ -52,8 +52,8 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(one.answer, str):
-        content: dict[str, Any] = {one.answer: {"schema": {"type": "string"}}}
+    if isinstance(one.answer, tuple):
+        content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in one.answer}
     else:
         content = {"application/json": {"schema": _hoisted(one.answer.schema(), schemas)}}
     if one.events is not None:

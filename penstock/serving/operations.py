@@ -22,8 +22,8 @@ COMMON_REFUSALS: Final = (400, 401, 403, 431)
 class Operation:
     """One method of one path.
 
-    ``handler`` returns a Reply, or None when it has answered itself.  ``answer`` is the shape of a JSON answer, or the
-    name of another content type.  ``refusals`` are statuses of the table beside those that every route has.  With
+    ``handler`` returns a Reply, or None when it has answered itself.  ``answer`` is the shape of a JSON answer, or
+    other content types.  ``refusals`` are statuses of the table beside those that every route has.  With
     ``events`` the answer may be a stream of those.  ``is_open``: no key is asked for.
     """
 
@@ -32,7 +32,7 @@ class Operation:
     name: str
     summary: str
     handler: Handler
-    answer: Shape | str
+    answer: Shape | tuple[str, ...]
     body: Members | None = None
     events: Shape | None = None
     refusals: tuple[int, ...] = ()

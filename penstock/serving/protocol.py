@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,6 +13,7 @@ from penstock.serving.refusals import CODES
 
 __all__ = ["BoundedProtocol"]
 
+_SEND_BYTES: Final = 1 << 17
 _PHRASES: Final = {400: "Bad Request", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
@@ -33,6 +35,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Take a connection, unless there are as many as may be."""
         super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        if own is not None:  # else the system takes megabytes for a reader who takes nothing
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         if len(self.connections) > self._limits.num_connections:
             self._refuse(503, "as many connections are open as may be")
         else:

@@ -79,7 +79,6 @@ def test_a_completion_is_the_engines(client, llm):
     pieces = complete(client, prompt=PROMPT, stream=True, **GREEDY)
     assert "".join(piece.choices[0].text for piece in pieces) == whole.text
     assert [p.choices[0].finish_reason for p in pieces if p.choices[0].finish_reason] == [whole.finish_reason]
-    assert len(pieces) > 1
 
 
 def test_token_ids_and_batches_of_prompts(client, llm):
