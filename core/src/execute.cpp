@@ -3,6 +3,9 @@
 #include "program.h"
 
 namespace ps {
+#if defined(PENSTOCK_PLANTED)
+ps_status planted_failure(int32_t num_tokens);  // core/tools/planted.cpp: faults for the tests of the tests
+#endif
 namespace {
 
 // A step that one thread ends sooner than this is not shared: waking another and meeting it at every barrier costs
@@ -185,6 +188,9 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
     PS_TRY(p->context->pool.walk(work, p, patience, nanoseconds < kShortStepNanoseconds));
   }
   p->stamp += static_cast<uint64_t>(p->steps.size());
+#if defined(PENSTOCK_PLANTED)
+  PS_TRY(planted_failure(batch.num_tokens));
+#endif
   if (p->profiling) gather_spans(p, start_ns);
   p->num_rows = batch.num_rows;
   return PS_OK;

@@ -1,7 +1,10 @@
-"""The invariance tests can fail: against a core with a fault planted in it, each of them does."""
+"""The invariance tests can fail: against a core with a fault planted in it, each of them does.  And a step that fails in
+the native program ends its requests, not the process.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -66,3 +69,41 @@ def test_planted_fault_is_noticed(
     done = run_planted(fault, test)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "AssertionError" in done.stdout
+
+
+@pytest.fixture(scope="session")
+def run_engine(planted_library: Path, bundles: Path, model_of: Callable[[str], Model]) -> Callable[[str | None], dict]:
+    """fault or None -> what became of the requests of planted_engine.py."""
+    model_of("f32")
+
+    def run(fault: str | None) -> dict:
+        environment = os.environ | {"PENSTOCK_LIBRARY": str(planted_library), "PYTHONPATH": str(ROOT)}
+        environment |= {"PENSTOCK_PLANT": fault} if fault else {}
+        command = [sys.executable, "-m", "tests.invariants.planted_engine", str(bundles / "f32.psm")]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("step_fails", "InternalError: planted: a step of 13 tokens"),
+        ("not_a_number", "InternalError: the model's logits are not finite"),
+    ],
+)
+def test_a_step_that_fails_in_the_native_program_ends_its_requests_alone(
+    fault: str, message: str, run_engine: Callable[[str | None], dict]
+) -> None:
+    sound, found = run_engine(None), run_engine(fault)
+    assert sound["errors"] == [None] * 3
+    assert sound["made"] == [6] * 3
+    assert [error[: len(message)] for error in found["errors"]] == [message] * 3
+    assert found["made"] == [1, 1, 0]
+    assert (sound["named_pages"], found["named_pages"]) == (1, 0)  # what failed is not shared again
+    assert found["waiting"] == sound["waiting"]
+    assert found["later"] == sound["later"]
+    assert len(found["later"]) == 6
+    assert found["held_pages"] == 0
