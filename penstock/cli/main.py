@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 
 __all__ = ["main", "make_parser"]
 
-COMMANDS = ("run", "chat", "batch", "export", "quantize", "inspect", "bench", "profile", "cache", "doctor")
+COMMANDS = ("run", "chat", "serve", "batch", "export", "quantize", "inspect", "bench", "profile", "cache", "doctor")
 _GRACE_SECONDS = 0.8
 
 

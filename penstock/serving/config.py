@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
-from penstock.runtime.program import ProgramLimits
+from penstock.runtime.program import WEIGHTS, ProgramLimits
 
 __all__ = ["ModelOptions", "WorkerConfig"]
 
@@ -21,10 +21,13 @@ MAX_WAITING: Final = 256
 class ModelOptions:
     """How a model is opened and run; the fields are those of ``LLM``.
 
-    ``max_waiting`` of ``engine`` bounds its queue.
+    ``max_waiting`` of ``engine`` bounds its queue.  ``weights``: "mmap", "huge", or "auto", which copies them into huge
+    pages where twice their size is to spare beside the plan.
     """
 
+    scheme: str | None = None
     threads: int = 0
+    weights: str = "auto"
     limits: ProgramLimits = field(default_factory=ProgramLimits)
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(max_waiting=MAX_WAITING))
     use_cache: bool = True
@@ -57,6 +60,8 @@ class WorkerConfig:
             fields: dict[str, Any] = json.loads(text)
             options = fields.pop("options")
             limits, engine = ProgramLimits(**options.pop("limits")), EngineOptions(**options.pop("engine"))
+            if options["weights"] not in ("auto", *WEIGHTS):
+                raise ValueError("weights must be auto, mmap or huge")
             return WorkerConfig(**fields, options=ModelOptions(**options, limits=limits, engine=engine))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidArgumentError(f"a worker's configuration must be one line of JSON: {error}") from error

@@ -6,6 +6,7 @@ wrote yet as free.  So each worker is told how much of what looks free belongs t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.runtime.machine import memory
@@ -30,7 +31,11 @@ def fit_beside(config: WorkerConfig) -> ProgramLimits:
     try:
         model = core.Model.open(config.path, verify=config.verify)
         try:
-            limits, _ = fit_limits(model, context, config.options.limits, available)
+            chosen = config.options.weights
+            asked = replace(config.options.limits, weights="mmap" if chosen == "auto" else chosen)
+            limits, plan = fit_limits(model, context, asked, available)
+            if chosen == "auto" and available - plan.total_bytes >= 2 * plan.weight_bytes:
+                limits = replace(limits, weights="huge")
         finally:
             model.close()
     finally:

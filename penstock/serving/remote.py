@@ -108,8 +108,12 @@ class RemoteBackend:
         """Take no more requests, let those that are open end, stop the workers."""
         self._is_draining = True
         self._on_change()
-        fleets = [*self._old, *([self._fleet] if self._fleet else [])]
-        await asyncio.gather(*(fleet.drain() for fleet in fleets))
+        await asyncio.gather(*(fleet.drain() for fleet in self._fleets))
+
+    async def stop(self) -> None:
+        """End the workers at once; what is open is lost."""
+        self._is_draining = True
+        await asyncio.gather(*(fleet.stop() for fleet in self._fleets))
 
     def _on_change(self) -> None:
         links = {link.name: link for fleet in self._fleets for link in fleet.links}
@@ -297,6 +301,10 @@ class RemoteBackend:
         heard = [link.figures for link in links if link.figures is not None]
         return figures_from([*heard, *self._past.values()]) if heard or self._past else None
 
+    def plans(self) -> list[pb.Plan]:
+        """The memory that each of its ready workers planned."""
+        return [link.plan for link in self._links if link.plan is not None]
+
     def workers(self) -> list[WorkerState]:
         """Its processes, those that are being drained included."""
         return [link.state() for fleet in self._fleets for link in fleet.links]
@@ -356,6 +364,11 @@ class RemoteModels:
         backend = self.get(name)
         await backend.load(model, verify=Path(model).is_file())
         return backend
+
+    async def stop(self) -> None:
+        """End all of them at once; what is open is lost."""
+        self.is_draining = True
+        await asyncio.gather(*(backend.stop() for backend in self.list()))
 
     async def close(self) -> None:
         """Drain all of them."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -192,9 +193,14 @@ def open_llm(config: WorkerConfig) -> LLM:
     from penstock.serving.memory import fit_beside
 
     options = config.options
-    limits = fit_beside(config) if Path(config.path).is_file() else options.limits
+    limits = options.limits
+    if Path(config.path).is_file():
+        limits = fit_beside(config)
+    elif options.weights == "huge":
+        limits = replace(limits, weights="huge")
     llm = LLM(
         config.path,
+        scheme=options.scheme,
         threads=options.threads,
         limits=limits,
         use_cache=options.use_cache,

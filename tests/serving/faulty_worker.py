@@ -2,7 +2,8 @@
 
 "tokens": a prompt with DEADLY kills the process when a step would run it, one with STUCK makes the step hang, one with
 LATE kills it when three tokens of the answer are out.  "exits": the process ends when its model is loaded for the
-second time, as told by a file that the first one leaves beside the bundle.
+second time, as told by a file that the first one leaves beside the bundle.  "slow": a step takes 10 ms longer, so that
+what a test does to a running request finds it running.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def main() -> int:
         mark.touch()
         return honest_open(config)
 
+    def slow_step(engine):
+        time.sleep(0.01)
+        return honest_step(engine)
+
+    if fault == "slow":
+        Engine.step = slow_step
     if fault == "tokens":
         Engine.step = step
     if fault == "exits":

@@ -28,7 +28,7 @@ from penstock.errors import (
 )
 from penstock.serving import memory
 from penstock.serving.config import WorkerConfig
-from tests.serving.workers import DEMO, ENDLESS, OPTIONS, pids, service, tokens_of, until
+from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
 
 PROMPTS = ["def fib(n):", "import os\n\n", "class Tree:\n    def __init__(self", "x = [1, 2, 3"]
 PARAMS = [
@@ -79,7 +79,7 @@ def test_refusals_come_through_by_class() -> None:
     options = replace(OPTIONS, engine=EngineOptions(max_waiting=1), limits=replace(OPTIONS.limits, max_requests=1))
 
     async def main() -> None:
-        async with service(options=options) as running:
+        async with service(options=options, command=faulty("slow")) as running:
             models = running.models
             backend = await models.load(str(DEMO), "code")
             with pytest.raises(NotFoundError, match="'demo'"):
@@ -108,7 +108,7 @@ def test_refusals_come_through_by_class() -> None:
 
 def test_leaving_and_cancelling_end_the_request_in_the_worker() -> None:
     async def main() -> None:
-        async with service() as running:
+        async with service(command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
 
             def idle() -> bool:
@@ -182,16 +182,16 @@ def test_a_model_is_planned_beside_what_others_hold() -> None:
 
 def test_draining_lets_open_requests_end() -> None:
     async def main() -> None:
-        async with service() as running:
+        async with service(command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
-            reading = asyncio.ensure_future(tokens_of(backend, [5, 6], replace_tokens(400)))
+            reading = asyncio.ensure_future(tokens_of(backend, [5, 6], replace_tokens(100)))
             await until(lambda: backend.workers()[0].num_open == 1)
             closing = asyncio.ensure_future(running.models.close())
             await until(lambda: backend.state == "draining")
             assert not backend.is_ready
             with pytest.raises(UnavailableError):
                 await backend.submit([5], ENDLESS)
-            assert len(await reading) == 400
+            assert len(await reading) == 100
             await closing
             assert math.isinf(backend.heartbeat_age_s)
 
@@ -200,7 +200,7 @@ def test_draining_lets_open_requests_end() -> None:
 
 def test_several_workers_share_load_and_prefixes() -> None:
     async def main() -> None:
-        async with service(num_workers=2) as running:
+        async with service(num_workers=2, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
             assert len(set(pids(backend))) == 2
             answers = [await backend.submit([5 + i], replace_tokens(900)) for i in range(6)]

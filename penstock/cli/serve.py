@@ -1,0 +1,149 @@
+"""``penstock serve MODEL [MODEL ...]``: models as a service, over OpenAI's routes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.options import add_cache_option, add_limit_options, limits_of
+from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.serving.config import ModelOptions
+    from penstock.serving.service import ServiceSettings
+    from penstock.serving.settings import DoorSettings
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("serve", help="answer requests over HTTP, as OpenAI's API has it")
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="a .psm bundle or a checkpoint folder, or NAME=PATH; its name is that of the file unless given",
+    )
+    _add_door_options(parser)
+    _add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_door_options(parser: argparse.ArgumentParser) -> None:
+    door = parser.add_argument_group("where it listens, and to whom it answers")
+    door.add_argument("--host", default="127.0.0.1", help="127.0.0.1 (default): this machine alone")
+    door.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    door.add_argument("--api-key-file", type=Path, metavar="FILE", help="API keys, one a line")
+    door.add_argument("--insecure", action="store_true", help="let others in without a key")
+    door.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="further Host names; * for any"
+    )
+    door.add_argument("--allowed-origin", action="append", default=[], metavar="URL", help="pages that may call it")
+    door.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with --tls-key")
+    door.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM")
+    door.add_argument(
+        "--log", choices=("info", "warning"), default="info", help="info (default): one line of JSON per request"
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how models run")
+    group.add_argument("--scheme", help="for folders; the checkpoint's own type unless given")
+    group.add_argument("--workers", type=int, default=1, metavar="N", help="processes per model, which share load (1)")
+    group.add_argument("--threads", type=int, default=0, metavar="N", help="of each worker; 0: the cores shared out")
+    group.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests in a step (32)")
+    group.add_argument("--max-waiting", type=int, default=256, metavar="N", help="requests that may wait (256)")
+    group.add_argument(
+        "--weights", choices=("auto", "mmap", "huge"), default="auto",
+        help="mmap: the file's own pages; huge: a copy in huge pages; auto (default): huge where memory is to spare",
+    )  # fmt: skip
+    group.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
+    group.add_argument(
+        "--hang-seconds", type=float, default=30.0, metavar="S", help="an engine that stands so long is replaced (30)"
+    )
+    group.add_argument(
+        "--drain-seconds", type=float, default=30.0, metavar="S", help="open requests get so long at the end (30)"
+    )
+    add_limit_options(parser)
+    add_cache_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    import asyncio
+
+    from penstock.serving.service import run_service
+
+    settings = settings_of(args)
+    logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return asyncio.run(run_service(settings))
+
+
+def settings_of(args: argparse.Namespace) -> ServiceSettings:
+    """What the command line asks for."""
+    from penstock.serving.fleet import Patience
+    from penstock.serving.service import ServiceSettings
+
+    if not 1 <= args.workers <= 256:
+        raise InvalidArgumentError(f"--workers must be a whole number from 1 to 256, not {args.workers}")
+    for name in ("hang_seconds", "drain_seconds"):
+        if not 0 < getattr(args, name) <= 86400:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} must be above 0 and up to 86400")
+    return ServiceSettings(
+        models=tuple(_named(one) for one in args.models),
+        num_workers=args.workers,
+        options=_options(args),
+        door=_door(args),
+        patience=Patience(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
+    )
+
+
+def _named(text: str) -> tuple[str, str]:
+    """NAME=PATH, or a path alone; what exists as it stands is a path."""
+    name, separator, path = text.partition("=")
+    if separator and name and path and "/" not in name and not Path(text).exists():
+        return name, str(Path(path).absolute())
+    return "", str(Path(text).absolute())
+
+
+def _options(args: argparse.Namespace) -> ModelOptions:
+    from penstock.engine.options import EngineOptions
+    from penstock.runtime.machine import affinity
+    from penstock.serving.config import ModelOptions
+
+    weights = args.weights
+    if weights == "auto" and args.workers > 1:
+        weights = "mmap"  # which they share
+    args.weights = "mmap"
+    limits = limits_of(args, max_requests=args.max_requests, max_tokens=max(512, args.max_requests))
+    threads = args.threads
+    if threads == 0 and args.workers > 1:
+        threads = max(1, len(affinity()) // args.workers)
+    engine = EngineOptions(prefix_cache=not args.no_prefix_cache, max_waiting=args.max_waiting)
+    return ModelOptions(
+        scheme=args.scheme,
+        threads=threads,
+        weights=weights,
+        limits=limits,
+        engine=engine,
+        use_cache=not args.no_cache,
+    )
+
+
+def _door(args: argparse.Namespace) -> DoorSettings:
+    from penstock.serving.settings import DoorSettings
+
+    return DoorSettings(
+        host=args.host,
+        port=args.port,
+        keys_file=args.api_key_file,
+        insecure=args.insecure,
+        hosts=tuple(args.allowed_host),
+        origins=tuple(args.allowed_origin),
+        tls_certificate=args.tls_certificate,
+        tls_key=args.tls_key,
+    )

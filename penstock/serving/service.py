@@ -1,0 +1,160 @@
+"""A service: the HTTP door, the models behind it and their workers, from the first line to the last request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock import __version__
+from penstock.serving.config import ModelOptions
+from penstock.serving.fleet import Patience
+from penstock.serving.http import Listener
+from penstock.serving.primary import Primary
+from penstock.serving.remote import RemoteBackend, RemoteModels
+from penstock.serving.settings import DoorSettings
+
+if TYPE_CHECKING:
+    from penstock.serving import wire_pb2 as pb
+
+__all__ = ["ServiceSettings", "run_service"]
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each."""
+
+    models: tuple[tuple[str, str], ...]
+    num_workers: int = 1
+    options: ModelOptions = field(default_factory=ModelOptions)
+    door: DoorSettings = field(default_factory=DoorSettings)
+    patience: Patience = field(default_factory=Patience)
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C: the first one drains, the second one ends at once."""
+
+    def __init__(self, on_second: Callable[[], None]) -> None:
+        self.first: signal.Signals | None = None
+        self.asked = asyncio.Event()
+        self._on_second = on_second
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: signal.Signals) -> None:
+        if self.first is None:
+            self.first = number
+            self.asked.set()
+        else:
+            self._on_second()
+
+    def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def run_service(settings: ServiceSettings) -> int:
+    """Serve until a signal asks to end, then let open requests end; the exit status.
+
+    Raises what opening the address or loading a model raised; nothing is left then.
+    """
+    from penstock.serving.app import make_app
+
+    primary = Primary(settings.patience)
+    await primary.open()
+    models = RemoteModels(primary, settings.options, settings.num_workers)
+    listener = Listener(make_app(models, settings.door), settings.door)
+    stop_now = asyncio.Event()
+
+    def hurry() -> None:
+        stop_now.set()
+        listener.stop(at_once=True)
+
+    signals = _Signals(hurry)
+    tasks: list[asyncio.Future[Any]] = []
+    try:
+        url = listener.open()
+        serving = asyncio.ensure_future(listener.serve())
+        asked = asyncio.ensure_future(signals.asked.wait())
+        loading = asyncio.ensure_future(_load(models, settings))
+        tasks += [serving, asked, loading]
+        await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            print(_greeting(url, models, settings.door), flush=True)
+            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        if signals.first is not None:
+            print(f"penstock: {signals.first.name}: open requests end, then the service", file=sys.stderr, flush=True)
+        loading.cancel()
+        await _drain(models, stop_now)
+        listener.stop()
+        await serving
+        return 130 if signals.first is signal.SIGINT else 0
+    finally:
+        listener.stop(at_once=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await models.stop()
+        await primary.close()
+        signals.close()
+
+
+async def _load(models: RemoteModels, settings: ServiceSettings) -> None:
+    await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
+
+
+async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
+    """Until everything has ended, or a second signal came."""
+    closing, hurried = asyncio.ensure_future(models.close()), asyncio.ensure_future(stop_now.wait())
+    try:
+        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        hurried.cancel()
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+
+
+def _greeting(url: str, models: RemoteModels, door: DoorSettings) -> str:
+    """Where it answers, what it runs, what that takes, and something to try."""
+    lines = [f"penstock {__version__} serves at {url}"]
+    for backend in models.list():
+        lines.append(f"  {backend.name}: {_described(backend)}")
+        lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
+    if models.list():
+        key = " -H 'Authorization: Bearer KEY'" if door.keys_file is not None else ""
+        body = json.dumps({"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32})
+        lines.append(
+            f"  try: curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        )
+    return "\n".join(lines)
+
+
+def _described(backend: RemoteBackend) -> str:
+    card, plans = backend.card, backend.plans()
+    text = f"{card.source}, {card.network}, {card.scheme}, context {card.max_len}"
+    if plans:
+        workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
+        text += f"; {workers}, {plans[0].num_threads} threads each, {plans[0].max_requests} requests a step"
+    return text
+
+
+def _plan(plan: pb.Plan) -> str:
+    rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes
+    return (
+        f"{plan.total_bytes / _MIB:,.0f} MiB: weights {plan.weight_bytes / _MIB:,.0f}, keys and values "
+        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), the rest {rest / _MIB:,.0f}"
+    )

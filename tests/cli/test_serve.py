@@ -1,0 +1,146 @@
+"""``penstock serve`` as a command: ready, answers, drains, and leaves nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.cli.main import make_parser
+from penstock.cli.serve import settings_of
+from penstock.errors import InvalidArgumentError
+from tests.cli.conftest import DEMO
+
+
+@contextmanager
+def serving(*args: object, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A service on a free port: its process, its address, and all that it said when it was ready."""
+    command = [sys.executable, "-X", "importtime", "-m", "penstock", "serve", *map(str, args), "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(cwd)}
+    with (cwd / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd, env=environment)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        while said and "  try: " not in said:
+            line = process.stdout.readline()
+            assert line, (cwd / "log").read_text()
+            said += line
+        yield process, said.split()[4], said
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def connection(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+
+
+def ask(url: str, path: str, body: dict[str, object] | None = None):
+    with closing(connection(url)) as link:
+        data = None if body is None else json.dumps(body)
+        link.request("POST" if body else "GET", path, data, {"Content-Type": "application/json"})
+        answer = link.getresponse()
+        assert answer.status == 200, answer.read()
+        return json.load(answer)
+
+
+@contextmanager
+def stream(url: str, body: dict[str, object]) -> Iterator[http.client.HTTPResponse]:
+    with closing(connection(url)) as link:
+        link.request(
+            "POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"}
+        )
+        with link.getresponse() as answer:
+            assert answer.status == 200
+            yield answer
+
+
+def test_it_answers_and_drains(tmp_path: Path) -> None:
+    with serving(f"code={DEMO}", DEMO, "--log", "warning", "--max-requests", "4", cwd=tmp_path) as (process, url, said):
+        assert "code: demo.psm, llama" in said
+        assert "demo: demo.psm, llama" in said
+        assert "pages of 32 tokens" in said
+        assert f"curl {url}/v1/completions" in said
+        assert [one["id"] for one in ask(url, "/v1/models")["data"]] == ["code", "demo"]
+        answer = ask(url, "/v1/completions", {"model": "code", "prompt": "import", "max_tokens": 4, "temperature": 0})
+        assert answer["usage"]["completion_tokens"] > 0
+        assert ask(url, "/health/ready") == {"status": "ok"}
+        found = psutil.Process(process.pid).children()
+        assert len(found) == 2, "one worker per model, and nothing else"
+        body = {"model": "demo", "prompt": "a", "max_tokens": 900, "temperature": 1, "ignore_eos": True, "n": 8}
+        with stream(url, body) as events:
+            first = events.readline()
+            process.send_signal(signal.SIGTERM)
+            text = (first + events.read()).decode()
+        assert text.count('"finish_reason":"length"') == 8, "an open request ends whole"
+        assert text.endswith("data: [DONE]\n\n")
+        assert process.wait(60) == 0
+        assert not [child for child in found if child.is_running()]
+        log = (tmp_path / "log").read_text()
+        assert not [line for line in log.splitlines() if line.rsplit("|", 1)[-1].strip() in ("torch", "transformers")]
+        assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with serving(DEMO, "--max-requests", "2", cwd=tmp_path) as (process, url, _):
+        body = {"model": "demo", "prompt": "a", "max_tokens": 900, "temperature": 1, "ignore_eos": True, "n": 128}
+        with stream(url, body) as events:
+            events.readline()
+            process.send_signal(signal.SIGINT)
+            while "open requests end" not in (tmp_path / "log").read_text():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        assert {path.name for path in tmp_path.iterdir()} == {"log"}
+
+
+@pytest.mark.parametrize("case", ["no such file", "the port is taken", "open to the world"])
+def test_what_cannot_be_served_is_said_in_a_line(case: str, tmp_path: Path, penstock_command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        args = {
+            "no such file": ("gone.psm", "--port", 0),
+            "the port is taken": (DEMO, "--port", taken.getsockname()[1]),
+            "open to the world": (DEMO, "--host", "0.0.0.0", "--port", 0),  # noqa: S104 - to be refused
+        }[case]
+        done = penstock_command("serve", *args)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    wanted = {"no such file": "gone.psm", "the port is taken": "in use", "open to the world": "--api-key-file"}
+    assert wanted[case] in done.stderr
+
+
+def test_options_become_settings() -> None:
+    parser = make_parser(["serve"])
+    line = ["serve", "a=x/m.psm", "/y/n.psm", "--workers", "2", "--max-waiting", "7", "--no-prefix-cache"]
+    settings = settings_of(parser.parse_args([*line, "--hang-seconds", "2", "--kv-cache", "int8", "--port", "9"]))
+    assert settings.models == (("a", str(Path("x/m.psm").absolute())), ("", "/y/n.psm"))
+    assert (settings.num_workers, settings.patience.hang_s, settings.door.port) == (2, 2.0, 9)
+    assert (settings.options.engine.max_waiting, settings.options.engine.prefix_cache) == (7, False)
+    assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
+    assert settings.options.threads >= 1
+    for wrong in (["--workers", "0"], ["--hang-seconds", "0"]):
+        with pytest.raises(InvalidArgumentError, match=wrong[0]):
+            settings_of(parser.parse_args(["serve", "m.psm", *wrong]))
+
+
+def test_nothing_but_the_service_imports_grpc() -> None:
+    script = (
+        "import sys, penstock, penstock.cli.main as m\n"
+        "m.make_parser()\n"
+        "import penstock.engine.llm, penstock.engine.async_llm\n"
+        "print([n for n in ('grpc', 'google.protobuf', 'uvicorn', 'httptools') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
