@@ -1,4 +1,4 @@
-"""Run by test_planted_faults.py: an engine over a core in which a step of 13 tokens fails.  Prints what became of all."""
+"""Run by test_planted_faults.py: an engine over a core in which a step of 13 tokens fails.  Prints what was made."""
 
 from __future__ import annotations
 

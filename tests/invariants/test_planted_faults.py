@@ -1,5 +1,5 @@
-"""The invariance tests can fail: against a core with a fault planted in it, each of them does.  And a step that fails in
-the native program ends its requests, not the process.
+"""The invariance tests can fail: against a core with a fault planted in it, each of them does.  And a step that fails
+in the native program ends its requests, not the process.
 """
 
 from __future__ import annotations
