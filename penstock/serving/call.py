@@ -52,7 +52,8 @@ def json_reply(value: Any) -> Reply:
 class Call:
     """A request that was let in: its checked ``body``, what the path holds, and where answers go.
 
-    ``facts`` go into the log line.  ``is_gone`` says that the client went away.
+    ``origin`` is that of a page of another host that may call.  ``facts`` go into the log line.  ``is_gone`` says that
+    the client went away.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Call:
     facts: dict[str, Any] = field(default_factory=dict)
     has_begun: bool = False
     is_gone: bool = False
+    origin: str = ""
 
     def model(self) -> Backend:
         """The model that the body names; the only one where it names none."""
@@ -85,7 +87,15 @@ class Call:
         else:
             backend = self.models.get(name)
         self.facts["model"] = backend.name
+        if "user" in self.body:
+            self.facts["user"] = self.body["user"]
         return backend
+
+    def fixed(self) -> Headers:
+        """Headers of every answer."""
+        if not self.origin:
+            return FIXED_HEADERS
+        return [*FIXED_HEADERS, (b"access-control-allow-origin", self.origin.encode()), (b"vary", b"Origin")]
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole answer."""
@@ -93,7 +103,7 @@ class Call:
             (b"content-type", reply.content_type),
             (b"content-length", b"%d" % len(reply.body)),
             (b"x-request-id", self.request_id.encode()),
-            *FIXED_HEADERS,
+            *self.fixed(),
             *reply.headers,
         ]
         self.has_begun = True
@@ -126,7 +136,7 @@ class Events:
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"x-request-id", call.request_id.encode()),
                 (b"x-accel-buffering", b"no"),
-                *FIXED_HEADERS,
+                *call.fixed(),
             ]
             await call.write({"type": "http.response.start", "status": 200, "headers": headers})
         await call.write({"type": "http.response.body", "body": events, "more_body": True})

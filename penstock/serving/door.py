@@ -72,10 +72,12 @@ class Door:
 
     def _let_in(self, call: Call, scope: Scope, headers: Mapping[bytes, bytes]) -> Operation:
         """The operation that is asked for, once everything but the body is seen to be in order."""
-        self._check_host(scope, headers)
+        call.origin = self._check_host(scope, headers)
         path = scope["path"]
         methods, call.path_values = self.routes.find(path)
         operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if call.origin and scope["method"] == "OPTIONS" and methods:
+            return _preflight(path, methods)
         is_open = operation is not None and operation.is_open
         if self._keys is not None and not is_open and not self._keys.knows(headers.get(b"authorization")):
             raise RefusalError(
@@ -94,8 +96,11 @@ class Door:
             )
         return operation
 
-    def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse what a page of another host would send: by Host (DNS rebinding) and by Origin (cross-site calls)."""
+    def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Refuse what a page of another host would send: by Host (DNS rebinding) and by Origin (cross-site calls).
+
+        Returns the Origin that is let in although it is another host's; empty for all others.
+        """
         names = [name for name, _ in scope["headers"]]
         for single in (b"host", b"authorization", b"content-type", b"content-length", b"origin"):
             if names.count(single) > 1:
@@ -108,10 +113,12 @@ class Door:
         origin = headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1").lower()
-            if text not in self._origins and text.partition("://")[2] != host:
-                raise RefusalError(
-                    403, "this service does not answer to pages of that Origin", code="origin_not_allowed"
-                )
+            if text in self._origins:
+                return text
+            if text.partition("://")[2] != host:
+                message = "this service does not answer to pages of that Origin"
+                raise RefusalError(403, message, code="origin_not_allowed")
+        return ""
 
     async def _read(self, operation: Operation, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
         """The body, checked; empty for an operation that takes none."""
@@ -220,6 +227,20 @@ class Door:
                 **call.facts,
             }
             LOG.info(json.dumps(line))
+
+
+def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
+    """What a browser asks before a page of another host may call: without a key, and told nothing but the methods."""
+
+    async def answer(call: Call) -> Reply:
+        headers = [
+            (b"access-control-allow-methods", ", ".join(methods).encode()),
+            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+            (b"access-control-max-age", b"600"),
+        ]
+        return Reply(204, b"", headers=headers)
+
+    return Operation("OPTIONS", path, "preflight", "", answer, (), is_open=True)
 
 
 class _GoneError(Exception):

@@ -1,0 +1,123 @@
+"""``/openapi.json`` is exact: it describes what is checked, and nothing else comes back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from prometheus_client.parser import text_string_to_metric_families
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from penstock.engine.params import SamplingParams
+from penstock.errors import InvalidArgumentError
+from penstock.serving.app import operations
+from penstock.serving.fields import COMPLETION, SAMPLING
+from penstock.serving.openapi import describe
+from penstock.serving.refusals import CODES
+from penstock.serving.shapes import Number, Whole
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+SCHEMA = schemathesis.openapi.from_dict(describe(operations()))
+
+
+@pytest.fixture(scope="module")
+def url(demo):
+    return demo.url
+
+
+@SCHEMA.parametrize()
+@settings(
+    max_examples=12, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
+)  # fmt: skip
+def test_no_answer_that_is_not_described(case: Any, url: str) -> None:
+    if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens", 9), int):
+        case.body["max_tokens"] = min(case.body.get("max_tokens", 9), 9)
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=60)
+
+
+def test_the_description_is_served(demo):
+    assert json.loads(demo.ask("GET", "/openapi.json")[2]) == describe(operations())
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SAMPLING.items() if isinstance(shape, (Whole, Number))])
+def test_bounds_are_the_engines(name):
+    """What the table lets in the engine takes, and what the engine would take it lets in."""
+    shape = SAMPLING[name]
+    low = {"top_k": 0, "max_tokens": 1}.get(name, shape.low)  # the door makes 0 of -1, and an echo of 0
+    together = {"max_tokens": 2**31 - 1} if name == "min_tokens" else {}
+    for value in (low, shape.high):
+        SamplingParams(**{name: value} | together)
+    for value in (low - 1, shape.high + (1 if name != "seed" else 2**63 + 1)):
+        with pytest.raises(InvalidArgumentError, match=name):
+            SamplingParams(**{name: value} | together)
+
+
+def test_every_field_of_the_engine_is_known():
+    assert set(SamplingParams.__dataclass_fields__) - {"filters", "penalties"} <= set(COMPLETION.fields)
+
+
+def test_every_status_is_in_the_table_of_codes():
+    for operation in operations():
+        assert set(operation.statuses) <= set(CODES)
+
+
+def test_metrics_are_prometheus(demo):
+    demo.post("/v1/completions", prompt="def add(a, b):", max_tokens=5)
+    demo.events("/v1/completions", prompt="def add(a, b):", max_tokens=5, n=2)
+    demo.ask("GET", "/nowhere\x7f".replace("\x7f", "%22%0A"))
+    status, headers, data = demo.ask("GET", "/metrics")
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    families = {one.name: one for one in text_string_to_metric_families(data.decode())}
+    kinds = {
+        "vllm:num_requests_running": "gauge",
+        "vllm:num_requests_waiting": "gauge",
+        "vllm:kv_cache_usage_perc": "gauge",
+        "vllm:prefix_cache_queries": "counter",
+        "vllm:prefix_cache_hits": "counter",
+        "vllm:num_preemptions": "counter",
+        "vllm:prompt_tokens": "counter",
+        "vllm:generation_tokens": "counter",
+        "vllm:request_success": "counter",
+        "vllm:time_to_first_token_seconds": "histogram",
+        "vllm:inter_token_latency_seconds": "histogram",
+        "vllm:request_time_per_output_token_seconds": "histogram",
+        "vllm:e2e_request_latency_seconds": "histogram",
+        "vllm:request_queue_time_seconds": "histogram",
+        "vllm:request_prefill_time_seconds": "histogram",
+        "vllm:request_decode_time_seconds": "histogram",
+        "vllm:request_inference_time_seconds": "histogram",
+        "vllm:request_prompt_tokens": "histogram",
+        "vllm:request_generation_tokens": "histogram",
+        "http_requests": "counter",
+    }
+    assert {name: families[name].type for name in kinds} == kinds
+    assert all(s.labels["model_name"] == "demo" for n, f in families.items() if n.startswith("vllm") for s in f.samples)
+
+    def value(sample_name: str, **labels: str) -> float:
+        samples = [s for f in families.values() for s in f.samples if s.name == sample_name]
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+    num_requests = value("vllm:e2e_request_latency_seconds_count")
+    assert num_requests >= 2
+    assert value("vllm:time_to_first_token_seconds_count") <= num_requests
+    assert value("vllm:generation_tokens_total") == value("vllm:request_generation_tokens_sum") >= 15
+    assert value("vllm:request_success_total", finished_reason="length") >= 3
+    assert value("http_requests_total", handler="none", status="404") >= 1
