@@ -154,7 +154,7 @@ void mutate(Bytes* b, Random* r, const std::vector<Bytes>& seeds) {
 }
 
 struct Tally {
-  int64_t opened = 0, ran = 0, sampled = 0, refused[PS_INTERNAL + 1] = {};
+  int64_t opened = 0, ran = 0, sampled = 0, hidden = 0, tails = 0, refused[PS_INTERNAL + 1] = {};
   bool expect_message(ps_status status) {
     if (status == PS_OK) return true;
     if (status < 0 || status >= PS_INTERNAL || !*ps_error_message()) {
@@ -165,6 +165,38 @@ struct Tally {
     return true;
   }
 };
+
+// Every byte of it is read, so that a sanitizer sees rows that are not the program's.
+uint32_t touch(const void* rows, size_t num_bytes) { return ps_crc32(0, rows, static_cast<int64_t>(num_bytes)); }
+
+bool says(bool good, const char* what, int64_t found) {
+  if (!good) fprintf(stderr, "%s: found %lld\n", what, static_cast<long long>(found));
+  return good;
+}
+
+// The rows of all tokens, and those of the tail where the graph ends in one.
+bool read_rows(const ps_program* program, const ps_model_info& info, const ps_batch& batch, Tally* tally) {
+  const float *hidden = nullptr, *values = nullptr;
+  const int32_t* ids = nullptr;
+  int32_t num_tokens = 0, width = 0, num_rows = 0, k = 0;
+  ps_status status = ps_program_hidden(program, &hidden, &num_tokens, &width);
+  bool ok = tally->expect_message(status);
+  if (status == PS_OK) {
+    ++tally->hidden;
+    ok = says(num_tokens == batch.num_tokens && width == info.hidden_size, "hidden rows", num_tokens) && ok;
+    touch(hidden, sizeof(float) * static_cast<size_t>(num_tokens) * static_cast<size_t>(width));
+  }
+  status = ps_program_tail(program, &ids, &values, &num_rows, &k);
+  ok = tally->expect_message(status) && ok;
+  if (status == PS_OK) {
+    ++tally->tails;
+    ok = says(num_rows == batch.num_rows && k == info.tail_k, "rows of the tail", num_rows) && ok;
+    const size_t count = static_cast<size_t>(num_rows) * static_cast<size_t>(k);
+    if (values) touch(values, sizeof(float) * count);
+    for (size_t i = 0; i < count; ++i) ok = says(ids[i] < info.vocab_size, "an id of the tail", ids[i]) && ok;
+  }
+  return ok;
+}
 
 bool run_program(ps_model* model, ps_context* context, const ps_model_info& info, Random* r, Tally* tally) {
   ps_program_options options{};
@@ -213,6 +245,7 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
     status = ps_program_sample(program, &sampling, &sampled);  // NaN from damaged weights is refused, in words
     ok = tally->expect_message(status) && ok;
     tally->sampled += status == PS_OK;
+    ok = read_rows(program, info, batch, tally) && ok;
   }
   ps_program_destroy(program);
   return ok;
@@ -292,9 +325,11 @@ int main(int argc, char** argv) {
   }
   alarm(0);
   for (ps_context* context : contexts) ps_context_destroy(context);
-  printf("mutants %lld opened %lld ran %lld sampled %lld invalid_argument %lld invalid_file %lld unsupported %lld\n",
+  printf("mutants %lld opened %lld ran %lld sampled %lld hidden %lld tails %lld invalid_argument %lld invalid_file %lld "
+         "unsupported %lld\n",
          static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.ran),
-         static_cast<long long>(tally.sampled), static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
+         static_cast<long long>(tally.sampled), static_cast<long long>(tally.hidden),
+         static_cast<long long>(tally.tails), static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
          static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
   return 0;
 }

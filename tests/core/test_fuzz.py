@@ -48,6 +48,8 @@ def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]
     assert counts["mutants"] == NUM_MUTANTS
     assert counts["opened"] > NUM_MUTANTS // 50  # mutants reach the planner and the executor too
     assert counts["ran"] > NUM_MUTANTS // 50
+    assert counts["hidden"] > NUM_MUTANTS // 50
+    assert counts["tails"] > NUM_MUTANTS // 200
     assert counts["invalid_file"] > NUM_MUTANTS // 2
 
 

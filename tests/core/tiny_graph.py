@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, State, Symbol, Value, Weight
+from penstock.graph.passes.append_tail import append_tail
 from penstock.lite.core import Context, layout_bytes, pack
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, CONTEXT_LEN = 32, 4, 2, 8, 48, 101, 256
@@ -177,3 +178,7 @@ def replace(items: dict[str, object], key: str, **changes: object) -> None:
 if __name__ == "__main__":  # the seeds of `make fuzz`
     for _scheme in LINEAR_LAYOUTS:
         write_bundle(Path(sys.argv[1]) / f"{_scheme}.psm", tiny_graph(_scheme, windows=(0, 32)))
+    for _tail in ("argmax", "topk:5"):
+        _graph = tiny_graph()
+        append_tail(_graph, _tail)
+        write_bundle(Path(sys.argv[1]) / f"{_tail.partition(':')[0]}.psm", _graph)
