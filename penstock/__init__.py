@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
     from penstock.engine.async_llm import AsyncLLM, AsyncStream
+    from penstock.engine.conversation import Conversation, Turn
     from penstock.engine.embed import Embedding
     from penstock.engine.llm import LLM
     from penstock.engine.options import EngineOptions, RequestOptions
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine.request import TokenLogprobs
     from penstock.engine.result import Choice, Delta, Result, Score
     from penstock.engine.stream import Stream
+    from penstock.engine.streamers import Streamer, TextStreamer
     from penstock.errors import (
         DeadlineError,
         FileAccessError,
@@ -44,6 +46,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AutoModel",
     "AutoTokenizer",
     "Choice",
+    "Conversation",
     "DeadlineError",
     "Delta",
     "Embedding",
@@ -65,7 +68,10 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "SamplingParams",
     "Score",
     "Stream",
+    "Streamer",
+    "TextStreamer",
     "TokenLogprobs",
+    "Turn",
     "UnavailableError",
     "UnsupportedError",
     "__version__",
@@ -76,6 +82,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "penstock.engine.async_llm": ("AsyncLLM", "AsyncStream"),
+    "penstock.engine.conversation": ("Conversation", "Turn"),
     "penstock.engine.embed": ("Embedding",),
     "penstock.engine.llm": ("LLM",),
     "penstock.engine.options": ("EngineOptions", "RequestOptions"),
@@ -83,6 +90,7 @@ _HOMES = {
     "penstock.engine.request": ("TokenLogprobs",),
     "penstock.engine.result": ("Choice", "Delta", "Result", "Score"),
     "penstock.engine.stream": ("Stream",),
+    "penstock.engine.streamers": ("Streamer", "TextStreamer"),
     "penstock.errors": (
         "DeadlineError",
         "FileAccessError",

@@ -19,6 +19,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
+    from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
     from penstock.engine.prompts import Prompt
 
@@ -126,7 +127,7 @@ def _not_ours(path: str, where: int) -> InvalidFileError:
 def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
     from penstock.engine.completions import answer_body, read_body
 
-    def prepared() -> Iterator[tuple[Prompt, SamplingParams] | PenstockError]:
+    def prepared() -> Iterator[tuple[Prompt, SamplingParams, RequestOptions] | PenstockError]:
         for request in todo:
             try:
                 if (method := request.get("method", "POST")) != "POST":

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.opening import open_llm
 from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
-from penstock.cli.run import write_text
+from penstock.engine.console import write_text
 from penstock.errors import InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.engine.chat import Conversation
+    from penstock.engine.conversation import Conversation, Turn
     from penstock.engine.llm import LLM
+    from penstock.engine.params import SamplingParams
+    from penstock.engine.stream import Stream
 
 __all__ = ["add_parser", "run"]
 
@@ -40,6 +42,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_model_options(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--drop-oldest", action="store_true", help="forget the oldest turns when the context is full; else it says so"
+    )
     add_limit_options(parser)
     add_cache_option(parser)
     parser.set_defaults(run=run)
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
     with open_llm(args, 1) as llm:
-        conversation = _Conversation(llm, args.system)
+        conversation = _Talk(llm, args.system, args.drop_oldest)
         if sys.stdin.isatty():
             with suppress(ImportError):
                 import readline  # noqa: F401 - gives input() its history and editing
@@ -70,15 +75,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Conversation:
-    """Messages so far, and how to sample."""
+class _Talk:
+    """What is said, and how to sample."""
 
-    def __init__(self, llm: LLM, system: str) -> None:
+    def __init__(self, llm: LLM, system: str, drop_oldest: bool) -> None:
         self._llm = llm
         self.has_template = llm.tokenizer.chat_template is not None
-        self._turns: Conversation | None = None  # with a template
+        if drop_oldest and not self.has_template:
+            raise InvalidArgumentError("--drop-oldest: the model has no chat template, so there are no turns to forget")
+        self._drop_oldest = drop_oldest
+        self._conversation: Conversation | None = None  # with a template
         self._settings: dict[str, Any] = {}
-        self._messages: list[dict[str, str]] = []
+        self._system = ""
+        self._text = ""  # the last one to complete
         self._num_tokens = 0
         self._begin(system)
 
@@ -87,42 +96,50 @@ class _Conversation:
             raise InvalidArgumentError(
                 "system: the model has no chat template, so it has no place for a system message"
             )
-        self._messages = [{"role": "system", "content": system}] if system else []
-        self._num_tokens = 0
+        self._system, self._text, self._num_tokens = system, "", 0
         if self.has_template:
-            from penstock.engine.chat import Conversation
+            messages = [{"role": "system", "content": system}] if system else []
+            self._conversation = self._llm.conversation(messages, drop_oldest=self._drop_oldest)
 
-            self._turns = Conversation(self._llm.tokenizer)
+    def _params(self) -> SamplingParams:
+        from penstock.engine.params import SamplingParams
+
+        # Until the context is full, unless a number is set: an answer ends by itself, and has no usual length.  A text
+        # that is completed may never end.
+        most = {} if self._conversation is None else {"max_tokens": self._llm.engine.max_len}
+        return SamplingParams(**most | self._settings)
 
     def say(self, message: str) -> None:
         """Answer a message; without a template, go on with the text."""
-        self._answer([*self._messages, {"role": "user", "content": message}])
+        if self._conversation is not None:
+            self._show(self._conversation.stream(message, self._params()))
+        else:
+            self._show(self._llm.stream(message, self._params()))
+            self._text = message
 
-    def _answer(self, messages: list[dict[str, str]]) -> None:
-        """Answer the last of them; without an answer the conversation stays as it was."""
-        from penstock.engine.params import SamplingParams
+    def _retry(self) -> None:
+        if self._conversation is not None:
+            self._show(self._conversation.retry(self._params()))
+        elif self._text:
+            self.say(self._text)
+        else:
+            raise InvalidArgumentError("retry: there is no answer yet")
 
-        prompt = messages[-1]["content"] if self._turns is None else self._turns.prompt(messages)
-        # Until the context is full, unless a number is set: an answer ends by itself, and has no usual length.  A text
-        # that is completed may never end.
-        most = {} if self._turns is None else {"max_tokens": self._llm.engine.max_len}
-        params = SamplingParams(**most | self._settings)
-        stream = self._llm.stream(prompt, params)
-        pieces: list[str] = []
+    def _show(self, stream: Stream | Turn) -> None:
+        """Write an answer as it comes; without one the conversation stays as it was."""
+        before = self._conversation.num_dropped if self._conversation is not None else 0
         try:
             for delta in stream:
-                pieces.append(delta.text)
                 write_text(delta.text)
         except KeyboardInterrupt:
             stream.abort()
             write_text(" ...")
         finally:
             write_text("\n")
-        self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         result = stream.result()
-        if self._turns is not None:
-            self._turns.answered(result.token_ids)
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
+        if self._conversation is not None and self._conversation.num_dropped > before:
+            _note(f"the context is full: the oldest {self._conversation.num_dropped - before} messages are forgotten")
         if result.finish_reason == "length" and self._num_tokens >= self._llm.engine.max_len:
             again = ": /reset begins anew" if self.has_template else ""
             _note(f"the context of {self._llm.engine.max_len} tokens is full{again}")
@@ -143,9 +160,7 @@ class _Conversation:
         elif name == "system":
             self._begin(rest)
         elif name == "reset":
-            self._begin(
-                self._messages[0]["content"] if self._messages and self._messages[0]["role"] == "system" else ""
-            )
+            self._begin(self._system)
         elif name == "retry":
             self._retry()
         else:
@@ -169,11 +184,6 @@ class _Conversation:
         except RecursionError:  # JSON took it, but its error message cannot be written
             raise InvalidArgumentError(f"{name}: it is nested too deep") from None
         self._settings = settings
-
-    def _retry(self) -> None:
-        if len(self._messages) < 2 or self._messages[-1]["role"] != "assistant":
-            raise InvalidArgumentError("retry: there is no answer yet")
-        self._answer(self._messages[:-1])
 
 
 def _value_of(text: str) -> Any:

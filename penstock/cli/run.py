@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.opening import open_llm
 from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_weights_option
 from penstock.cli.progress import format_bytes
+from penstock.engine.console import write_text
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.request import SamplingParams
     from penstock.engine.result import Result
 
-__all__ = ["add_parser", "run", "write_text"]
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,6 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end tokens")
     parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
+    parser.add_argument(
+        "--truncate-prompt", action="store_true", help="of a prompt that is too long keep the end; else it is refused"
+    )
     parser.add_argument("--json", action="store_true", help="print one object instead of text")
     add_limit_options(parser)
     add_cache_option(parser)
@@ -63,7 +67,11 @@ def _params(args: argparse.Namespace) -> SamplingParams:
 
 def run(args: argparse.Namespace) -> int:
     """Continue the prompt; text on stdout, figures on stderr."""
+    from penstock.engine.options import RequestOptions
+
     params = _params(args)  # refuse bad values before anything is opened
+    if args.truncate_prompt and args.chat:
+        raise InvalidArgumentError("--truncate-prompt goes without --chat: a message is not cut")
     prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
@@ -71,13 +79,15 @@ def run(args: argparse.Namespace) -> int:
         for note in llm.notes:
             print(f"penstock: {note}", file=sys.stderr)
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
-        stream = llm.stream(prompt, params)
+        stream = llm.stream(prompt, params, RequestOptions(truncate_prompt=args.truncate_prompt))
         if sys.stdout.isatty() and not args.json and not args.chat:
             write_text(prompt_text)  # a completion reads on from its prompt; a pipe gets the answer alone
         for delta in stream:
             if not args.json:
                 write_text(delta.text)
         result = stream.result()
+        if args.truncate_prompt and (num_cut := len(llm.tokenizer.encode(prompt_text)) - len(result.prompt_token_ids)):
+            print(f"penstock: the first {num_cut:,} tokens of the prompt were left out", file=sys.stderr)
         if args.json:
             print(json.dumps(_object(llm, result, load_s), ensure_ascii=False))
             return 0
@@ -95,15 +105,6 @@ def _prompt_text(prompt: str) -> str:
         return data if isinstance(data, str) else data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"prompt is not UTF-8 text at byte {error.start}") from None
-
-
-def write_text(text: str) -> None:
-    """Text of a model on stdout, at once."""
-    if sys.stdout.isatty():  # what a model writes never drives the terminal
-        text = "".join(char if char >= " " or char in "\n\t" else "\ufffd" for char in text)
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
-    sys.stdout.flush()
 
 
 def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:

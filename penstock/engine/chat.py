@@ -22,7 +22,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 if TYPE_CHECKING:
     from penstock.engine.text import Tokenizer
 
-__all__ = ["Conversation", "check_messages", "render_chat"]
+__all__ = ["TurnTokens", "check_messages", "render_chat"]
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_SECONDS: Final = 5.0
@@ -94,16 +94,16 @@ def render_chat(
     return text
 
 
-class Conversation:
+class TurnTokens:
     """The token ids of a conversation, kept from turn to turn.
 
     A sampled answer often spells its text with other tokens than the tokenizer would, and the pages of what is spelt
     anew are computed anew.  So the ids of the last prompt and of its answer stay for as far as the next prompt's text
     begins with theirs, and only the rest is encoded::
 
-        prompt = conversation.prompt(messages)
+        prompt = tokens.prompt(messages)
         result = llm.generate(prompt, params)
-        conversation.answered(result.token_ids)
+        tokens.answered(result.token_ids)
 
     UnsupportedError when the model has no chat template.
     """

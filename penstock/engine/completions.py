@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
 from penstock.engine.result import Choice, Result
@@ -25,8 +26,11 @@ _LEAST: Final = -9999.0
 """The log-probability of what cannot come, as OpenAI writes it: JSON has no infinity."""
 
 
-def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams]:
-    """The prompt and how to continue it; InvalidArgumentError names the field that is wrong or not known."""
+def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams, RequestOptions]:
+    """The prompt and how to continue it; InvalidArgumentError names the field that is wrong or not known.
+
+    Beside OpenAI's fields those of SamplingParams, and of a plain completion ``truncate_prompt`` (see RequestOptions).
+    """
     if not isinstance(body, Mapping):
         raise InvalidArgumentError(f"body must be an object, not {body!r:.100}")
     values: dict[str, Any] = {name: value for name, value in body.items() if value is not None}
@@ -34,8 +38,11 @@ def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams]
         raise InvalidArgumentError(f"model must be a text, not {body['model']!r:.100}")
     if values.pop("stream", False) is not False:
         raise InvalidArgumentError("stream must be false: the answer is one object")
+    options = RequestOptions(truncate_prompt=values.pop("truncate_prompt", False))
     prompt: Prompt
     if url == CHAT:
+        if options.truncate_prompt:
+            raise InvalidArgumentError("truncate_prompt must be false: a chat's messages are not cut")
         if "max_completion_tokens" in values:
             values["max_tokens"] = values.pop("max_completion_tokens")
         wanted, num_top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
@@ -55,12 +62,14 @@ def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams]
             raise InvalidArgumentError(f"prompt must be one text or one list of token ids, not {prompt!r:.100}")
         allowed = list(FIELDS)
         _resolve_echo(values)
+        if options.truncate_prompt and values.get("echo"):
+            raise InvalidArgumentError("truncate_prompt must be false with echo, which gives the whole prompt again")
     else:
         raise InvalidArgumentError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r:.100}")
     for name in values:
         if name not in allowed:
             raise InvalidArgumentError(f"{name} is not a field of {url}")
-    return prompt, SamplingParams(**values)
+    return prompt, SamplingParams(**values), options
 
 
 def _resolve_echo(values: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from penstock.engine.prompts import Prompt, check_each, split_params, split_prom
 from penstock.engine.request import Request, Status
 from penstock.engine.result import Result, Score, all_finished, all_or_error, outcome
 from penstock.engine.stream import Stream
+from penstock.engine.streamers import Streamer, generate_into
 from penstock.engine.tail import refuse_logits, refuse_sampling
 from penstock.engine.text import StopRules, TextStream, Tokenizer
 from penstock.engine.waiting import finish_all, run_prompts, when_room
@@ -31,6 +32,8 @@ from penstock.runtime.program import ProgramInfo, ProgramLimits
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from penstock.engine.conversation import Conversation
 
 __all__ = ["LLM", "Prompt"]
 
@@ -98,19 +101,7 @@ class LLM:
         self.generation: GenerationConfig = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
-        self._defaults = (
-            ResolvedSampling()
-            if self.info.tail
-            else ResolvedSampling(
-                max_tokens=self.generation.max_new_tokens or ResolvedSampling.max_tokens,
-                temperature=self.generation.temperature,
-                top_k=self.generation.top_k,
-                top_p=self.generation.top_p,
-                min_p=self.generation.min_p,
-                typical_p=self.generation.typical_p,
-                repetition_penalty=self.generation.repetition_penalty,
-            )
-        )
+        self._defaults = ResolvedSampling() if self.info.tail else ResolvedSampling.of_model(self.generation)
 
     @property
     def info(self) -> ProgramInfo:
@@ -137,6 +128,7 @@ class LLM:
         *,
         progress: bool = False,
         options: RequestOptions | None = None,
+        streamer: Streamer | None = None,
     ) -> Result: ...
 
     @overload
@@ -147,6 +139,7 @@ class LLM:
         *,
         progress: bool = False,
         options: RequestOptions | None = None,
+        streamer: Streamer | None = None,
     ) -> list[Result]: ...
 
     def generate(
@@ -156,13 +149,18 @@ class LLM:
         *,
         progress: bool = False,
         options: RequestOptions | None = None,
+        streamer: Streamer | None = None,
     ) -> Result | list[Result]:
         """Continue one prompt (a Result) or several (a list of Results in their order).
 
         A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each;
         ``options`` go for all.  ``progress`` shows on stderr how far it is.  All prompts are checked before any runs;
         errors name the prompt.  An error of one ends the call; ``generate_each`` gives the others' results, too.
+        ``streamer``: of one prompt, gets its token ids and each one of the answer as it comes (see Streamer).
         """
+        if streamer is not None:
+            result, is_one = generate_into(self, prompts, params, options, streamer, progress)
+            return result if is_one else [result]
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
         options = check_options(options)
@@ -185,15 +183,15 @@ class LLM:
 
     def generate_each(
         self,
-        items: Iterable[tuple[Prompt, SamplingParams] | PenstockError],
+        items: Iterable[tuple[Prompt, SamplingParams] | tuple[Prompt, SamplingParams, RequestOptions] | PenstockError],
         max_open: int = 0,
         options: RequestOptions | None = None,
     ) -> Iterator[tuple[int, Result | PenstockError]]:
         """Continue prompts as they come: pairs of an item's number and its result or error, in the order they end.
 
         An error ends its own item alone.  At most ``max_open`` items are taken ahead (0: four times the requests of a
-        step).  An item that is an error already is handed on.  ``options`` go for all.  Leaving the loop early aborts
-        what is still open.
+        step).  An item that is an error already is handed on.  ``options`` go for all that bring none of their own.
+        Leaving the loop early aborts what is still open.
         """
         options = check_options(options)
         source = enumerate(items)
@@ -222,12 +220,11 @@ class LLM:
                 for request in group:
                     self.engine.abort(request)
 
-    def _submit_all(
-        self, item: tuple[Prompt, SamplingParams] | PenstockError, options: RequestOptions
-    ) -> list[Request]:
+    def _submit_all(self, item: Any, options: RequestOptions) -> list[Request]:
         if isinstance(item, PenstockError):
             raise item
-        prompt, params = item
+        prompt, params = item[:2]
+        options = check_options(item[2]) if len(item) > 2 else options
         ids, sampling = self._prepare(prompt, params, options)
         requests: list[Request] = []
         try:
@@ -310,11 +307,18 @@ class LLM:
         *,
         options: RequestOptions | None = None,
     ) -> Result:
-        """Answer a conversation: messages with "role" and "content", rendered by the model's own chat template.
+        """Answer messages with "role" and "content", rendered by the model's own chat template.  They are encoded anew
+        each time: for several turns see ``conversation``.
 
         UnsupportedError when the model has no template.
         """
         return self.generate(self.chat_prompt(messages), params, options=options)
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> Conversation:
+        """A conversation that begins with ``messages``, remembers, and computes only what is new: see Conversation."""
+        from penstock.engine.conversation import Conversation
+
+        return Conversation(self, messages, drop_oldest=drop_oldest)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids that a conversation becomes, the opening of the answer included."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from penstock.engine.fields import (
     MAX_TOKEN,
@@ -26,6 +26,9 @@ from penstock.engine.fields import (
     word_ids,
 )
 from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.models.generation import GenerationConfig
 
 __all__ = [
     "FIELDS", "Filters", "Penalties", "ResolvedSampling", "SamplingFields", "SamplingParams", "check_num_top",
@@ -303,6 +306,13 @@ class ResolvedSampling:
         check_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         check_vocabulary("bad_words", chain.from_iterable(self.bad_words), vocab_size)
         check_listed("logprobs", self.num_logprobs, vocab_size)
+
+    @staticmethod
+    def of_model(config: GenerationConfig) -> ResolvedSampling:
+        """What a model's generation_config.json asks for."""
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+        most = config.max_new_tokens or DEFAULT_MAX_TOKENS
+        return ResolvedSampling(max_tokens=most, **{name: getattr(config, name) for name in names})
 
     @staticmethod
     def of(params: SamplingParams, defaults: ResolvedSampling) -> ResolvedSampling:

@@ -53,6 +53,11 @@ class Stream:
         return self._request.id
 
     @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt as it runs."""
+        return list(self._request.prompt_ids)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the request has ended, whatever was taken of it."""
         return self._request.status is Status.FINISHED

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import LLM, InternalError, SamplingParams, Stream
 from penstock.cli.main import main
-from penstock.engine.chat import Conversation
+from penstock.engine.chat import TurnTokens
 from tests.cli.conftest import DEMO, FOLDER, start
 
 TEMPLATE = (
@@ -95,14 +95,14 @@ def test_a_turn_without_an_answer_leaves_nothing_behind(chat_model, monkeypatch,
         expected.append(llm.chat(messages, SamplingParams(max_tokens=4, temperature=0)).text)
     monkeypatch.setattr(sys, "stdin", io.StringIO("/set temperature 0\n/set max_tokens 4\nadd\nBREAK\n/retry\nmore\n"))
     if trouble == "interrupted":
-        honest = Conversation.prompt
+        honest = TurnTokens.prompt
 
         def prompt(self, messages):
             if messages[-1]["content"] == "BREAK":
                 raise KeyboardInterrupt
             return honest(self, messages)
 
-        monkeypatch.setattr(Conversation, "prompt", prompt)
+        monkeypatch.setattr(TurnTokens, "prompt", prompt)
     else:
         step, count = Stream.__next__, iter(range(100))
 
@@ -141,3 +141,17 @@ def test_a_turn_computes_no_more_than_its_new_tokens(tmp_path, monkeypatch, caps
     assert main(["chat", str(tmp_path / "model")]) == 0, capsys.readouterr().err
     computed = [len(one.prompt_token_ids) + len(one.token_ids) - 1 for one in results]
     assert [one.num_cached_tokens for one in results] == [0, *(number // 32 * 32 for number in computed[:2])]
+
+
+def test_a_full_context_forgets_the_oldest_turns_when_that_is_asked_for(penstock_command, chat_model):
+    lines = "/set max_tokens 20\n/set ignore_eos true\n" + "add two numbers\n" * 12 + "/settings\n"
+    args = ("chat", chat_model, "--system", "be brief", "--context-len", 256)
+    done = penstock_command(*args, "--drop-oldest", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "the context is full: the oldest" in done.stderr
+    assert "but the context holds" not in done.stderr
+    assert done.stdout.count("\n") >= 12
+    refused = penstock_command(*args, stdin=lines)
+    assert "but the context holds 256" in refused.stderr
+    without = penstock_command("chat", DEMO, "--drop-oldest", stdin="x\n")
+    assert (without.returncode, "--drop-oldest: the model has no chat template" in without.stderr) == (1, True)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, ProgramLimits, SamplingParams
 from tests.cli.conftest import DEMO, FOLDER, environment, start
 
 PROMPT = "def add(a, b):\n    return"
@@ -119,6 +119,20 @@ def test_prompts_that_do_not_fit_are_refused(penstock_command):
     assert (empty.returncode, "empty" in empty.stderr) == (1, True)
     long = penstock_command("run", DEMO, "-", stdin="x = 1\n" * 2000)
     assert (long.returncode, "1024" in long.stderr) == (1, True)
+
+
+def test_a_prompt_is_cut_when_that_is_asked_for(penstock_command):
+    args = ("run", DEMO, "-", "--truncate-prompt", "--max-tokens", 8, "--temperature", 0, "--context-len", 64)
+    text = "x = 1\n" * 2000 + PROMPT
+    done = penstock_command(*args, stdin=text)
+    with LLM(DEMO, limits=ProgramLimits(context_len=64)) as llm:
+        ids = llm.tokenizer.encode(text)
+        expected = llm.generate(ids[-56:], SamplingParams(max_tokens=8, temperature=0))
+    assert done.stdout == expected.text + "\n", done.stderr
+    assert f"the first {len(ids) - 56:,} tokens of the prompt were left out" in done.stderr
+    assert "left out" not in penstock_command(*args, stdin=PROMPT).stderr
+    refused = penstock_command(*args, "--chat", stdin="x")
+    assert (refused.returncode, "--truncate-prompt goes without --chat" in refused.stderr) == (1, True)
 
 
 def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):

@@ -17,7 +17,8 @@ def llm():
 
 
 def answer(llm: LLM, **body: object) -> dict:
-    return answer_body(llm, COMPLETIONS, body, llm.generate(*read_body(llm, COMPLETIONS, body)))
+    prompt, params, options = read_body(llm, COMPLETIONS, body)
+    return answer_body(llm, COMPLETIONS, body, llm.generate(prompt, params, options=options))
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -70,6 +71,8 @@ def test_offsets_count_characters_of_the_text(llm):
         ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens must be at most max_tokens"),
         ({"max_tokens": False, "echo": True}, "max_tokens must be"),
         ({"echo": 1}, "echo must be"),
+        ({"truncate_prompt": 1}, "truncate_prompt must be"),
+        ({"truncate_prompt": True, "echo": True}, "truncate_prompt must be false with echo"),
         ({"echo": True, "logprobs": 21}, "logprobs must be"),
     ],
 )
@@ -83,3 +86,20 @@ def test_a_chat_has_no_echo(llm, name, monkeypatch):
     monkeypatch.setattr(llm, "chat_prompt", lambda _messages: [5])
     with pytest.raises(InvalidArgumentError, match=f"{name} is not a field of {CHAT}"):
         read_body(llm, CHAT, {"messages": [], name: 1})
+
+
+def test_a_prompt_is_cut_where_its_request_says_so(llm):
+    long = "x = 1\n" * 600
+    with pytest.raises(InvalidArgumentError, match="but the context holds 1024"):
+        answer(llm, prompt=long)
+    body = answer(llm, prompt=long, truncate_prompt=True, max_tokens=8, temperature=0)
+    assert body["usage"]["prompt_tokens"] == 1024 - 8
+    kept = llm.tokenizer.encode(long)[-(1024 - 8) :]
+    expected = llm.generate(kept, SamplingParams(max_tokens=8, temperature=0))
+    assert body["choices"][0]["text"] == expected.text
+    with pytest.raises(InvalidArgumentError, match="truncate_prompt must be false: a chat's messages"):
+        read_body(llm, CHAT, {"messages": [], "truncate_prompt": True})
+    items = [read_body(llm, COMPLETIONS, {"prompt": long, "truncate_prompt": cut}) for cut in (False, True)]
+    outcomes = dict(llm.generate_each(items))
+    assert isinstance(outcomes[0], InvalidArgumentError)
+    assert len(outcomes[1].prompt_token_ids) < 1024

@@ -1,0 +1,22 @@
+"""Text of a model on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+__all__ = ["write_text"]
+
+
+def write_text(text: str, file: TextIO | None = None) -> None:
+    """Write what a model wrote to ``file`` (standard output), at once.
+
+    On a terminal control characters are replaced: what a model writes never drives it.  So is what the file's encoding
+    cannot say.
+    """
+    out = sys.stdout if file is None else file
+    if out.isatty():
+        text = "".join(char if char >= " " or char in "\n\t" else "\ufffd" for char in text)
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    out.write(text.encode(encoding, errors="replace").decode(encoding))
+    out.flush()
