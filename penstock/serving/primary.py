@@ -21,7 +21,7 @@ from penstock.engine.text import Tokenizer
 from penstock.errors import PenstockError, UnavailableError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.fleet import Patience
-from penstock.serving.link import WorkerLink
+from penstock.serving.link import LostWorkerError, WorkerLink
 from penstock.serving.process import COMMAND, WorkerProcess, not_started, start_process
 from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL
 
@@ -32,6 +32,7 @@ __all__ = ["Primary"]
 
 _METHOD: Final = "penstock.v1.Primary"
 _MOST_SOCKET_PATH: Final = 100
+_LAST_WORDS_S: Final = 1.0
 
 
 class Primary:
@@ -169,10 +170,13 @@ def _digest(token: str) -> bytes:
 
 
 async def _first(wanted: asyncio.Future[WorkerLink], exited: asyncio.Future[int]) -> WorkerLink:
-    """What is wanted, unless the process ends first."""
+    """What is wanted, unless the process ends first or its stream does, which is the same a moment earlier."""
     await asyncio.wait((wanted, exited), return_when=asyncio.FIRST_COMPLETED)
     if not wanted.done():
         with suppress(TimeoutError):  # its last words may be on their way
-            return await asyncio.wait_for(asyncio.shield(wanted), 1.0)
-        raise not_started(exited.result())
-    return wanted.result()
+            await asyncio.wait_for(asyncio.shield(wanted), _LAST_WORDS_S)
+    if wanted.done() and not isinstance(wanted.exception(), LostWorkerError):
+        return wanted.result()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(exited), _LAST_WORDS_S)
+    raise not_started(exited.result() if exited.done() else None)

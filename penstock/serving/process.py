@@ -116,7 +116,9 @@ class WorkerProcess:
 
 
 def _how(status: int | None) -> str:
-    if status is not None and status < 0:
+    if status is None:
+        return "it left without a word"
+    if status < 0:
         return f"it was ended by {signal.Signals(-status).name}"
     return f"it ended with status {status}"
 

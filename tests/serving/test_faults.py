@@ -1,0 +1,271 @@
+"""What goes wrong with workers, planted: each fault ends with right answers, a retriable error or a refusal, and with
+the model ready again; nothing waits for ever and nothing is left.
+
+``PENSTOCK_CHAOS=n`` repeats the storms n times (``make chaos``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.engine.llm import LLM
+from penstock.engine.params import SamplingParams
+from penstock.errors import InternalError, UnavailableError
+from penstock.graph.export import export_bundle
+from penstock.serving.fleet import Patience
+from penstock.serving.process import COMMAND
+from penstock.serving.remote import RemoteBackend
+from tests.invariants.checkpoints import write_checkpoint
+from tests.serving.faulty_worker import DEADLY, LATE, STUCK
+from tests.serving.workers import OPTIONS, faulty, pids, service, tokens_of, until
+
+CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
+IMPATIENT = Patience(hang_s=3.0, least_pause_s=0.05, most_pause_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two bundles of other weights, with the same vocabulary."""
+    folder = tmp_path_factory.mktemp("versions")
+    made = []
+    for index, width in enumerate((200, 232)):
+        checkpoint = write_checkpoint(folder / f"checkpoint{index}", intermediate_size=width)
+        made.append(folder / f"v{index}.psm")
+        export_bundle(checkpoint, made[-1], scheme="w8a8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(versions: list[Path]) -> list[dict[int, list[int]]]:
+    """What each version answers to a prompt that begins with a number."""
+    found = []
+    for path in versions:
+        with LLM(path, limits=OPTIONS.limits) as llm:
+            results = llm.generate([[number, 7, 9] for number in range(32)], SEEDED)
+            found.append({number: result.token_ids for number, result in enumerate(results)})
+    assert all(found[0][number] != found[1][number] for number in range(32))
+    return found
+
+
+class Traffic:
+    """Clients that ask again and again and note what they got."""
+
+    def __init__(self, backend: RemoteBackend, expected: list[dict[int, list[int]]], num_clients: int = 3) -> None:
+        self.backend, self.expected = backend, expected
+        self.num_right, self.versions, self.num_lost = 0, set(), 0
+        self.wrong: list[str] = []
+        self._tasks = [asyncio.ensure_future(self._client(seed)) for seed in range(num_clients)]
+
+    async def _client(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while True:
+            number, ids = rng.randrange(32), []
+            try:
+                async with asyncio.timeout(60), await self.backend.submit([number, 7, 9], SEEDED) as answer:
+                    async for delta in answer:
+                        ids += delta.token_ids
+            except UnavailableError:
+                self.num_lost += 1
+                await asyncio.sleep(0.01)
+                continue
+            except Exception as error:
+                self.wrong.append(f"{type(error).__name__}: {error}")
+                return
+            version = answer.version
+            self.versions.add(version)
+            if ids == self.expected[(version - 1) % 2][number]:
+                self.num_right += 1
+            else:
+                self.wrong.append(f"version {version} answered {number} with {ids}")
+
+    async def more(self, count: int = 6) -> None:
+        """Until so many more answers came and were right."""
+        goal = self.num_right + count
+        await until(lambda: self.num_right >= goal or self.wrong)
+        assert not self.wrong, self.wrong
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert not self.wrong, self.wrong
+
+
+def still(process: psutil.Process) -> bool:
+    """Stop a process, also one that somebody let go on; False when it is gone."""
+    try:
+        process.suspend()
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
+    async def main() -> None:
+        async with service(num_workers=2) as running:
+            backend = await running.models.load(str(versions[0]))
+            traffic = Traffic(backend, expected)
+            for _ in range(3 * CHAOS):
+                await traffic.more()
+                victim = random.choice(pids(backend))
+                os.kill(victim, signal.SIGKILL)
+                await until(lambda victim=victim: victim not in pids(backend))
+                assert not psutil.pid_exists(victim), "it is no zombie"
+                await until(lambda: sum(worker.status == "ready" for worker in backend.workers()) == 2)
+                assert backend.state == "ready"
+            await traffic.more()
+            await traffic.stop()
+            await until(lambda: all(worker.num_open == 0 for worker in backend.workers()))
+
+    asyncio.run(main())
+
+
+def test_a_stopped_worker_is_replaced_under_load(versions, expected) -> None:
+    """SIGSTOP: nothing is heard of it.  With one worker its requests are tried again on the next."""
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT) as running:
+            backend = await running.models.load(str(versions[0]))
+            traffic = Traffic(backend, expected)
+            await traffic.more()
+            victim = psutil.Process(pids(backend)[0])
+            await until(lambda: not still(victim))
+            await traffic.more()
+            await traffic.stop()
+            assert pids(backend) != [victim.pid]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> None:
+    """The worker's event loop goes on and sends beats; the engine's loop hangs in a step."""
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+            backend = await running.models.load(str(versions[0]))
+            victim = pids(backend)[0]
+            before = time.monotonic()
+            with pytest.raises(InternalError, match="refused"):  # it hangs the second one, too
+                await tokens_of(backend, [STUCK, 5], GREEDY)
+            assert time.monotonic() - before > IMPATIENT.hang_s
+            assert not psutil.pid_exists(victim)
+            await until(lambda: backend.is_ready)
+            assert len(await tokens_of(backend, [5], GREEDY)) == 12
+
+    asyncio.run(main())
+
+
+def test_without_the_detector_a_hang_would_last(versions) -> None:
+    """The negative control of the two above: nobody else ends a worker that stands."""
+
+    async def main() -> None:
+        async with service(patience=Patience(hang_s=1000.0)) as running:
+            backend = await running.models.load(str(versions[0]))
+            worker = psutil.Process(pids(backend)[0])
+            still(worker)
+            asked = asyncio.ensure_future(tokens_of(backend, [5], GREEDY))
+            await until(lambda: still(worker) and backend.heartbeat_age_s > 1.5 * IMPATIENT.hang_s)
+            assert pids(backend) == [worker.pid]
+            worker.resume()
+            assert len(await asked) == 12
+            await until(lambda: backend.heartbeat_age_s < 1.0)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_kills_workers_is_refused_and_others_are_served(versions) -> None:
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+            backend = await running.models.load(str(versions[0]))
+            first = pids(backend)
+            innocent = [asyncio.ensure_future(tokens_of(backend, [number, 3], GREEDY)) for number in range(4)]
+            with pytest.raises(InternalError, match="refused"):
+                await tokens_of(backend, [DEADLY, 5], GREEDY)
+            await until(lambda: backend.is_ready)
+            second = pids(backend)
+            assert second != first
+            with pytest.raises(InternalError, match="refused"):  # at once: nobody dies of it again
+                await tokens_of(backend, [DEADLY, 5], GREEDY)
+            assert pids(backend) == second
+            for outcome in await asyncio.gather(*innocent, return_exceptions=True):
+                assert isinstance(outcome, UnavailableError) or len(outcome) == 12
+            assert len(await tokens_of(backend, [1, 3], GREEDY)) == 12
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_is_not_sent_again(versions) -> None:
+    """A worker that dies in the middle of an answer: the reader gets what came, and a retriable error."""
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+            backend = await running.models.load(str(versions[0]))
+            ids: list[int] = []
+
+            async def read() -> None:
+                async with await backend.submit([LATE, 5], GREEDY) as answer:
+                    async for delta in answer:
+                        ids.extend(delta.token_ids)
+
+            with pytest.raises(UnavailableError, match="send the request again"):
+                await read()
+            assert 1 <= len(ids) <= 4
+            assert len(await tokens_of_when_ready(backend, [6, 5])) == 12
+
+    asyncio.run(main())
+
+
+async def tokens_of_when_ready(backend: RemoteBackend, prompt: list[int]) -> list[int]:
+    await until(lambda: backend.is_ready)
+    return await tokens_of(backend, prompt, GREEDY)
+
+
+def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> None:
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("exits")) as running:
+            bad = await running.models.load(str(versions[0]), "bad")
+            good = await running.models.load(str(versions[1]), "good")
+            os.kill(pids(bad)[0], signal.SIGKILL)  # each further one ends while it loads
+            await until(lambda: bad.state == "failed")
+            assert not bad.is_ready
+            assert "status 3" in bad.error
+            with pytest.raises(UnavailableError, match="again and again"):
+                await bad.submit([5], GREEDY)
+            assert (good.state, len(await tokens_of(good, [5], GREEDY))) == ("ready", 12)
+            versions[0].with_suffix(".loaded").unlink()  # whatever it was is gone
+            await until(lambda: bad.is_ready)
+            assert len(await tokens_of(bad, [5], GREEDY)) == 12
+            versions[0].with_suffix(".loaded").unlink()
+            versions[1].with_suffix(".loaded").unlink()
+
+    asyncio.run(main())
+
+
+def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
+    """Every answer is from one version, whole; no request fails."""
+
+    async def main() -> None:
+        async with service(command=COMMAND) as running:
+            backend = await running.models.load(str(versions[0]), "model")
+            traffic = Traffic(backend, expected)
+            await traffic.more()
+            num_switches = 20 * CHAOS
+            for number in range(1, num_switches + 1):
+                await running.models.update("model", str(versions[number % 2]))
+                assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
+                await traffic.more(3)
+            await traffic.stop()
+            assert traffic.num_lost == 0
+            assert len(traffic.versions) == num_switches + 1
+
+    asyncio.run(main())
