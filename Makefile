@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint wire soak fuzz check-neon perplexity bench-peers bench-quick bench-load chaos clean
+.PHONY: help demo test lint wire soak chaos fuzz check-neon check-page perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
@@ -18,6 +18,7 @@ help:
 	@echo "make chaos       kill, stop and update workers under traffic: 200 updates, or CHAOS=n times 20"
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
+	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -87,6 +88,12 @@ check-neon: $(VENV)/.test
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
 	$(BIN)/cmake --build build/neon -j2 --target kernel_check
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/neon/core/tools/kernel_check
+
+# Debian's browser, fetched where it is missing and that is allowed
+check-page: $(VENV)/.test
+	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core
+	mkdir -p build/page
+	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/test_page.py
 
 clean:
 	rm -rf $(VENV) build

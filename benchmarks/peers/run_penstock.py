@@ -11,6 +11,7 @@ import time
 from protocol import CONTEXT_LEN, START_TEXT, Launch, batch_of, measure_one, prompt, serve, steps_of
 
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.engine.request import Request, ResolvedSampling, Status
 from penstock.runtime.open import open_program
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
@@ -53,7 +54,7 @@ class Penstock:
 
     def __init__(self, launch: Launch) -> None:
         self.program = open_program(launch.model, threads=launch.threads, limits=limits_of(launch)).program
-        self.engine = Engine(self.program)
+        self.engine = Engine(self.program, EngineOptions(max_mixed_tokens=0))  # all answers begin together
         self.decode_step_s([prompt(16, 0)], 4)
 
     def _step(self) -> None:

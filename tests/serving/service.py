@@ -33,7 +33,7 @@ class Service:
     """A running service; ``models``, ``door`` and ``listener`` belong to its own thread's event loop."""
 
     def __init__(self, llms: Mapping[str, LLM], settings: DoorSettings | None = None) -> None:
-        self._llms = llms
+        self.llms = llms
         self._settings = replace(settings or DoorSettings(), port=0)
         self._started = threading.Event()
         self._error: BaseException | None = None
@@ -52,7 +52,7 @@ class Service:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.models = LocalModels([LocalBackend(llm, name) for name, llm in self._llms.items()])
+        self.models = LocalModels([LocalBackend(llm, name) for name, llm in self.llms.items()])
         try:
             self.door = make_app(self.models, self._settings)
             self.listener = Listener(self.door, self._settings)

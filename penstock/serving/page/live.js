@@ -69,15 +69,14 @@ function table(caption, heads, rows) {
   return element("div", { class: "scroll" }, made);
 }
 
-function latencies(latency) {
+function latencies({ latency, window }) {
   const rows = [
     ["first token", latency?.first_token_s],
     ["between tokens", latency?.between_tokens_s],
     ["whole answer", latency?.e2e_s],
   ].filter(([, value]) => value);
   if (!rows.length) return "";
-  const words = latency.window ? `Latency, ${latency.window}` : "Latency";
-  return table(words, ["", "p50", "p99"], rows.map(([name, { p50, p99 }]) => [name, seconds(p50), seconds(p99)]));
+  return table(window ? `Latency, ${window}` : "Latency", ["", "p50", "p99"], rows.map(([name, { p50, p99 }]) => [name, seconds(p50), seconds(p99)]));
 }
 
 function card(model, now) {
@@ -99,7 +98,7 @@ function card(model, now) {
       ["Pages held", ...pages(model)],
     ]),
     graph(rates),
-    latencies(model.latency),
+    latencies(model),
   );
   if (model.workers?.length) {
     const rows = model.workers.map((worker) => [

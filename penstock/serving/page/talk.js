@@ -88,13 +88,15 @@ function addError(article, message) {
   article.append(line);
 }
 
+const LEAST_MS = 50; // between first and last piece: below, pieces that came together would count as speed
+
 const REASONS = { length: "cut at the most tokens", abort: "ended by the service" };
 
 // What stands under an answer: rates are of the tokens after the first.
 function figuresOf({ begun, first, end, usage, finish, stopped }) {
   const words = [];
   const count = usage?.completion_tokens;
-  if (count > 1 && end > first) words.push(`${((count - 1) / ((end - first) / 1000)).toFixed(1)} tokens/s`);
+  if (count > 1 && end - first >= LEAST_MS) words.push(`${((count - 1) / ((end - first) / 1000)).toFixed(1)} tokens/s`);
   if (first) words.push(`first token ${((first - begun) / 1000).toFixed(2)} s`);
   if (count !== undefined) words.push(`${count} ${count === 1 ? "token" : "tokens"}`);
   const shared = usage?.prompt_tokens_details?.cached_tokens;
