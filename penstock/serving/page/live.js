@@ -42,7 +42,7 @@ function graph(rates) {
   const path = document.createElementNS(space, "path");
   if (points.length > 1) path.setAttribute("d", `M${points.join("L")}`);
   svg.append(path);
-  const words = `tokens/s over the last ${SAMPLES} looks, at most ${number.format(Math.round(most))}`;
+  const words = `tokens/s over the last ${SAMPLES} looks, at most ${number.format(Math.round(Math.max(0, ...rates)))}`;
   return element("figure", {}, svg, element("figcaption", { class: "dim" }, words));
 }
 
