@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Line", "draw_charts", "draw_latency"]
 
-_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 460, 320, 70, 56, 70, 68
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 460, 348, 98, 56, 70, 68
 _COLORS = {50: "#1d4ed8", 90: "#7c3aed", 99: "#c2410c"}
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
+_HALO = "stroke='white' stroke-width='4' paint-order='stroke'"  # lines end around a label
 _TICKS = 5
 
 
@@ -71,7 +72,7 @@ def _chart(name: str, capacity: float, lines: Sequence[Line], left: int) -> str:
     def at(x: float, y: float) -> tuple[float, float]:
         return x0 + (x1 - x0) * x / most_x, y0 + (y1 - y0) * y / most_y
 
-    parts = [f"<text x='{x0}' y='{_TOP - 10}' font-size='13' fill='{_INK}'>{name}</text>"]
+    parts = [f"<text x='{x0}' y='{_TOP - 24}' font-size='13' fill='{_INK}'>{name}</text>"]
     for tick in range(_TICKS + 1):
         x, y = at(most_x * tick / _TICKS, most_y * tick / _TICKS)
         parts += [
@@ -88,7 +89,7 @@ def _chart(name: str, capacity: float, lines: Sequence[Line], left: int) -> str:
     x, _ = at(capacity, 0)
     parts += [
         f"<line x1='{x:.1f}' y1='{y0}' x2='{x:.1f}' y2='{y1}' stroke='{_FAINT}' stroke-dasharray='4 4'/>",
-        f"<text x='{x - 5:.1f}' y='{y1 + 12}' font-size='11' text-anchor='end' fill='{_FAINT}'>capacity</text>",
+        f"<text x='{x:.1f}' y='{y1 - 6}' font-size='11' text-anchor='middle' fill='{_FAINT}'>capacity</text>",
     ]
     return "\n".join(parts + _lines([(line, [at(*point) for point in line.points]) for line in lines]))
 
@@ -104,7 +105,7 @@ def _lines(placed: Sequence[tuple[Line, list[tuple[float, float]]]]) -> list[str
         if points:
             last_label = min(points[-1][1] + 4, last_label - 14)
             parts.append(
-                f"<text x='{points[-1][0] + 8:.1f}' y='{last_label:.1f}' font-size='12' fill='{line.color}'>"
+                f"<text x='{points[-1][0] + 8:.1f}' y='{last_label:.1f}' font-size='12' fill='{line.color}' {_HALO}>"
                 f"{escape(line.label)}</text>"
             )
     return parts

@@ -96,7 +96,11 @@ def test_the_picture_is_sound_and_shows_every_rate(report):
         for item in root.findall(f".//{name}{tag}"):
             x, y = (float(item.get(key) or -1) for key in keys)
             assert 0 <= x <= 920
-            assert 0 <= y <= 320
+            assert 0 <= y <= 348
+    ys = {
+        text.text: [float(t.get("y")) for t in root.iter(f"{name}text") if t.text == text.text] for text in root.iter()
+    }
+    assert max(ys["capacity"]) < min(ys["p50"] + ys["p90"] + ys["p99"])  # above what it could lie over
     assert isinstance(report.runs[1], RateReport)
 
 
