@@ -20,6 +20,8 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.result import Delta, Result, Score
 from penstock.engine.stream import Stream
+from penstock.engine.unanswered import embed_prompts, score_prompts
+from penstock.engine.waiting import OpenRequests
 from penstock.errors import InvalidArgumentError
 
 __all__ = ["AsyncLLM", "AsyncStream"]
@@ -145,8 +147,8 @@ class AsyncLLM:
     async def score(
         self, prompts: Prompt | Sequence[Prompt], num_top: int = 0, *, options: RequestOptions | None = None
     ) -> Score | list[Score]:
-        """What ``LLM.score`` gives, computed beside the event loop."""
-        return await self._beside(self.llm.score, prompts, num_top, options=options)
+        """What ``LLM.score`` gives, computed beside the event loop; cancelling the caller aborts it."""
+        return await self._all_of(score_prompts, prompts, num_top, options)
 
     async def embed(
         self,
@@ -156,13 +158,23 @@ class AsyncLLM:
         *,
         options: RequestOptions | None = None,
     ) -> Embedding | list[Embedding]:
-        """What ``LLM.embed`` gives, computed beside the event loop."""
-        return await self._beside(self.llm.embed, prompts, pooling, normalize, options=options)
+        """What ``LLM.embed`` gives, computed beside the event loop; cancelling the caller aborts it."""
+        return await self._all_of(embed_prompts, prompts, pooling, normalize, options)
 
-    async def _beside(self, call: Callable[..., _Answer], *arguments: Any, **named: Any) -> _Answer:
+    async def _all_of(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """A call that opens requests of its own, which end when the caller is cancelled."""
+        opened = OpenRequests(self.llm.engine)
+        try:
+            return await self._beside(call, self.llm, *arguments, opened)
+        except asyncio.CancelledError:
+            opened.abort()
+            self._work.set()
+            raise
+
+    async def _beside(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
         if self._closing:
             raise InvalidArgumentError("the AsyncLLM is closed")
-        return await asyncio.to_thread(call, *arguments, **named)
+        return await asyncio.to_thread(call, *arguments)
 
     async def close(self) -> None:
         """End every request with "abort" and give the memory back.  Returns when that is done, however many call it;

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.prompts import of_prompt
 from penstock.engine.request import Status
-from penstock.engine.waiting import when_room
+from penstock.engine.waiting import OpenRequests
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
@@ -106,10 +106,13 @@ def embed(
     *,
     is_one: bool = False,
     options: RequestOptions | None = None,
+    opened: OpenRequests | None = None,
 ) -> list[Embedding]:
     """The prompts' embeddings in their order.  A few steps' worth of requests is open at a time, and a full queue is
     waited for, so that any number of prompts may come; raises the error that one of them ended with, naming it.
+    ``opened`` takes the requests, so that another thread may end them.
     """
+    opened = opened or OpenRequests(engine)
     todo = deque(enumerate(prompts))
     unfinished: dict[int, Request] = {}
     done: dict[int, Embedding] = {}
@@ -117,7 +120,7 @@ def embed(
         while todo or unfinished:
             while todo and len(unfinished) < 4 * engine.scheduler.max_requests:
                 index, ids = todo.popleft()
-                unfinished[index] = when_room(engine, engine.submit, ids, pooling=Pooling(pooling), options=options)
+                unfinished[index] = opened.submit(ids, pooling=Pooling(pooling), options=options)
             engine.wait(next(iter(unfinished.values())), 0)
             for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
                 try:

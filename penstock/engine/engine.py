@@ -7,7 +7,6 @@ requests on the way.  Whatever goes wrong in a step ends that step's requests wi
 
 from __future__ import annotations
 
-import heapq
 import threading
 import time
 from collections import Counter, deque
@@ -17,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from penstock.engine.batch import BatchLayout
+from penstock.engine.deadlines import Deadlines
 from penstock.engine.embed import Pooling, pool
 from penstock.engine.figures import EngineFigures
 from penstock.engine.interrupt import interrupt_after
@@ -74,7 +74,7 @@ class Engine:
         self._incoming: deque[Request] = deque()
         self._aborts: deque[Request | int] = deque()  # a number: every request below it
         self._ended: list[Request] = []  # not told to anybody yet
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines()
         self._busy = False
         self._closed = False
 
@@ -274,12 +274,9 @@ class Engine:
 
     def _expire(self) -> None:
         """End the requests whose time is over."""
-        now = time.perf_counter()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[2]
-            where = "waited" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
-            error = DeadlineError(f"deadline_s {request.options.deadline_s:g} is over: the request still {where}")
-            self._end(request, "error", error)
+        if self._deadlines:
+            for request, error in self._deadlines.take_over(time.perf_counter()):
+                self._end(request, "error", error)
 
     def wait(self, request: Request, num_tokens: int) -> bool:
         """Drive the loop until the request has more than ``num_tokens`` answer tokens or has ended.
@@ -375,16 +372,12 @@ class Engine:
             except Exception:
                 self._incoming.appendleft(request)  # whoever ends all requests must find it
                 raise
-            if request.options.deadline_s is not None:
-                when = request.timings.submitted + request.options.deadline_s
-                heapq.heappush(self._deadlines, (when, request.id, request))
+            self._deadlines.add(request)
         while self._aborts:
             one = self._aborts.popleft()
             for request in [r for r in self._everyone() if r.id < one] if isinstance(one, int) else [one]:
                 self._end(request, "abort")
-        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._everyone()):
-            self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
-            heapq.heapify(self._deadlines)
+        self._deadlines.forget_ended(self._num_submitted - self._num_ended)
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:
         if request.status is not Status.FINISHED:

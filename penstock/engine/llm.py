@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
-from penstock.engine.embed import Embedding, check_embedding, embed
+from penstock.engine.embed import Embedding
 from penstock.engine.engine import Engine
-from penstock.engine.fields import check_listed, check_vocabulary
+from penstock.engine.fields import check_listed, check_vocabulary, flag
 from penstock.engine.logits import PromptLogits, PromptScores
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options
-from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompts import Prompt, check_each, split_params, split_prompts
 from penstock.engine.request import Request, Status
 from penstock.engine.result import Result, Score, all_finished, all_or_error, outcome
@@ -23,6 +23,7 @@ from penstock.engine.stream import Stream
 from penstock.engine.streamers import Streamer, generate_into
 from penstock.engine.tail import refuse_logits, refuse_sampling
 from penstock.engine.text import StopRules, TextStream, Tokenizer
+from penstock.engine.unanswered import embed_prompts, score_prompts
 from penstock.engine.waiting import finish_all, run_prompts, when_room
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.models.generation import GenerationConfig, read_generation_config
@@ -163,7 +164,7 @@ class LLM:
             return result if is_one else [result]
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
-        options = check_options(options)
+        options, progress = check_options(options), flag("progress", progress)
         prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self._prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
@@ -268,16 +269,7 @@ class LLM:
         ``options`` go for all, but a text is scored whole: ``truncate_prompt`` is refused.  All prompts are checked
         before any runs; errors name the prompt.
         """
-        refuse_logits("score", self.info.tail)
-        options = check_options(options)
-        if options.truncate_prompt:
-            raise InvalidArgumentError("truncate_prompt must be False here: a text is scored whole")
-        several, is_one = split_prompts(prompts)
-        num_top = check_num_top(num_top, self.info.vocab_size)
-        checked = check_each(several, is_one, lambda prompt: self.engine.check_prompt(self._ids(prompt), answer_len=0))
-        requests = run_prompts(self.engine, ((ids, PromptScores(num_top)) for ids in checked), is_one, options)
-        scores = [Score(ids, one.prompt_logprobs or []) for ids, one in zip(checked, requests, strict=True)]
-        return scores[0] if is_one else scores
+        return score_prompts(self, prompts, num_top, options)
 
     def embed(
         self,
@@ -293,12 +285,7 @@ class LLM:
         length 1.  ``options`` go for all; of a prompt that is too long ``truncate_prompt`` keeps a context's worth of
         its end.  UnsupportedError for a network that has no such rows; errors name the prompt.
         """
-        check_embedding(pooling, normalize)
-        fixed = check_options(options)
-        several, is_one = split_prompts(prompts)
-        checked = check_each(several, is_one, lambda prompt: self.engine.fit_prompt(self._ids(prompt), 0, fixed))
-        embeddings = embed(self.engine, checked, pooling, normalize, is_one=is_one, options=fixed)
-        return embeddings[0] if is_one else embeddings
+        return embed_prompts(self, prompts, pooling, normalize, options)
 
     def chat(
         self,

@@ -26,7 +26,8 @@ class EngineOptions:
     ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget).  ``max_mixed_tokens`` bounds the
     prompt tokens of a step that decodes as well, so that answers do not stall while a prompt is read (0: what the
     decodes leave of the budget); a step without decodes takes prompts up to its budget.  ``prefix_cache``: requests
-    share the pages of equal beginnings.  ``max_waiting``: a request that finds so many open beyond the places of a step
+    share the pages of equal beginnings; without it not even the ``n`` answers to one prompt do, which is computed for
+    each.  ``max_waiting``: a request that finds so many open beyond the places of a step
     is refused with QueueFullError; 0 lets any number wait.  ``priority_s``: seconds of waiting that a level of priority
     is worth.
     """

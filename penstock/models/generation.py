@@ -24,12 +24,15 @@ __all__ = [
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
 MAX_EOS_TOKENS: Final = 64
+LEAST_SHARE: Final = 1e-6
+LEAST_REPETITION_PENALTY: Final = 0.01
 
 
 @dataclass(frozen=True)
 class GenerationConfig:
     """The checkpoint's own defaults; the fields that a file leaves out mean greedy, unlimited generation.
 
+    A ``top_p`` or ``typical_p`` below 1e-6, which keeps the likeliest token alone, is raised to that.
     ``temperature`` 0 is greedy, ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and
     ``repetition_penalty`` 1 are off, ``max_new_tokens`` None leaves the choice to the
     caller.  ``eos_token_ids`` are all the tokens that end a text.
@@ -62,22 +65,27 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     do_sample = reader.bool("do_sample", False)
     temperature = reader.float("temperature", 1.0, max=1000.0)
     top_k = reader.int("top_k", 50, min=0)
-    top_p = reader.float("top_p", 1.0, max=1.0)
-    typical_p = reader.optional_float("typical_p", max=1.0) or 1.0
+    top_p = _share(reader.float("top_p", 1.0, max=1.0))
+    typical_p = _share(reader.optional_float("typical_p", max=1.0))
     min_p = reader.optional_float("min_p", max=1.0) or 0.0
-    repetition_penalty = reader.optional_float("repetition_penalty", max=100.0) or 1.0
+    repetition_penalty = reader.float("repetition_penalty", 1.0, min=LEAST_REPETITION_PENALTY, max=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next((token for token in bos if token >= 0), None),
         do_sample=do_sample,
         temperature=temperature if do_sample else 0.0,
         top_k=top_k if do_sample else 0,
-        top_p=top_p if do_sample and top_p > 0 else 1.0,
+        top_p=top_p if do_sample else 1.0,
         min_p=min_p if do_sample else 0.0,
         typical_p=typical_p if do_sample else 1.0,
         repetition_penalty=repetition_penalty,
         max_new_tokens=reader.optional_int("max_new_tokens"),
     )
+
+
+def _share(value: float | None) -> float:
+    """A part of the probability to keep; 0 and none are all of it."""
+    return max(value, LEAST_SHARE) if value else 1.0
 
 
 def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:

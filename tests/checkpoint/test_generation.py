@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidFileError
 from penstock.models.generation import (
     GenerationConfig,
@@ -34,6 +35,14 @@ def test_penalties_and_filters_of_the_model_are_defaults() -> None:
     assert (greedy.min_p, greedy.typical_p, greedy.repetition_penalty) == (0.0, 1.0, 1.05)
 
 
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+def test_a_share_too_small_to_sample_with_keeps_the_likeliest_alone(name: str) -> None:
+    config = read_generation_config(files(generation_config={"do_sample": True, name: 1e-40}))
+    assert getattr(ResolvedSampling(**{name: getattr(config, name)}), name) == 1e-6
+    off = read_generation_config(files(generation_config={"do_sample": True, name: 0}))
+    assert getattr(off, name) == 1.0
+
+
 def test_end_tokens_fall_back_to_config() -> None:
     assert read_generation_config(files(config={"eos_token_id": 2, "bos_token_id": 1})).eos_token_ids == (2,)
     assert read_generation_config({}) == GenerationConfig()
@@ -46,7 +55,8 @@ def test_without_sampling_the_defaults_are_greedy() -> None:
 
 @pytest.mark.parametrize(
     "values", [{"eos_token_id": "x"}, {"eos_token_id": [1, True]}, {"temperature": -1}, {"top_p": 2}, {"top_k": 1.5},
-               {"do_sample": 1}, {"eos_token_id": list(range(100))}, {"max_new_tokens": 0}]
+               {"do_sample": 1}, {"eos_token_id": list(range(100))}, {"max_new_tokens": 0},
+               {"repetition_penalty": 1e-40}]
 )  # fmt: skip
 def test_bad_generation_values_name_file_and_key(values: dict[str, object]) -> None:
     with pytest.raises(InvalidFileError, match=rf"^generation_config\.json: {next(iter(values))}: expected"):

@@ -85,6 +85,29 @@ def test_the_event_loop_goes_on_while_steps_run(make_llm):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("call", ["embed", "score"])
+def test_cancelling_prompts_without_an_answer_frees_them_and_those_still_to_come(make_llm, call):
+    """Two run and two wait; the rest finds the queue full, and would run for long after."""
+    llm = make_llm(max_requests=2, options=EngineOptions(max_waiting=2, prefix_cache=False), **ROOMY)
+    prompts = [prompt_of(30_000, salt=i) for i in range(9)]
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as front:
+            task = asyncio.ensure_future(getattr(front, call)(prompts))
+            await until(lambda: llm.engine.figures().num_steps > 3)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: all_free(llm) and not llm.engine.has_work)
+            await asyncio.sleep(0.1)
+            assert not llm.engine.has_work  # none came after it
+            assert llm.engine.num_steps < 30_000 // 64
+            assert llm.engine.figures().num_finished.keys() == {"abort"}
+            llm.engine.check_integrity()
+
+    asyncio.run(main())
+
+
 def test_cancelling_leaving_and_dropping_free_everything(make_llm):
     llm = make_llm(**ROOMY)
 

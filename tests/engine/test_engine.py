@@ -151,6 +151,10 @@ def test_threads_that_share_an_engine_get_what_they_would_get_alone(make_llm):
 def test_no_prompts_give_no_results(make_llm, capsys):
     llm = make_llm()
     assert (llm.generate([]), llm.generate([], []), llm.generate([], progress=True)) == ([], [], [])
+    with pytest.raises(InvalidArgumentError, match="progress must be True or False, not 'yes'"):
+        llm.generate([], progress="yes")
+    with pytest.raises(InvalidArgumentError, match="prompt is empty"):
+        llm.stream([])
     assert (llm.score([]), llm.embed([])) == ([], [])
     assert capsys.readouterr().err == ""
     with pytest.raises(InvalidArgumentError, match="prompt is empty"):
