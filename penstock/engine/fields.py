@@ -27,8 +27,8 @@ def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
 
 def whole(name: str, value: object, low: int, high: int) -> int | None:
     """None, or a whole number of any kind (numpy's too) within bounds."""
-    if value is None:
-        return None
+    if value is None or (type(value) is int and low <= value <= high):  # nearly always
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise refusal(name, f"a whole number from {low} to {high}", value)
     return int(value)
@@ -36,8 +36,8 @@ def whole(name: str, value: object, low: int, high: int) -> int | None:
 
 def number(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
     """None, or a number of any kind within bounds; NaN is within none."""
-    if value is None:
-        return None
+    if value is None or (type(value) is float and low <= value <= high):  # nearly always
+        return value
     try:
         found = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # a whole number that no float reaches

@@ -142,6 +142,15 @@ def test_a_kept_connection_serves_many_and_ends_when_it_rests(serve):
     until(lambda: num_connections(service) == 0)
 
 
+def test_small_pieces_are_sent_at_once(serve):
+    service = serve()
+    with service.connect():
+        until(lambda: num_connections(service) == 1)
+        (one,) = service.listener.connections
+        own = one.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_requests_sent_ahead_are_answered_in_order(serve):
     service = serve()
     bodies = [post("/tokenize", {"prompt": text}) for text in ("a", "ab", "abc")]
