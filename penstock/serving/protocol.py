@@ -38,9 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
         own = transport.get_extra_info("socket")
         if own is not None:  # else the system takes megabytes for a reader who takes nothing
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-            if (
-                own.family != socket.AF_UNIX
-            ):  # else a small piece waits 40 ms for an acknowledgement
+            if own.family != socket.AF_UNIX:  # else a small piece waits 40 ms for an acknowledgement
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self._limits.num_connections:
             self._refuse(503, "as many connections are open as may be")
