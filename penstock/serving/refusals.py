@@ -37,7 +37,7 @@ CODES: Final[dict[int, Code]] = {
     404: Code("not_found_error", "no such route or model"),
     405: Code("invalid_request_error", "the route has other methods: `Allow` lists them"),
     408: Code("timeout_error", "the body did not arrive in time", is_retriable=True),
-    413: Code("invalid_request_error", "the body is larger than `--max-body` allows"),
+    413: Code("invalid_request_error", "the body is larger than may be"),
     415: Code("invalid_request_error", "the body is not `application/json`, or is compressed"),
     429: Code(
         "rate_limit_error", "as many requests wait as may: come back after `Retry-After` seconds", is_retriable=True
