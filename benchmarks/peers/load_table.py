@@ -105,14 +105,21 @@ def to_uncached(results: Results, shape: str, precision: str) -> Ratio | None:
 def ratio_lines(results: Results) -> list[str]:
     lines = ["## Penstock to its peers", ""]
     for shape in shapes_in(results):
-        head = ["mixed, all at once", "p99 first token at 80 %", "p99 between tokens at 80 %", "shared beginning"]
+        head = ["mixed, all at once"]
+        for measure in SHARES:
+            share = f"{SHARES[measure]:.0%}".replace("%", " %")
+            head += [f"p99 first token at {share}", f"p99 between tokens at {share}"]
+        head.append("shared beginning")
         rows = [[shape, *head]]
         for precision in PRECISIONS:
             if precision in GOAL_PEERS:
                 found = [
                     to_peer(results, shape, precision, *GOAL_PEERS[precision]),
-                    to_best(results, shape, precision, "mixed-80", first_token_p99),
-                    to_best(results, shape, precision, "mixed-80", between_p99),
+                    *(
+                        to_best(results, shape, precision, measure, pick)
+                        for measure in SHARES
+                        for pick in (first_token_p99, between_p99)
+                    ),
                     to_uncached(results, shape, precision),
                 ]
                 rows.append([precision, *("-" if each is None else each.text for each in found)])

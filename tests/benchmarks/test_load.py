@@ -162,6 +162,8 @@ def test_the_report_names_each_goals_peer_and_what_is_below(tmp_path: Path) -> N
         *(row(OURS, "mixed", number, 100.0 + 20 * number) for number in range(3)),
         *(row(VLLM, "mixed", number, 100.0) for number in range(3)),
         row(OPENVINO, "mixed", 0, 200.0),
+        row(OURS, "mixed-50", 0, 1.0, p99=1.0),
+        row(VLLM, "mixed-50", 0, 1.0, p99=1.5),
         row(OURS, "mixed-80", 0, 1.0, p99=2.0),
         row(OPENVINO, "mixed-80", 0, 1.0, p99=1.5),
         row(VLLM, "mixed-80", 0, 1.0, p99=3.0),
@@ -169,7 +171,8 @@ def test_the_report_names_each_goals_peer_and_what_is_below(tmp_path: Path) -> N
         row(OURS, "shared:uncached", 0, 20.0),
     ]
     text = load_table.report(results_of(tmp_path / "r.jsonl", *rows))
-    assert "| 8 bit | 1.20 (goal 1.1, vllm w8a8) | 0.75 **below** (goal 1, openvino int8) |" in text
+    halfway = "| 1.50 (goal 1, vllm w8a8) "
+    assert f"| 8 bit | 1.20 (goal 1.1, vllm w8a8) {2 * halfway}| 0.75 **below** (goal 1, openvino int8) |" in text
     assert "| 5.00 (goal 4, itself without prefix cache) |" in text
 
 
