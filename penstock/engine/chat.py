@@ -22,7 +22,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 if TYPE_CHECKING:
     from penstock.engine.text import Tokenizer
 
-__all__ = ["TurnTokens", "check_messages", "render_chat"]
+__all__ = ["TurnTokens", "check_messages", "encode_chat", "render_chat"]
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_SECONDS: Final = 5.0
@@ -94,6 +94,18 @@ def render_chat(
     return text
 
 
+def _template(tokenizer: Tokenizer) -> str:
+    if tokenizer.chat_template is None:
+        raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
+    return tokenizer.chat_template
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The token ids that messages become; UnsupportedError without a template, else errors are ``render_chat``'s."""
+    text = render_chat(_template(tokenizer), messages, tokenizer.special_tokens)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
 class TurnTokens:
     """The token ids of a conversation, kept from turn to turn.
 
@@ -109,10 +121,8 @@ class TurnTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        if tokenizer.chat_template is None:
-            raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
         self._tokenizer = tokenizer
-        self._template = tokenizer.chat_template
+        self._template = _template(tokenizer)
         self._asked: tuple[str, list[int]] = ("", [])
         self._known: tuple[str, list[int], list[int]] = ("", [], [])  # a prompt's text, its ids, those of the answer
 

@@ -95,7 +95,7 @@ def answer_body(llm: LLM, url: str, body: Mapping[str, Any], result: Result) -> 
     make = _chat_choice if is_chat else _text_choice
     if _is_without_answer(body):
         text = _echoed(llm, body, result)
-        empty = (Choice(text, [], "length", None if one.logprobs is None else []) for one in result.choices)
+        empty = (Choice(text, [], "length", one.seed, None if one.logprobs is None else []) for one in result.choices)
         result = replace(result, choices=tuple(empty))
     num_prompt, num_answer = len(result.prompt_token_ids), sum(len(c.token_ids) for c in result.choices)
     return {

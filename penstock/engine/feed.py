@@ -19,7 +19,7 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.request import Request, Status, TokenLogprobs, as_ours
 from penstock.engine.result import all_finished, make_result
-from penstock.engine.tail import refuse_logits
+from penstock.engine.tail import check_scoring
 from penstock.errors import InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
@@ -117,9 +117,8 @@ class Feed:
         ids, sampling = self.llm._prepare(list(prompt_ids), params, fixed)
         one = _Open(key, params)
         try:
-            for index in range(params.best_of or params.n):
-                own = replace(sampling, sample_index=index)
-                self._add(one, self.llm._submit(ids, params, own, list(prompt_ids), fixed))
+            for begin in self.llm._answers(ids, sampling, params, list(prompt_ids), fixed):
+                self._add(one, begin())
         except BaseException:
             self._drop(one)
             raise
@@ -128,13 +127,11 @@ class Feed:
     def score(self, key: int, prompt_ids: Sequence[int], num_top: int, options: RequestOptions | None = None) -> None:
         """Begin to score a prompt, whose ``prompt_logprobs`` come with the only news; raises as ``LLM.score``."""
         engine = self.llm.engine
-        refuse_logits("score", self.llm.info.tail)
-        if check_options(options).truncate_prompt:
-            raise InvalidArgumentError("truncate_prompt must be False here: a text is scored whole")
+        fixed = check_scoring(self.llm.info.tail, options)
         rows = PromptScores(check_num_top(num_top, self.llm.info.vocab_size))
         one = _Open(key, SamplingParams())
         nothing = ResolvedSampling(max_tokens=0)
-        self._add(one, engine.submit(prompt_ids, nothing, prompt_rows=rows, options=options))
+        self._add(one, engine.submit(prompt_ids, nothing, prompt_rows=rows, options=fixed))
         self._begin(one)
 
     def embed(
@@ -261,7 +258,8 @@ class Feed:
             News(one.key, index, choice.text, choice.token_ids, choice.logprobs, choice.finish_reason)
             for index, choice in enumerate(result.choices)
         ]
-        news[0].opening, news[0].timings, news[-1].is_last = _opening(one.requests[0]), result.timings, True
+        opening = replace(_opening(one.requests[0]), seed=result.seed)
+        news[0].opening, news[0].timings, news[-1].is_last = opening, result.timings, True
         return news
 
     def _drive(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -168,11 +169,10 @@ class LLM:
         prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self._prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
-            for (ids, sampling), prompt, one in zip(prepared, several, each, strict=True):
+            for ready, prompt, one in zip(prepared, several, each, strict=True):
                 requests.append([])
-                for i in range(one.best_of or one.n):
-                    own = replace(sampling, sample_index=i)
-                    requests[-1].append(when_room(self.engine, self._submit, ids, one, own, prompt, options))
+                for begin in self._answers(*ready, one, prompt, options):
+                    requests[-1].append(when_room(self.engine, begin))
             finish_all(self.engine, [request for group in requests for request in group], progress and bool(several))
         except BaseException:
             for group in requests:
@@ -229,9 +229,8 @@ class LLM:
         ids, sampling = self._prepare(prompt, params, options)
         requests: list[Request] = []
         try:
-            for i in range(params.best_of or params.n):
-                own = replace(sampling, sample_index=i)
-                requests.append(when_room(self.engine, self._submit, ids, params, own, prompt, options))
+            for begin in self._answers(ids, sampling, params, prompt, options):
+                requests.append(when_room(self.engine, begin))
         except PenstockError:
             for request in requests:
                 self.engine.abort(request)
@@ -244,6 +243,14 @@ class LLM:
         """A prompt's tokens and what it runs with, checked."""
         ids, sampling = self._ids(prompt), self._resolve(params)
         return self.engine.fit_prompt(ids, sampling.max_tokens, options), sampling
+
+    def _answers(
+        self, ids: list[int], own: ResolvedSampling, params: SamplingParams, prompt: Prompt, options: RequestOptions
+    ) -> Iterator[Callable[[], Request]]:
+        """What begins each answer to a prompt; the prompt's scores come with the first."""
+        for index in range(params.best_of or params.n):
+            one = params if index == 0 or params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
+            yield partial(self._submit, ids, one, own.answer(index), prompt, options)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -309,12 +316,9 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids that a conversation becomes, the opening of the answer included."""
-        from penstock.engine.chat import render_chat
+        from penstock.engine.chat import encode_chat
 
-        if self.tokenizer.chat_template is None:
-            raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
-        text = render_chat(self.tokenizer.chat_template, messages, self.tokenizer.special_tokens)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return encode_chat(self.tokenizer, messages)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Logits [len, vocab] float32, one row per position of the prompt."""
@@ -379,6 +383,6 @@ class LLM:
             shown = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids) if params.echo else ""
             rules = StopRules(params.stop, stop_ids, params.include_stop_str_in_output, params.min_tokens)
             text = TextStream(self.tokenizer, rules, echo=shown if params.echo else "")
-        if params.prompt_logprobs is not None and sampling.sample_index == 0:
+        if params.prompt_logprobs is not None:
             rows = PromptScores(params.prompt_logprobs)
         return self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options, prompt_rows=rows)

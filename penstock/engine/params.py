@@ -243,7 +243,7 @@ class ResolvedSampling:
     """What a request runs with: nothing left open, texts turned into token ids.
 
     ``logit_bias`` holds pairs of token id and bias; ``bad_words`` token sequences; ``end_ids`` are forbidden before
-    ``min_tokens``; ``sample_index`` tells the answers to one prompt apart; ``num_logprobs`` -1 asks for none.
+    ``min_tokens``; ``num_logprobs`` -1 asks for none.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -261,7 +261,6 @@ class ResolvedSampling:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     end_ids: tuple[int, ...] = ()
-    sample_index: int = 0
     num_logprobs: int = -1
 
     def __post_init__(self) -> None:
@@ -272,7 +271,6 @@ class ResolvedSampling:
             "top_k": (0, MAX_TOKEN),
             "seed": (0, 2**64 - 1),
             "min_tokens": (0, MAX_TOKEN),
-            "sample_index": (0, MAX_TOKEN),
             "num_logprobs": (-1, MAX_LOGPROBS),
         }
         numbers: dict[str, tuple[float, float, str]] = {
@@ -299,6 +297,12 @@ class ResolvedSampling:
             bad_words=tuple(word_ids(f"bad_words[{i}]", word) for i, word in enumerate(self.bad_words)),
             end_ids=token_ids("end_ids", self.end_ids),
         )
+
+    def answer(self, index: int) -> ResolvedSampling:
+        """What answer ``index`` to a prompt runs with: answer 0 this, the others a seed of their own (SplitMix64's),
+        with which each can be made again alone.
+        """
+        return replace(self, seed=_mixed(self.seed + index * _GOLDEN)) if index else self
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """InvalidArgumentError naming the field that asks for tokens beyond a vocabulary."""
@@ -351,3 +355,14 @@ class ResolvedSampling:
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
             num_logprobs=num_logprobs,
         )
+
+
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+
+
+def _mixed(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), less its lowest bit: 63 bits, as drawn ones."""
+    value &= 2**64 - 1
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & 2**64 - 1
+    return (value ^ value >> 31) >> 1

@@ -14,11 +14,12 @@ __all__ = ["Choice", "Delta", "Result", "Score", "all_finished", "all_or_error",
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the answers to a prompt."""
+    """One of the answers to a prompt.  ``seed`` gives it again, alone (``n`` 1)."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
+    seed: int
     logprobs: list[TokenLogprobs] | None = None
 
 
@@ -28,7 +29,7 @@ class Result:
 
     ``token_ids`` are the answer's, an end token included; ``text`` is without special tokens and stop strings.
     ``finish_reason``: "length", "stop" or "abort".  ``timings`` in seconds, ``decode_tokens_per_s`` after the
-    first token.  ``seed`` gives the same answer again.  ``logprobs`` has one entry per answer token,
+    first token.  ``seed`` gives this answer again (``n`` 1).  ``logprobs`` has one entry per answer token,
     ``prompt_logprobs`` one per prompt token, None for the first, which nothing comes before.  ``choices`` are all ``n``
     answers, this one first.  ``num_cached_tokens`` of the prompt were not computed again but shared.
     """
@@ -76,6 +77,7 @@ def _choice(request: Request, params: SamplingParams) -> Choice:
         text="" if request.text is None else request.text.text,
         token_ids=list(request.output_ids),
         finish_reason=request.finish_reason or "abort",
+        seed=request.sampling.seed,
         logprobs=None if params.logprobs is None else list(request.logprobs),
     )
 

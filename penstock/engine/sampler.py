@@ -105,7 +105,8 @@ class SamplingRows:
     def of(self, requests: Sequence[Request]) -> Sampling:
         """One row per request that samples in this step, R in all; the arrays hold until the next step's.
 
-        The random number of a token is a function of (seed, sample index, position) alone.
+        The random number of a token is a function of (seed, position) alone: each answer has a seed of its own, and the
+        counter's other word stays 0.
         """
         sampling = self._sampling
         states = [_state(request, self._vocab_size) for request in requests]
@@ -185,7 +186,7 @@ def _among_scored(
 def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> tuple[Sampling, bool]:
     """The arrays, and whether some depend on more than the request and its position."""
     numbers = np.frombuffer(b"".join([state.numbers for state in states]), _NUMBERS)
-    counter = np.array([(r.sampling.sample_index, r.num_tokens) for r in requests], np.int64)
+    counter = np.array([(0, r.num_tokens) for r in requests], np.int64)
 
     def column(name: str, off: float | None = None) -> Any:
         values = np.ascontiguousarray(numbers[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidArgumentError, UnsupportedError
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
     from penstock.runtime.program import ProgramInfo
 
-__all__ = ["check_sampling", "refuse_logits", "refuse_sampling"]
+__all__ = ["check_sampling", "check_scoring", "refuse_logits", "refuse_sampling"]
 
 _GREEDY: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (None, 0.0),
@@ -65,6 +66,15 @@ def refuse_logits(name: str, tail: str) -> None:
     """UnsupportedError when there is a tail."""
     if tail:
         raise _refusal(name, tail)
+
+
+def check_scoring(tail: str, options: object) -> RequestOptions:
+    """The options of a text that is scored; UnsupportedError when there is a tail, and no text is scored in part."""
+    refuse_logits("score", tail)
+    fixed = check_options(options)
+    if fixed.truncate_prompt:
+        raise InvalidArgumentError("truncate_prompt must be False here: a text is scored whole")
+    return fixed
 
 
 def _refusal(name: str, tail: str) -> UnsupportedError:

@@ -11,9 +11,8 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import check_num_top
 from penstock.engine.prompts import Prompt, check_each, split_prompts
 from penstock.engine.result import Score
-from penstock.engine.tail import refuse_logits
+from penstock.engine.tail import check_scoring
 from penstock.engine.waiting import OpenRequests, run_prompts
-from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
@@ -29,10 +28,7 @@ def score_prompts(
     opened: OpenRequests | None = None,
 ) -> Score | list[Score]:
     """``LLM.score``; ``opened`` takes the requests, so that another thread may end them."""
-    refuse_logits("score", llm.info.tail)
-    options = check_options(options)
-    if options.truncate_prompt:
-        raise InvalidArgumentError("truncate_prompt must be False here: a text is scored whole")
+    options = check_scoring(llm.info.tail, options)
     several, is_one = split_prompts(prompts)
     num_top = check_num_top(num_top, llm.info.vocab_size)
     checked = check_each(several, is_one, lambda prompt: llm.engine.check_prompt(llm._ids(prompt), answer_len=0))

@@ -112,6 +112,7 @@ def test_several_answers_and_the_best_of_them(make_feed, make_llm):
         for key, params in ((0, several), (1, best)):
             choices = alone.generate([9, 10, 11], params).choices
             assert [tokens[key, index] for index in range(params.n)] == [choice.token_ids for choice in choices]
+            assert [one.opening.seed for one in inbox.of(key) if one.opening] == [choices[0].seed]
     assert all(len(one.token_ids) == 5 for one in inbox.of(1)), "the best come whole"
 
 

@@ -121,7 +121,6 @@ def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
         ("presence_penalty", math.inf),
         ("frequency_penalty", "x"),
         ("min_tokens", -1),
-        ("sample_index", -1),
         ("num_logprobs", 21),
         ("num_logprobs", 10**6),
         ("logit_bias", ((5, math.nan),)),

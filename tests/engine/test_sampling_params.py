@@ -153,6 +153,16 @@ def test_several_answers_differ_reproduce_and_are_ranked(llm):
     ranked = sorted(result.choices, key=lambda c: -np.mean([one.logprob for one in c.logprobs]))
     assert [c.token_ids for c in best.choices] == [c.token_ids for c in ranked[:2]]
     assert best.choices[0].logprobs is None
+    assert best.seed == best.choices[0].seed
+    assert [c.seed for c in best.choices] == [c.seed for c in ranked[:2]]
+    assert result.seed == 11
+    for choice in result.choices:  # each answer alone, by the seed it says
+        again = llm.generate(PROMPT, greedy(temperature=1.2, seed=choice.seed, logprobs=0))
+        assert (again.token_ids, again.logprobs, again.seed) == (choice.token_ids, choice.logprobs, choice.seed)
+    drawn = llm.generate(PROMPT, greedy(temperature=1.2, best_of=3))
+    assert llm.generate(PROMPT, greedy(temperature=1.2, seed=drawn.seed)).token_ids == drawn.token_ids
+    near = {choice.seed for seed in (11, 12) for choice in llm.generate(PROMPT, greedy(seed=seed, n=4)).choices}
+    assert len(near) == 8  # seeds side by side share no answer
     with pytest.raises(InvalidArgumentError, match="n and best_of must be 1 for a stream"):
         llm.stream(PROMPT, params)
 
