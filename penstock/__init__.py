@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         PenstockError,
         QueueFullError,
+        ServiceError,
         UnavailableError,
         UnsupportedError,
     )
@@ -36,16 +37,19 @@ if TYPE_CHECKING:
     from penstock.models.registry import register_network
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
+    from penstock.serving.client import AsyncClient, Client
 
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 - in the order of sorted()
+    "AsyncClient",
     "AsyncLLM",
     "AsyncStream",
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
     "Choice",
+    "Client",
     "Conversation",
     "DeadlineError",
     "Delta",
@@ -67,6 +71,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "RoundToNearestConfig",
     "SamplingParams",
     "Score",
+    "ServiceError",
     "Stream",
     "Streamer",
     "TextStreamer",
@@ -101,6 +106,7 @@ _HOMES = {
         "OutOfMemoryError",
         "PenstockError",
         "QueueFullError",
+        "ServiceError",
         "UnavailableError",
         "UnsupportedError",
     ),
@@ -108,6 +114,7 @@ _HOMES = {
     "penstock.models.registry": ("register_network",),
     "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
     "penstock.runtime.program": ("ProgramLimits",),
+    "penstock.serving.client": ("AsyncClient", "Client"),
 }
 
 

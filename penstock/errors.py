@@ -10,6 +10,7 @@
     ├── DeadlineError          a request was not done in the time it was given (a TimeoutError too)
     ├── NotFoundError          a service has no model of that name (a LookupError too)
     ├── UnavailableError       a service cannot answer now: try again later
+    ├── ServiceError           what a client was told by a service that it asked
     └── InternalError          our bug
 
 A message says what was expected and what was found.
@@ -27,6 +28,7 @@ __all__ = [
     "OutOfMemoryError",
     "PenstockError",
     "QueueFullError",
+    "ServiceError",
     "UnavailableError",
     "UnsupportedError",
 ]
@@ -74,6 +76,27 @@ class UnavailableError(PenstockError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ServiceError(PenstockError):
+    """What a client was told by the service that it asked, or that it could not ask it (``status`` 0).
+
+    ``code`` and ``param`` are the refusal's; ``request_id`` finds it in the service's log.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        request_id: str = "",
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.request_id, self.retry_after_s = request_id, retry_after_s
 
 
 class InternalError(PenstockError):

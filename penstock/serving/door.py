@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.config import parse_json
-from penstock.errors import InvalidFileError
+from penstock.errors import DeadlineError, InvalidFileError
 from penstock.serving.backend import Models
 from penstock.serving.call import Call, Receive, Reply, Scope, Send
 from penstock.serving.keys import ApiKeys
@@ -181,6 +181,8 @@ class Door:
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
                 reply = await operation.handler(call)
+        except DeadlineError:  # the engine's own, which is a TimeoutError, too
+            raise
         except TimeoutError:
             raise RefusalError(
                 504, f"no answer within {seconds:g} s", param="timeout", code="deadline_exceeded"
