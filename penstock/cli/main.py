@@ -20,7 +20,20 @@ from penstock.errors import PenstockError
 
 __all__ = ["main", "make_parser"]
 
-COMMANDS = ("run", "chat", "serve", "batch", "export", "quantize", "inspect", "bench", "profile", "cache", "doctor")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "worker",
+    "batch",
+    "export",
+    "quantize",
+    "inspect",
+    "bench",
+    "profile",
+    "cache",
+    "doctor",
+)
 _GRACE_SECONDS = 0.8
 
 

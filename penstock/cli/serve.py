@@ -12,10 +12,11 @@ from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.serving.config import ModelOptions
+    from penstock.serving.primary import WorkerDoor
     from penstock.serving.service import ServiceSettings
     from penstock.serving.settings import DoorSettings
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "add_run_options", "options_of", "run", "settings_of"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,8 +29,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a .psm bundle or a checkpoint folder, or NAME=PATH; its name is that of the file unless given",
     )
     _add_door_options(parser)
-    _add_model_options(parser)
+    add_run_options(parser)
+    _add_process_options(parser)
+    _add_worker_door_options(parser)
     parser.set_defaults(run=run)
+
+
+def _add_worker_door_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workers of other machines (penstock worker), over TLS with --tls-certificate")
+    group.add_argument("--worker-port", type=int, metavar="N", help="let them join there; 0 takes a free one")
+    group.add_argument(
+        "--worker-host", default="127.0.0.1", metavar="HOST", help="the address to listen on (127.0.0.1)"
+    )
+    group.add_argument("--worker-token-file", type=Path, metavar="FILE", help="the secret that they share, a line")
 
 
 def _add_door_options(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +61,21 @@ def _add_door_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
+def _add_process_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("processes")
+    group.add_argument("--workers", type=int, default=1, metavar="N", help="per model; they share its load (1)")
+    group.add_argument(
+        "--hang-seconds", type=float, default=30.0, metavar="S", help="an engine that stands so long is replaced (30)"
+    )
+    group.add_argument(
+        "--drain-seconds", type=float, default=30.0, metavar="S", help="open requests get so long at the end (30)"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """How a worker runs its model."""
     group = parser.add_argument_group("how models run")
     group.add_argument("--scheme", help="for folders; the checkpoint's own type unless given")
-    group.add_argument("--workers", type=int, default=1, metavar="N", help="processes per model, which share load (1)")
     group.add_argument("--threads", type=int, default=0, metavar="N", help="of each worker; 0: the cores shared out")
     group.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests in a step (32)")
     group.add_argument("--max-waiting", type=int, default=256, metavar="N", help="requests that may wait (256)")
@@ -61,12 +84,6 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         help="mmap: the file's own pages; huge: a copy in huge pages; auto (default): huge where memory is to spare",
     )  # fmt: skip
     group.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
-    group.add_argument(
-        "--hang-seconds", type=float, default=30.0, metavar="S", help="an engine that stands so long is replaced (30)"
-    )
-    group.add_argument(
-        "--drain-seconds", type=float, default=30.0, metavar="S", help="open requests get so long at the end (30)"
-    )
     add_limit_options(parser)
     add_cache_option(parser)
 
@@ -96,10 +113,27 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     return ServiceSettings(
         models=tuple(_named(one) for one in args.models),
         num_workers=args.workers,
-        options=_options(args),
+        options=options_of(args, args.workers),
         door=_door(args),
         patience=Patience(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
+        worker_door=_worker_door(args),
     )
+
+
+def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
+    from penstock.serving.joining import read_bytes, read_token
+    from penstock.serving.primary import WorkerDoor
+
+    if args.worker_port is None:
+        if args.worker_token_file is not None:
+            raise InvalidArgumentError("--worker-token-file goes with --worker-port")
+        return None
+    if not 0 <= args.worker_port <= 65535:
+        raise InvalidArgumentError(f"--worker-port must be from 0 to 65535, not {args.worker_port}")
+    if args.worker_token_file is None or args.tls_certificate is None or args.tls_key is None:
+        raise InvalidArgumentError("--worker-port goes with --worker-token-file, --tls-certificate and --tls-key")
+    certificate, key = read_bytes(args.tls_certificate), read_bytes(args.tls_key)
+    return WorkerDoor(args.worker_host, args.worker_port, certificate, key, read_token(args.worker_token_file))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -110,19 +144,20 @@ def _named(text: str) -> tuple[str, str]:
     return "", str(Path(text).absolute())
 
 
-def _options(args: argparse.Namespace) -> ModelOptions:
+def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
+    """How each of so many workers runs its model."""
     from penstock.engine.options import EngineOptions
     from penstock.runtime.machine import affinity
     from penstock.serving.config import ModelOptions
 
     weights = args.weights
-    if weights == "auto" and args.workers > 1:
+    if weights == "auto" and num_workers > 1:
         weights = "mmap"  # which they share
     args.weights = "mmap"
     limits = limits_of(args, max_requests=args.max_requests, max_tokens=max(512, args.max_requests))
     threads = args.threads
-    if threads == 0 and args.workers > 1:
-        threads = max(1, len(affinity()) // args.workers)
+    if threads == 0 and num_workers > 1:
+        threads = max(1, len(affinity()) // num_workers)
     engine = EngineOptions(prefix_cache=not args.no_prefix_cache, max_waiting=args.max_waiting)
     return ModelOptions(
         scheme=args.scheme,

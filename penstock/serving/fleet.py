@@ -58,6 +58,7 @@ class Fleet:
         self.config = config
         self.error = ""
         self.num_restarts = 0
+        self._weights_id = ""
         self._launcher = launcher
         self._num_workers = num_workers
         self._on_change = on_change
@@ -70,6 +71,13 @@ class Fleet:
     def links(self) -> list[WorkerLink]:
         """The workers that have joined, in the order of their slots."""
         return [worker.link for _, worker in sorted(self._workers.items())]
+
+    @property
+    def weights_id(self) -> str:
+        """What its workers run; empty while none is there, and for a bundle made of a folder."""
+        for link in self.links:
+            self._weights_id = link.weights_id
+        return self._weights_id
 
     @property
     def is_failing(self) -> bool:

@@ -88,16 +88,16 @@ class OpenRequest:
 class WorkerLink:
     """The primary's end of a worker's stream, from its Join on."""
 
-    def __init__(self, model: str, pid: int, *, is_remote: bool = False) -> None:
+    def __init__(self, model: str, pid: int) -> None:
         self.name = f"{model}-{next(_names)}"
         self.model = model
         self.pid = pid
-        self.is_remote = is_remote
         self.status = "starting"
         self.card: ModelCard | None = None
         self.plan: pb.Plan | None = None
         self.tokenizer: Tokenizer | None = None
         self.max_open = 0
+        self.weights_id = ""
         self.figures: pb.Figures | None = None
         self.prefixes = PrefixMemory()
         self.num_sent = 0
@@ -221,12 +221,24 @@ class WorkerLink:
         if self.gone.is_set():
             return
         self.card, self.tokenizer = card_from(ready.card), tokenizer
-        self.plan, self.max_open = ready.plan, ready.max_open
+        self.plan, self.max_open, self.weights_id = ready.plan, ready.max_open, ready.weights_id
         self._turned(0.0)
         self.status = "ready"
         if not self.ready.done():
             self.ready.set_result(self)
         self._changed()
+
+    async def watch(self, hang_s: float) -> None:
+        """Give the worker up when its engine's loop stands for so long."""
+        loop, pause = asyncio.get_running_loop(), hang_s / 8
+        while not self.gone.is_set():
+            due = loop.time() + pause
+            await asyncio.sleep(pause)
+            if loop.time() - due > hang_s / 4:  # this process itself stood still
+                self.forgive()
+            elif self.heartbeat_age_s > hang_s:
+                self.is_hung = True
+                self.fail(f"the worker's engine did nothing for {hang_s:g} s and was ended")
 
     def forgive(self) -> None:
         """This process itself stood still: what the worker sent meanwhile was not read yet."""

@@ -7,9 +7,9 @@ import hmac
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,21 +18,38 @@ from weakref import WeakValueDictionary
 import grpc
 
 from penstock.engine.text import Tokenizer
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError, UnavailableError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.fleet import Patience
 from penstock.serving.link import LostWorkerError, WorkerLink
 from penstock.serving.process import COMMAND, WorkerProcess, not_started, start_process
-from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL
+from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, error_to
 
 if TYPE_CHECKING:
     from penstock.serving.config import WorkerConfig
 
-__all__ = ["Primary"]
+__all__ = ["Primary", "WorkerDoor"]
 
 _METHOD: Final = "penstock.v1.Primary"
 _MOST_SOCKET_PATH: Final = 100
 _LAST_WORDS_S: Final = 1.0
+_JOIN_S: Final = 10.0
+_MOST_STREAMS: Final = 1024
+_PINGS: Final = (  # of workers far away, who want to know that this machine is there
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+@dataclass(frozen=True)
+class WorkerDoor:
+    """Where workers of other machines join: TLS with the certificate and key in PEM, and a token that they share."""
+
+    host: str
+    port: int
+    certificate: bytes
+    key: bytes
+    token: str
 
 
 class Primary:
@@ -41,10 +58,17 @@ class Primary:
     ``command`` starts a worker.
     """
 
-    def __init__(self, patience: Patience | None = None, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, patience: Patience | None = None, command: Sequence[str] = COMMAND, door: WorkerDoor | None = None
+    ) -> None:
         self._command = command
+        self._door = door
         self.patience = patience or Patience()
         self.address = ""
+        self.port = 0
+        """Of the door for workers of other machines, once it is open."""
+        self.adopt: Callable[[WorkerLink], None] = _nobody
+        """Takes a worker of another machine that is ready; InvalidArgumentError when there is no place for it."""
         self._folder: Path | None = None
         self._server: Any = None
         self._loading = asyncio.Lock()  # one at a time: each plans its memory with what the others left
@@ -60,13 +84,24 @@ class Primary:
             folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
         self._folder = Path(folder)
         self.address = f"unix:{folder}/primary.sock"
-        self._server = grpc.aio.server(options=MESSAGE_OPTIONS)
+        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_PINGS), maximum_concurrent_rpcs=_MOST_STREAMS)
         join = grpc.stream_stream_rpc_method_handler(
             self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD, {"Join": join}),))
         self._server.add_insecure_port(self.address)
+        if self._door is not None:
+            await self._open_door(self._door)
         await self._server.start()
+
+    async def _open_door(self, door: WorkerDoor) -> None:
+        address = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
+        try:
+            credentials = grpc.ssl_server_credentials([(door.key, door.certificate)])
+            self.port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            await self.close()
+            raise FileAccessError(f"{address}: cannot listen for workers there: {error}") from error
 
     async def close(self) -> None:
         """Stop listening; workers that are left end with their streams."""
@@ -110,35 +145,62 @@ class Primary:
 
     async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
         """One worker's stream."""
-        first = await context.read()
+        try:
+            first = await asyncio.wait_for(context.read(), _JOIN_S)
+        except TimeoutError:
+            first = grpc.aio.EOF
         join = first.join if first is not grpc.aio.EOF else pb.Join()
         expected = self._find(join.token)
-        if expected is None:
+        is_remote = expected is None and self._is_shared(join.token)
+        if expected is None and not is_remote:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
-            return
         if join.protocol != PROTOCOL:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"
             )
-            return
-        link = WorkerLink(join.model, join.pid)
-        expected.set_result(link)
+        link = WorkerLink(join.model, 0 if is_remote else join.pid)
+        if expected is not None:
+            expected.set_result(link)
+        reader = asyncio.ensure_future(self._read(link, context, is_remote))
         writer = asyncio.ensure_future(self._write(link, context))
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                if message.HasField("ready"):
-                    tokenizer = await asyncio.to_thread(self._tokenizer, dict(message.ready.files))
-                    link.get_ready(message.ready, tokenizer)
-                else:
-                    link.hear(message)
-                if link.gone.is_set():
-                    break
-        except PenstockError as error:
-            link.fail(str(error))
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            refusal = reader.exception() if reader.done() else None
         finally:
             link.fail("the worker's stream ended")
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+        if isinstance(refusal, PenstockError):
+            await self._refuse(context, refusal)
+
+    async def _refuse(self, context: Any, why: PenstockError) -> None:
+        """Tell a worker why, and let it go first: a stream that is broken off in the middle of a write says nothing."""
+        await context.write(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_JOIN_S):
+                while await context.read() is not grpc.aio.EOF:
+                    pass
+
+    async def _read(self, link: WorkerLink, context: Any, is_remote: bool) -> None:
+        """What the worker says, until its stream ends."""
+        watch: asyncio.Future[None] | None = None
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF and not link.gone.is_set():
+                if not message.HasField("ready"):
+                    link.hear(message)
+                    continue
+                tokenizer = await asyncio.to_thread(self._tokenizer, dict(message.ready.files))
+                link.get_ready(message.ready, tokenizer)
+                if is_remote:
+                    self.adopt(link)
+                    watch = asyncio.ensure_future(link.watch(self.patience.hang_s))
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    def _is_shared(self, token: str) -> bool:
+        return self._door is not None and hmac.compare_digest(_digest(self._door.token), _digest(token))
 
     async def _write(self, link: WorkerLink, context: Any) -> None:
         async for message in link.outgoing():
@@ -163,6 +225,10 @@ class Primary:
         if tokenizer is None:
             tokenizer = self._tokenizers[key.digest()] = Tokenizer(files)
         return tokenizer
+
+
+def _nobody(link: WorkerLink) -> None:
+    raise InvalidArgumentError(f"there is no model {link.model!r:.140} here")
 
 
 def _digest(token: str) -> bytes:

@@ -43,8 +43,7 @@ class WorkerProcess:
     def __init__(self, process: asyncio.subprocess.Process, link: WorkerLink, hang_s: float) -> None:
         self.link = link
         self._process = process
-        self._hang_s = hang_s
-        self._watch = asyncio.ensure_future(self._watch_loop())
+        self._watch = asyncio.ensure_future(link.watch(hang_s))
 
     @property
     def unwritten_bytes(self) -> int:
@@ -77,18 +76,6 @@ class WorkerProcess:
         why = "its engine's loop stood still" if self.link.is_hung else _how(self._process.returncode)
         self._end(why)
         return why
-
-    async def _watch_loop(self) -> None:
-        """Kill it when its engine's loop stands."""
-        loop, pause = asyncio.get_running_loop(), self._hang_s / 8
-        while not self.link.gone.is_set():
-            due = loop.time() + pause
-            await asyncio.sleep(pause)
-            if loop.time() - due > self._hang_s / 4:  # this process itself stood still
-                self.link.forgive()
-            elif self.link.heartbeat_age_s > self._hang_s:
-                self.link.is_hung = True
-                self.link.fail(f"the worker's engine did nothing for {self._hang_s:g} s and was ended")
 
     async def stop(self) -> None:
         """Tell it to end, and end it when it does not."""

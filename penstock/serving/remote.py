@@ -1,19 +1,18 @@
-"""A model whose engines run in workers, and the models of a service."""
+"""A model whose engines run in workers."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.embed import Embedding, check_embedding
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.result import Score
-from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.answer import NewsAnswer
 from penstock.serving.backend import ModelCard, WorkerState
@@ -28,27 +27,16 @@ if TYPE_CHECKING:
     from penstock.engine.figures import EngineFigures
     from penstock.engine.params import SamplingParams
     from penstock.engine.text import Tokenizer
-    from penstock.serving.backend import Backend, Models
+    from penstock.serving.backend import Backend
     from penstock.serving.link import WorkerLink
 
-    def _fits(backend: RemoteBackend, models: RemoteModels) -> tuple[Backend, Models]:
-        return backend, models
+    def _fits(backend: RemoteBackend) -> Backend:
+        return backend
 
 
-__all__ = ["RemoteBackend", "RemoteModels", "check_name"]
+__all__ = ["RemoteBackend"]
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "num_named_pages")
-
-
-def check_name(name: str) -> str:
-    """A model's name as clients may use it; InvalidArgumentError."""
-    if not _NAME.fullmatch(name) or ".." in name:
-        raise InvalidArgumentError(
-            f"a model's name has 1 to 128 letters, digits and . _ : / - and begins with a letter or a digit, "
-            f"not {name!r:.140}"
-        )
-    return name
 
 
 class RemoteBackend:
@@ -63,6 +51,7 @@ class RemoteBackend:
         self._num_workers = num_workers
         self._fleet: Fleet | None = None
         self._old: list[Fleet] = []
+        self._joined: list[WorkerLink] = []
         self._card: ModelCard | None = None
         self._version = 0
         self._is_updating = False
@@ -91,6 +80,8 @@ class RemoteBackend:
             self._version, self._error = version, ""
             old, self._fleet = self._fleet, fleet
             self._on_change()
+            strangers = [link for link in self._joined if link.weights_id != fleet.weights_id]
+            await asyncio.gather(*(self._dismiss(link) for link in strangers))
             if old is not None:
                 self._old.append(old)
                 try:
@@ -104,19 +95,45 @@ class RemoteBackend:
         finally:
             self._old.remove(fleet)
 
+    def adopt(self, link: WorkerLink) -> None:
+        """A worker of another machine shares the load from now on; InvalidArgumentError when its weights are others."""
+        wanted = self._fleet.weights_id if self._fleet is not None else ""
+        if self._is_draining or not wanted or link.weights_id != wanted:
+            raise InvalidArgumentError(
+                f"{self.name}: a worker joins with the bundle that runs here; its own is another one"
+            )
+        if link.card is None or link.card.max_len < self.card.max_len:
+            raise InvalidArgumentError(
+                f"{self.name}: requests here have up to {self.card.max_len} tokens, which this worker does not hold"
+            )
+        self._joined.append(link)
+        link.on_gone = lambda: self._joined.remove(link)
+        self._on_change()
+
+    async def _dismiss(self, link: WorkerLink) -> None:
+        """Let a worker of another machine end what it has, and tell it to stop."""
+        link.drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(link.idle(), self._launcher.patience.drain_s)
+        link.stop()
+
     async def close(self) -> None:
         """Take no more requests, let those that are open end, stop the workers."""
         self._is_draining = True
         self._on_change()
-        await asyncio.gather(*(fleet.drain() for fleet in self._fleets))
+        await asyncio.gather(
+            *(fleet.drain() for fleet in self._fleets), *(self._dismiss(link) for link in self._joined)
+        )
 
     async def stop(self) -> None:
         """End the workers at once; what is open is lost."""
         self._is_draining = True
+        for link in self._joined:
+            link.stop()
         await asyncio.gather(*(fleet.stop() for fleet in self._fleets))
 
     def _on_change(self) -> None:
-        links = {link.name: link for fleet in self._fleets for link in fleet.links}
+        links = {link.name: link for link in self._all_links}
         for name, link in self._known.items():
             if name not in links and link.figures is not None:
                 for gauge in _GAUGES:
@@ -143,8 +160,14 @@ class RemoteBackend:
         return [*self._old, *([self._fleet] if self._fleet else [])]
 
     @property
+    def _all_links(self) -> list[WorkerLink]:
+        """Those that are being drained included."""
+        return [*(link for fleet in self._fleets for link in fleet.links), *self._joined]
+
+    @property
     def _links(self) -> list[WorkerLink]:
-        return [link for link in (self._fleet.links if self._fleet else []) if link.is_ready]
+        own = self._fleet.links if self._fleet else []
+        return [link for link in (*own, *self._joined) if link.is_ready]
 
     @property
     def card(self) -> ModelCard:
@@ -297,8 +320,7 @@ class RemoteBackend:
 
     def figures(self) -> EngineFigures | None:
         """The sums over its workers, those that are gone included, as last heard."""
-        links = [link for fleet in self._fleets for link in fleet.links]
-        heard = [link.figures for link in links if link.figures is not None]
+        heard = [link.figures for link in self._all_links if link.figures is not None]
         return figures_from([*heard, *self._past.values()]) if heard or self._past else None
 
     def plans(self) -> list[pb.Plan]:
@@ -307,70 +329,10 @@ class RemoteBackend:
 
     def workers(self) -> list[WorkerState]:
         """Its processes, those that are being drained included."""
-        return [link.state() for fleet in self._fleets for link in fleet.links]
+        return [link.state() for link in self._all_links]
 
 
 def _slack(link: WorkerLink) -> int:
     """How many more requests than the least busy worker has one may have and still be chosen for its prefixes."""
     most = link.plan.max_requests if link.plan is not None else 0
     return max(1, most // 4)
-
-
-class RemoteModels:
-    """The models of a service, by name."""
-
-    def __init__(self, launcher: Launcher, options: ModelOptions | None = None, num_workers: int = 1) -> None:
-        self.is_draining = False
-        self._launcher = launcher
-        self._options = options or ModelOptions()
-        self._num_workers = num_workers
-        self._backends: dict[str, RemoteBackend] = {}
-
-    def list(self) -> list[RemoteBackend]:
-        """All of them, in the order of loading."""
-        return [*self._backends.values()]
-
-    def get(self, name: str) -> RemoteBackend:
-        """The one of that name; NotFoundError."""
-        backend = self._backends.get(name)
-        if backend is None:
-            raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(self._backends) or 'none'}")
-        return backend
-
-    async def load(self, model: str, name: str = "") -> RemoteBackend:
-        """Load a model under a name; as Models has it."""
-        name = check_name(name or Path(model).stem)
-        if self.is_draining:
-            raise UnavailableError("the service is about to end", 5.0)
-        if name in self._backends:
-            raise InvalidArgumentError(f"the name {name!r} is taken: update it, or choose another one")
-        backend = self._backends[name] = RemoteBackend(name, self._launcher, self._options, self._num_workers)
-        try:
-            await backend.load(model)
-        except BaseException:
-            del self._backends[name]
-            raise
-        return backend
-
-    async def unload(self, name: str) -> None:
-        """Drain a model and give its memory back."""
-        backend = self.get(name)
-        await backend.close()
-        if self._backends.get(name) is backend:
-            del self._backends[name]
-
-    async def update(self, name: str, model: str) -> RemoteBackend:
-        """Switch to other weights; the file's checksums are looked at."""
-        backend = self.get(name)
-        await backend.load(model, verify=Path(model).is_file())
-        return backend
-
-    async def stop(self) -> None:
-        """End all of them at once; what is open is lost."""
-        self.is_draining = True
-        await asyncio.gather(*(backend.stop() for backend in self.list()))
-
-    async def close(self) -> None:
-        """Drain all of them."""
-        self.is_draining = True
-        await asyncio.gather(*(backend.close() for backend in self.list()))

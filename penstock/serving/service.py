@@ -16,8 +16,9 @@ from penstock import __version__
 from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Patience
 from penstock.serving.http import Listener
-from penstock.serving.primary import Primary
-from penstock.serving.remote import RemoteBackend, RemoteModels
+from penstock.serving.primary import Primary, WorkerDoor
+from penstock.serving.remote import RemoteBackend
+from penstock.serving.remote_models import RemoteModels
 from penstock.serving.settings import DoorSettings
 
 if TYPE_CHECKING:
@@ -30,13 +31,16 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each."""
+    """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each.
+    ``worker_door``: where workers of other machines join.
+    """
 
     models: tuple[tuple[str, str], ...]
     num_workers: int = 1
     options: ModelOptions = field(default_factory=ModelOptions)
     door: DoorSettings = field(default_factory=DoorSettings)
     patience: Patience = field(default_factory=Patience)
+    worker_door: WorkerDoor | None = None
 
 
 class _Signals:
@@ -70,9 +74,10 @@ async def run_service(settings: ServiceSettings) -> int:
     """
     from penstock.serving.app import make_app
 
-    primary = Primary(settings.patience)
+    primary = Primary(settings.patience, door=settings.worker_door)
     await primary.open()
     models = RemoteModels(primary, settings.options, settings.num_workers)
+    primary.adopt = models.adopt
     listener = Listener(make_app(models, settings.door), settings.door)
     stop_now = asyncio.Event()
 
@@ -91,7 +96,7 @@ async def run_service(settings: ServiceSettings) -> int:
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            print(_greeting(url, models, settings.door), flush=True)
+            print(_greeting(url, models, settings.door, primary.port), flush=True)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
@@ -128,12 +133,14 @@ async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
             await closing
 
 
-def _greeting(url: str, models: RemoteModels, door: DoorSettings) -> str:
+def _greeting(url: str, models: RemoteModels, door: DoorSettings, worker_port: int) -> str:
     """Where it answers, what it runs, what that takes, and something to try."""
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
         lines.append(f"  {backend.name}: {_described(backend)}")
         lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
+    if worker_port:
+        lines.append(f"  workers of other machines join at port {worker_port}")
     if models.list():
         key = " -H 'Authorization: Bearer KEY'" if door.keys_file is not None else ""
         body = json.dumps({"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32})

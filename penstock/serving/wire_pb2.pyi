@@ -49,7 +49,7 @@ class Join(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("card", "files", "plan", "max_open")
+    __slots__ = ("card", "files", "plan", "max_open", "weights_id")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,11 +61,13 @@ class Ready(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     MAX_OPEN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
     card: Card
     files: _containers.ScalarMap[str, bytes]
     plan: Plan
     max_open: int
-    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ...) -> None: ...
+    weights_id: str
+    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ..., weights_id: _Optional[str] = ...) -> None: ...
 
 class Card(_message.Message):
     __slots__ = ("name", "created", "max_len", "vocab_size", "scheme", "network", "source", "version", "has_embeddings", "has_tokenizer", "has_chat_template", "tail")
@@ -371,5 +373,7 @@ class Abort(_message.Message):
     def __init__(self, key: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: Error
+    def __init__(self, why: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...

@@ -11,11 +11,13 @@ import asyncio
 import ctypes
 import os
 import signal
+import struct
 import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +31,7 @@ from penstock.serving.wire import (
     MESSAGE_OPTIONS,
     PROTOCOL,
     card_to,
+    error_from,
     error_to,
     figures_to,
     news_to,
@@ -42,9 +45,11 @@ if TYPE_CHECKING:
     from penstock.engine.feed import Feed, News
     from penstock.engine.llm import LLM
 
-__all__ = ["BEAT_S", "Worker", "main"]
+__all__ = ["BEAT_S", "Worker", "main", "serve_channel", "weights_id"]
 
 BEAT_S: Final = 0.5
+_HEAD: Final = struct.Struct("<16sQQ")
+"""The beginning of a bundle: what it is, and where its metadata lies."""
 _PR_SET_PDEATHSIG: Final = 1
 _EXIT_S: Final = 5.0
 TEXT_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -72,7 +77,18 @@ class Worker:
         reader = asyncio.ensure_future(self._serve())
         try:
             await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
-            return reader.result() if reader.done() else 1
+            if not reader.done():  # nothing can be sent any more: what was sent to here may say why
+                await asyncio.wait((reader,), timeout=_EXIT_S)
+            if reader.done() and isinstance(reader.exception(), PenstockError):
+                reader.result()
+            if reader.done() and reader.exception() is None and reader.result() == 0:
+                return 0
+            with suppress(TimeoutError):
+                code = await asyncio.wait_for(self._call.code(), _EXIT_S)
+                if code is not grpc.StatusCode.OK:  # why, in the primary's words, whichever task saw it first
+                    details = await self._call.details()
+                    raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+            return 1
         finally:
             for task in (writer, reader):
                 task.cancel()
@@ -88,10 +104,13 @@ class Worker:
         asked = asyncio.ensure_future(self._call.read())
         await asyncio.wait((opening, asked), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():  # told to stop, or the primary is gone: what loads goes with the process
+            asked.result()  # or was refused
             return 1
         try:
             llm = opening.result()
         except Exception as error:
+            if not self._config.address.startswith("unix:"):  # there the primary says it
+                print(f"penstock worker: {error}", file=sys.stderr, flush=True)
             self._send(pb.FromWorker(failed=error_to(error)))
             await asked  # the primary ends the stream
             return 1
@@ -101,6 +120,8 @@ class Worker:
         try:
             while (message := await asked) is not grpc.aio.EOF:
                 if message.HasField("stop"):
+                    if message.stop.HasField("why"):
+                        raise error_from(message.stop.why)
                     return 0
                 self._do(message)
                 asked = asyncio.ensure_future(self._call.read())
@@ -236,7 +257,18 @@ def _ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     most = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))
-    return pb.Ready(card=card, files=files, plan=told, max_open=most)
+    return pb.Ready(card=card, files=files, plan=told, max_open=most, weights_id=weights_id(config.path))
+
+
+def weights_id(path: str) -> str:
+    """What tells bundles apart: a hash of the metadata, which holds the checksums of all that a bundle is made of."""
+    if not Path(path).is_file():
+        return ""
+    with Path(path).open("rb") as file:
+        head = file.read(_HEAD.size)
+        _, offset, size = _HEAD.unpack(head)
+        file.seek(offset)
+        return sha256(head + file.read(size)).hexdigest()
 
 
 def die_with_parent() -> None:
@@ -258,18 +290,26 @@ def _watch_lifeline() -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-async def _join(config: WorkerConfig) -> int:
-    channel = grpc.aio.insecure_channel(config.address, options=MESSAGE_OPTIONS)
+async def serve_channel(config: WorkerConfig, channel: grpc.aio.Channel) -> int:
+    """Join over a channel and serve until told to stop; the exit status.
+
+    Raises grpc.aio.AioRpcError when the primary refuses or is gone.
+    """
     async with channel:
         call = channel.stream_stream(
             JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
         )()
         try:
             return await Worker(config, call).run()
-        except grpc.aio.AioRpcError:
-            return 1
         finally:
             call.cancel()
+
+
+async def _join(config: WorkerConfig) -> int:
+    try:
+        return await serve_channel(config, grpc.aio.insecure_channel(config.address, options=MESSAGE_OPTIONS))
+    except grpc.aio.AioRpcError:
+        return 1
 
 
 def main() -> int:

@@ -221,7 +221,7 @@ def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
     script = (
         "import asyncio, sys\n"
         "from penstock.serving.primary import Primary\n"
-        "from penstock.serving.remote import RemoteModels\n"
+        "from penstock.serving.remote_models import RemoteModels\n"
         "async def main():\n"
         "    primary = Primary()\n"
         "    await primary.open()\n"

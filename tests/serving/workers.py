@@ -19,7 +19,8 @@ from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Patience
 from penstock.serving.primary import Primary
 from penstock.serving.process import COMMAND
-from penstock.serving.remote import RemoteBackend, RemoteModels
+from penstock.serving.remote import RemoteBackend
+from penstock.serving.remote_models import RemoteModels
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
@@ -38,15 +39,21 @@ class Service:
 
 @asynccontextmanager
 async def service(
-    *, patience: Patience | None = None, command=COMMAND, num_workers: int = 1, options: ModelOptions = OPTIONS
+    *,
+    patience: Patience | None = None,
+    command=COMMAND,
+    num_workers: int = 1,
+    options: ModelOptions = OPTIONS,
+    door=None,
 ) -> AsyncIterator[Service]:
     """A primary and its models; at the end nothing of it is left: no process, no descriptor, no file."""
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
-    primary = Primary(patience, command)
+    primary = Primary(patience, command, door)
     await primary.open()
     folder = Path(primary.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     models = RemoteModels(primary, options, num_workers)
+    primary.adopt = models.adopt
     try:
         yield Service(primary, models)
     finally:

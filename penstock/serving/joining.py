@@ -1,0 +1,97 @@
+"""A worker of another machine: dials the primary over TLS, proves itself with a token, serves until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from penstock.errors import FileAccessError, InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.serving.config import WorkerConfig
+from penstock.serving.wire import MESSAGE_OPTIONS
+from penstock.serving.worker import serve_channel
+
+__all__ = ["join_primary", "read_bytes", "read_token"]
+
+LEAST_TOKEN_CHARS: Final = 32
+_KEEPALIVE: Final = (
+    ("grpc.keepalive_time_ms", 20_000),  # a primary whose machine is gone says nothing
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
+
+
+def read_token(path: Path) -> str:
+    """The token of a file's first line; InvalidArgumentError for one that can be guessed."""
+    token = read_bytes(path).decode("utf-8", "replace").strip().splitlines()
+    if not token or len(token[0]) < LEAST_TOKEN_CHARS:
+        raise InvalidArgumentError(
+            f"{path}: a token has at least {LEAST_TOKEN_CHARS} characters; 'openssl rand -hex 32' makes one"
+        )
+    return token[0]
+
+
+def read_bytes(path: Path) -> bytes:
+    """A small file; FileAccessError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror}") from error
+
+
+async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = True) -> int:
+    """Serve the primary at ``config.address``; the exit status.
+
+    ``ca``: whose certificates are believed, in PEM (None: the system's).  ``again``: dial again, after growing pauses,
+    when the primary is not there or goes away.  Raises InvalidArgumentError when it refuses this worker.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    num_tries = 0
+    try:
+        while not stopped.is_set():
+            status = await _once(config, ca, stopped)
+            if status is not None:
+                return status
+            if not again:
+                raise UnavailableError(f"{config.address}: the primary is not there, or went away")
+            pause = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
+            num_tries += 1
+            print(f"penstock worker: {config.address} is not there; again in {pause:g} s", file=sys.stderr, flush=True)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), pause)
+        return 0
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) -> int | None:
+    """One stream; None when it is worth trying again."""
+    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
+    channel = grpc.aio.secure_channel(config.address, credentials, options=(*MESSAGE_OPTIONS, *_KEEPALIVE))
+    serving = asyncio.ensure_future(serve_channel(config, channel))
+    stopping = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            return 0
+        return 0 if serving.result() == 0 else None
+    except (InvalidArgumentError, NotFoundError) as error:
+        raise InvalidArgumentError(f"{config.address} refuses this worker: {error}") from error
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
+            raise InvalidArgumentError(f"{config.address} refuses this worker: {error.details()}") from error
+        return None
+    finally:
+        for task in (serving, stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)

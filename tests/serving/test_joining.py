@@ -1,0 +1,131 @@
+"""Workers of other machines: over TLS, with a token, with the same weights; they share load and may go at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.params import SamplingParams
+from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.serving.joining import read_token
+from penstock.serving.primary import WorkerDoor
+from tests.cli.conftest import environment
+from tests.serving.workers import DEMO, service, tokens_of, until
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+TOKEN = "0123456789abcdef" * 3
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost that signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", *names, "-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.fixture
+def door(certificate: tuple[Path, Path]) -> WorkerDoor:
+    return WorkerDoor("127.0.0.1", 0, certificate[0].read_bytes(), certificate[1].read_bytes(), TOKEN)
+
+
+@contextmanager
+def joining(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, model: Path = DEMO):
+    (folder / "token").write_text(token + "\n")
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "worker",
+        str(model),
+        "--primary",
+        f"localhost:{port}",
+        "--threads",
+        "1",
+    ]
+    command += ["--token-file", str(folder / "token"), "--ca-file", str(ca), "--once", *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path) -> None:
+    async def main() -> None:
+        async with service(door=door) as running:
+            backend = await running.models.load(str(DEMO))
+            alone = await tokens_of(backend, [5, 6], GREEDY)
+            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+                await until(lambda: len(backend.workers()) == 2)
+                assert [worker.pid for worker in backend.workers()][1] == 0
+                found = await asyncio.gather(*(tokens_of(backend, [5, 6], GREEDY) for _ in range(16)))
+                assert found == [alone] * 16
+                await until(lambda: all(worker.figures.num_finished for worker in backend.workers()))
+                process.send_signal(signal.SIGTERM)
+                await until(lambda: len(backend.workers()) == 1)
+                assert await tokens_of(backend, [5, 6], GREEDY) == alone
+                await until(lambda: process.poll() == 0)
+            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+                await until(lambda: len(backend.workers()) == 2)
+                await running.models.unload("demo")
+                await until(lambda: process.poll() == 0)
+
+    asyncio.run(main())
+
+
+def test_who_may_not_join_is_told_why(door, certificate, tmp_path) -> None:
+    short = ("--context-len", "512")
+
+    async def refused(port: int, *more: str, **options) -> str:
+        with joining(port, tmp_path, certificate[0], *more, **options) as process:
+            await until(lambda: process.poll() is not None)
+            assert process.returncode == 1
+            return process.stderr.read()
+
+    async def main() -> None:
+        async with service(door=door) as running:
+            backend = await running.models.load(str(DEMO))
+            port = running.primary.port
+            assert "the token is not known here" in await refused(port, token="x" * 64)
+            assert "no model 'other'" in await refused(port, "--name", "other")
+            assert "up to 1024 tokens" in await refused(port, *short)
+            assert len(backend.workers()) == 1
+
+    asyncio.run(main())
+
+
+def test_other_weights_may_not_join(door, certificate, tmp_path) -> None:
+    async def main() -> None:
+        async with service(door=door) as running:
+            backend = await running.models.load(str(DEMO))
+            backend._fleet._weights_id = "another"
+            for link in backend._fleet.links:
+                link.weights_id = "another"
+            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+                await until(lambda: process.poll() is not None)
+                assert "its own is another one" in process.stderr.read()
+
+    asyncio.run(main())
+
+
+def test_tokens_that_can_be_guessed_are_refused(tmp_path) -> None:
+    (tmp_path / "good").write_text(TOKEN + "\nmore\n")
+    assert read_token(tmp_path / "good") == TOKEN
+    for text in ("", "\n", "secret", "x" * 31):
+        (tmp_path / "bad").write_text(text)
+        with pytest.raises(InvalidArgumentError, match="at least 32"):
+            read_token(tmp_path / "bad")
+    with pytest.raises(FileAccessError, match="gone"):
+        read_token(tmp_path / "gone")
