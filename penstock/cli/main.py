@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"penstock: {_one_line(error)}", file=sys.stderr)
+        _settle_stdout()
         return 1
     return status
 
@@ -106,15 +107,20 @@ def _open_missing_streams() -> None:
 
 def _interrupted() -> int:
     print(file=sys.stderr)
+    _settle_stdout()
+    return 130
+
+
+def _settle_stdout() -> None:
+    """Write what is left, or give it up: the interpreter would complain when it flushes at exit, and end with 120."""
     try:
         sys.stdout.flush()
     except OSError:
         _drop_stdout()
-    return 130
 
 
 def _drop_stdout() -> None:
-    """The reader went away: keep the interpreter from complaining when it flushes at exit."""
+    """Nobody takes what is written: the reader went away, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
