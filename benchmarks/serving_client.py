@@ -57,10 +57,10 @@ class Answer:
     reads: list[tuple[float, bytes]] = field(default_factory=list)
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection, which carries one request at a time."""
 
-    def __init__(self, rests: list[_Connection]) -> None:
+    def __init__(self, rests: list[Connection]) -> None:
         self._rests = rests
         self._answer: Answer | None = None
         self._done: asyncio.Future[None] | None = None
@@ -130,13 +130,18 @@ class _Connection(asyncio.Protocol):
 
 
 async def play(
-    server: Server, messages: Sequence[bytes], due: Sequence[float], patience_s: float = 600.0
+    server: Server,
+    messages: Sequence[bytes],
+    due: Sequence[float],
+    patience_s: float = 600.0,
+    kept: list[Connection] | None = None,
 ) -> tuple[float, list[Answer]]:
     """Send each request when it is due (seconds from the beginning); the beginning, and the answers in that order.
 
-    An answer that has not ended ``patience_s`` after it was due is given up: its connection is closed.
+    An answer that has not ended ``patience_s`` after it was due is given up: its connection is closed.  With ``kept``,
+    connections come from there and stay there, for a next call in the same event loop; else all are closed.
     """
-    rests: list[_Connection] = []
+    rests = [] if kept is None else kept
     loop, (host, port) = asyncio.get_running_loop(), server.address
     start = time.perf_counter()
     answers = [Answer(start + one) for one in due]
@@ -148,7 +153,7 @@ async def play(
                 if rests:
                     connection = rests.pop()
                 else:
-                    _, connection = await loop.create_connection(lambda: _Connection(rests), host, port)
+                    _, connection = await loop.create_connection(lambda: Connection(rests), host, port)
                 await connection.ask(message, answer)
         except TimeoutError:
             answer.lost = "given up"
@@ -156,9 +161,15 @@ async def play(
             answer.lost = "not connected"
 
     await asyncio.gather(*(one(message, answer) for message, answer in zip(messages, answers, strict=True)))
-    for connection in [*rests]:
-        connection.close()
+    if kept is None:
+        hang_up(rests)
     return start, answers
+
+
+def hang_up(connections: list[Connection]) -> None:
+    """Close them."""
+    for connection in [*connections]:
+        connection.close()
 
 
 def body_of(reads: Reads) -> tuple[int, Iterator[tuple[float, bytes]]]:
