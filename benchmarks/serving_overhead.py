@@ -3,9 +3,10 @@
     python benchmarks/serving_overhead.py MODEL.psm [--threads 1] [--turns 5]
 
 "engine" is ``LLM.generate`` of the whole batch, "async" one ``AsyncLLM`` stream for each request; "streamed" and
-"whole" are ``penstock serve`` and a client beside it (``serving_client.py``), whose work is on the service's account.
-Each turn takes all four, every second turn the other way about; what is lost is the median over turns of a turn's own
-ratio.  First tokens are of one request at a time on a connection that is open already.
+"whole" are ``penstock serve`` and a client beside it (``serving_client.py``), whose work is on the service's account;
+"paused" is streamed to a client that looks once a millisecond, so that it takes less.  Each turn takes all of them,
+every second turn the other way about; what is lost is the median over turns of a turn's own ratio.  First tokens are
+of one request at a time, on a connection that is open already.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from serving import messages_of
-from serving_client import Connection, Server, hang_up, play
+from serving_client import Connection, Server, hang_up, pausing_loop, play
 from serving_figures import figures, outcome_of
 from traces import Request
 
@@ -92,13 +93,17 @@ class Ways:
 
         return self.runner.run(all_of_them())
 
-    def streamed(self, requests: list[Request], whole: bool = False) -> float:
+    def streamed(self, requests: list[Request], runner: asyncio.Runner | None = None, whole: bool = False) -> float:
         messages = messages_of(self.server, requests, {}, whole)
-        start_s, answers = self.runner.run(play(self.server, messages, [0.0] * len(messages)))
+        start_s, answers = (runner or self.runner).run(play(self.server, messages, [0.0] * len(messages)))
         found = figures([outcome_of(answer, start_s) for answer in answers])
         if found["tokens"] != sum(one.num_new for one in requests):
             raise SystemExit(f"the service made {found['tokens']} tokens; not done: {found['not_done']}")
         return float(found["seconds"])
+
+    def paused(self, requests: list[Request]) -> float:
+        with asyncio.Runner(loop_factory=pausing_loop) as runner:
+            return self.streamed(requests, runner)
 
     def whole(self, requests: list[Request]) -> float:
         return self.streamed(requests, whole=True)
@@ -138,7 +143,11 @@ def report(args: argparse.Namespace, taken: dict[str, list[float]], firsts: list
         f"{args.turns} turns"
     )
     for name, seconds in taken.items():
-        lost = [f"{lost_of(taken[base], seconds):6.1f} % of {base}" for base in ("engine", "async") if base != name]
+        lost = [
+            f"{lost_of(taken[base], seconds):6.1f} % of {base}"
+            for base in ("engine", "async")
+            if base in taken and base != name
+        ]
         listed = " ".join(f"{one:.2f}" for one in seconds)
         print(f"{name:9} {tokens / statistics.median(seconds):7.0f} tokens/s  lost:{','.join(lost)}   ({listed} s)")
     inside, outside = (1e3 * statistics.median(values) for values in zip(*firsts, strict=True))
@@ -154,6 +163,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--ways", default="async,streamed,paused,whole", help="beside the engine (all)")
     parser.add_argument("--firsts", type=int, default=30, help="pairs of first tokens")
     args = parser.parse_args()
     context = args.prompt_tokens + args.new_tokens + 32
@@ -161,13 +171,20 @@ def main() -> None:
         max_requests=args.batch, max_tokens=max(512, args.batch), context_len=context,
         num_pages=args.batch * pages_for(context),
     )  # fmt: skip
-    taken: dict[str, list[float]] = {"engine": [], "async": [], "streamed": [], "whole": []}
     with (
         service(args.bundle, args.threads, limits) as server,
         LLM(args.bundle, threads=args.threads, limits=limits) as llm,
     ):
         ways = Ways(llm, LLM(args.bundle, threads=args.threads, limits=limits), server)
-        calls = dict(zip(taken, (ways.engine, ways.asynchronous, ways.streamed, ways.whole), strict=True))
+        every = {
+            "engine": ways.engine,
+            "async": ways.asynchronous,
+            "streamed": ways.streamed,
+            "paused": ways.paused,
+            "whole": ways.whole,
+        }
+        calls = {name: every[name] for name in dict.fromkeys(["engine", *args.ways.split(",")])}
+        taken: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
             call(requests_of(1, args.batch, args.prompt_tokens, 8))
         for turn in range(args.turns):

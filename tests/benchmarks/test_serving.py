@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import serving
 import serving_overhead
-from serving_client import Answer, Server, play
+from serving_client import Answer, Server, pausing_loop, play
 from serving_figures import Outcome, figures, outcome_of
 from traces import Request
 
@@ -121,7 +122,7 @@ def test_requests_are_those_of_the_trace():
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def played(serve: Serve, due: list[float], patience_s: float = 30.0) -> list[Outcome]:
+def played(serve: Serve, due: list[float], patience_s: float = 30.0, loop_factory: Any = None) -> list[Outcome]:
     """Requests to a server of this test."""
 
     async def run() -> list[Outcome]:
@@ -144,13 +145,26 @@ def played(serve: Serve, due: list[float], patience_s: float = 30.0) -> list[Out
             await asyncio.gather(*tasks)
             return [outcome_of(answer, start_s) for answer in answers]
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(run())
 
 
 async def number_of(reader: asyncio.StreamReader) -> int:
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     return int(json.loads(await reader.readexactly(length))["number"])
+
+
+def test_a_pausing_client_reads_what_came_in_between_at_once():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await number_of(reader)
+        for piece in (HEAD, chunk(event("a")), chunk(event("b")), chunk(event("", 2)), chunk(DONE), END):
+            writer.write(piece)
+        await reader.read()
+
+    (outcome,) = played(serve, [0.0], loop_factory=pausing_loop)
+    assert (outcome.kind, outcome.num_tokens) == ("done", 2)
+    assert outcome.pieces_s[0] == outcome.pieces_s[1] >= 0.001
 
 
 def test_a_request_leaves_though_the_one_before_it_was_not_answered():
