@@ -7,7 +7,7 @@
 Requests leave when they are due, Poisson arrivals at each rate (0: all at once), whether or not earlier ones were
 answered; every latency counts from when a request was due.  The requests are those of ``peers/traces.py``: token ids,
 lognormal lengths, a fixed number of new tokens (``ignore_eos``, which vLLM and llama.cpp know, too).  With several URLs
-each rate is given to one after the other.
+each rate is given to one after the other, the same requests to all; another rate or round has other requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,13 @@ def trace_of(name: str, rate: float, seed: int, count: int) -> list[traces.Reque
     return traces.read(Path(name))
 
 
+def runs_of(args: argparse.Namespace) -> Iterator[tuple[float, list[traces.Request]]]:
+    """Rates and their requests: each run has prompts of its own, else a prefix cache would know them."""
+    for number in range(args.rounds * len(args.rates)):
+        rate = args.rates[number % len(args.rates)]
+        yield rate, trace_of(args.trace, rate, args.seed + number, args.requests)
+
+
 def line_of(name: str, rate: float, found: dict[str, Any]) -> str:
     """A row of the table: 50th, 90th and 99th percentiles."""
 
@@ -123,15 +130,13 @@ def main() -> None:
     for server in servers.values() if args.warm_up else ():
         asyncio.run(measure(server, traces.warm_up(), args.extra, whole=args.whole))
     print(HEAD, flush=True)
-    for _ in range(args.rounds):
-        for rate in args.rates:
-            for name, server in servers.items():
-                requests = trace_of(args.trace, rate, args.seed, args.requests)
-                found = asyncio.run(measure(server, requests, args.extra, whole=args.whole, patience_s=args.patience))
-                print(line_of(name, rate, found), flush=True)
-                if args.json:
-                    with args.json.open("a") as out:
-                        out.write(json.dumps({"server": name, "rate": rate, "whole": args.whole, **found}) + "\n")
+    for rate, requests in runs_of(args):
+        for name, server in servers.items():
+            found = asyncio.run(measure(server, requests, args.extra, whole=args.whole, patience_s=args.patience))
+            print(line_of(name, rate, found), flush=True)
+            if args.json:
+                with args.json.open("a") as out:
+                    out.write(json.dumps({"server": name, "rate": rate, "whole": args.whole, **found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import serving
 import serving_overhead
-from serving_client import Answer, Server, pausing_loop, play
+from serving_client import PAUSE_S, Answer, Pausing, Server, pausing_loop, play
 from serving_figures import Outcome, figures, outcome_of
 from traces import Request
 
@@ -119,6 +120,13 @@ def test_requests_are_those_of_the_trace():
     }  # fmt: skip
 
 
+def test_every_run_has_prompts_of_its_own():
+    args = serving.parse(["http://127.0.0.1:1/v1", "--rate", "2,4", "--rounds", "2", "--requests", "3"])
+    rates, requests = zip(*serving.runs_of(args), strict=True)
+    assert rates == (2.0, 4.0, 2.0, 4.0)
+    assert len({tuple(one.prompt) for run in requests for one in run}) == 12
+
+
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -155,16 +163,21 @@ async def number_of(reader: asyncio.StreamReader) -> int:
     return int(json.loads(await reader.readexactly(length))["number"])
 
 
-def test_a_pausing_client_reads_what_came_in_between_at_once():
+def test_a_pausing_client_looks_once_a_millisecond_at_most():
+    start = time.perf_counter()
+    with Pausing() as selector:
+        for _ in range(3):
+            selector.select(0)
+    assert time.perf_counter() - start >= 3 * PAUSE_S
+
+
+def test_requests_are_answered_in_a_pausing_loop():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await number_of(reader)
-        for piece in (HEAD, chunk(event("a")), chunk(event("b")), chunk(event("", 2)), chunk(DONE), END):
-            writer.write(piece)
+        writer.write(whole("429 Too Many Requests", b"{}"))
         await reader.read()
 
-    (outcome,) = played(serve, [0.0], loop_factory=pausing_loop)
-    assert (outcome.kind, outcome.num_tokens) == ("done", 2)
-    assert outcome.pieces_s[0] == outcome.pieces_s[1] >= 0.001
+    assert [one.kind for one in played(serve, [0.0, 0.0], loop_factory=pausing_loop)] == ["429", "429"]
 
 
 def test_a_request_leaves_though_the_one_before_it_was_not_answered():
