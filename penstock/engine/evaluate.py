@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from penstock.engine.fields import flag
 from penstock.engine.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.engine.result import Score
@@ -109,7 +110,7 @@ def _params(wanted: Mapping[str, Any]) -> SamplingParams:
     """The harness's words for sampling; InvalidArgumentError names the one that is not known."""
     given = {name: value for name, value in wanted.items() if value is not None}
     until = given.pop("until", [])
-    samples = given.pop("do_sample", bool(given.get("temperature")))
+    samples = flag("do_sample", given.pop("do_sample", bool(given.get("temperature"))))
     lengths = [given.pop(name) for name in _LENGTHS if name in given]
     fields = {name: given.pop(name) for name in _SAMPLING if name in given}
     if given:
@@ -119,5 +120,4 @@ def _params(wanted: Mapping[str, Any]) -> SamplingParams:
         )
     if not samples:
         fields["temperature"] = 0.0
-    stop = [until] if isinstance(until, str) else list(until)
-    return SamplingParams(max_tokens=lengths[0] if lengths else _MAX_TOKENS, stop=stop, **fields)
+    return SamplingParams(max_tokens=lengths[0] if lengths else _MAX_TOKENS, stop=until, **fields)
