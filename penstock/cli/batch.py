@@ -49,6 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Answer what is not answered yet; status 1 when a request ended with an error, now or in an earlier run."""
     requests = _read_requests(args.input)
+    if not requests:
+        print(f"penstock: {args.input}: there are no requests in it", file=sys.stderr)
     with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
         _check_output(args, output)
         done, end = _read_done(args.output, output.read())
@@ -87,7 +89,7 @@ def _read_requests(path: str) -> list[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                request = json.loads(line)
+                request = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise InvalidFileError(f"{path}: line {number} is not JSON: {error}") from None
             name = request.get("custom_id") if isinstance(request, dict) else None

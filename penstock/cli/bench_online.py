@@ -150,4 +150,7 @@ def _table(model: str, report: OnlineReport) -> str:
             f"{rate} {run.requests_per_s:8.2f} {run.output_tokens_per_s:9,.1f}{first}{between}"
             f"{run.hit_rate:12.0%} {run.num_preemptions:10}"
         )
+    most = report.runs[0].requests_per_s  # all at once: the capacity
+    if any(run.rate and run.rate > most for run in report.runs):
+        lines += ["", f"above the capacity of {most:.2f} requests/s latencies grow as long as requests arrive"]
     return "\n".join(lines)

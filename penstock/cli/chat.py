@@ -170,6 +170,8 @@ class _Talk:
     def _set(self, name: str, value: str) -> None:
         from penstock.engine.params import FIELDS, SamplingParams
 
+        if not name:
+            raise InvalidArgumentError("/set takes a field and its value, or a field alone to unset it")
         if name in _UNSHOWN:
             raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else")
         settings = {key: kept for key, kept in self._settings.items() if key != name}
@@ -210,6 +212,16 @@ def _read_line(prompt: str) -> str:
     return line.rstrip("\n")
 
 
+def _read_more() -> str | None:
+    """The next line of a longer text; None at the end of a file, which ends the text as well."""
+    try:
+        return _read_line(". ")
+    except EOFError:
+        if sys.stdin.isatty():
+            raise
+        return None
+
+
 def _read_message() -> str | None:
     """A line, lines joined by a backslash, or a text between quotes; None at the end.  Ctrl-C drops what was typed."""
     while True:
@@ -217,13 +229,15 @@ def _read_message() -> str | None:
             line = _read_line("> ")
             if line.strip() == _QUOTES:
                 lines: list[str] = []
-                while (line := _read_line(". ")).strip() != _QUOTES:
-                    lines.append(line)
+                while (more := _read_more()) is not None and more.strip() != _QUOTES:
+                    lines.append(more)
                 return "\n".join(lines)
             parts = [line]
             while parts[-1].endswith("\\"):
                 parts[-1] = parts[-1][:-1]
-                parts.append(_read_line(". "))
+                if (more := _read_more()) is None:
+                    break
+                parts.append(more)
             return "\n".join(parts)
         except EOFError:
             if sys.stdin.isatty():

@@ -9,15 +9,15 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from penstock.engine.embed import Embedding
 from penstock.engine.engine import Engine
-from penstock.engine.fields import check_listed, check_vocabulary, flag
+from penstock.engine.fields import check_listed, check_vocabulary, flag, given_number, whole
 from penstock.engine.logits import PromptLogits, PromptScores
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.prompts import Prompt, check_each, split_params, split_prompts
+from penstock.engine.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.engine.request import Request, Status
 from penstock.engine.result import Result, Score, all_finished, all_or_error, outcome
 from penstock.engine.stream import Stream
@@ -195,8 +195,9 @@ class LLM:
         Leaving the loop early aborts what is still open.
         """
         options = check_options(options)
-        source = enumerate(items)
-        most = max_open or 4 * self.engine.scheduler.max_requests
+        source = enumerate(check_items(items))
+        most = given_number("max_open", whole("max_open", max_open, 0, 2**31 - 1))
+        most = most or 4 * self.engine.scheduler.max_requests
         unfinished: dict[int, tuple[list[Request], SamplingParams]] = {}
         try:
             is_exhausted = False
@@ -205,7 +206,7 @@ class LLM:
                 is_exhausted = is_exhausted or len(batch) < most - len(unfinished)
                 for index, item in batch:
                     try:
-                        unfinished[index] = (self._submit_all(item, options), cast("Any", item)[1])
+                        unfinished[index] = self._submit_all(item, options)
                     except PenstockError as error:
                         yield index, error
                 if not unfinished:
@@ -221,11 +222,8 @@ class LLM:
                 for request in group:
                     self.engine.abort(request)
 
-    def _submit_all(self, item: Any, options: RequestOptions) -> list[Request]:
-        if isinstance(item, PenstockError):
-            raise item
-        prompt, params = item[:2]
-        options = check_options(item[2]) if len(item) > 2 else options
+    def _submit_all(self, item: object, options: RequestOptions) -> tuple[list[Request], SamplingParams]:
+        prompt, params, options = split_item(item, options)
         ids, sampling = self._prepare(prompt, params, options)
         requests: list[Request] = []
         try:
@@ -235,7 +233,7 @@ class LLM:
             for request in requests:
                 self.engine.abort(request)
             raise
-        return requests
+        return requests, params
 
     def _prepare(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions

@@ -6,10 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index as as_index
 from typing import Any, TypeAlias, TypeVar
 
+from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, PenstockError
 
-__all__ = ["Prompt", "check_each", "check_token_ids", "of_prompt", "split_params", "split_prompts"]
+__all__ = [
+    "Prompt",
+    "check_each",
+    "check_items",
+    "check_token_ids",
+    "of_prompt",
+    "split_item",
+    "split_params",
+    "split_prompts",
+]
 
 Prompt: TypeAlias = str | Sequence[int]
 _Item = TypeVar("_Item")
@@ -28,6 +38,23 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
         return several, False
     return [several], True
+
+
+def check_items(items: object) -> Iterable[object]:
+    """What gives a prompt with its parameters again and again."""
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+        raise InvalidArgumentError(f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}")
+    return items
+
+
+def split_item(item: object, options: RequestOptions) -> tuple[Any, SamplingParams, RequestOptions]:
+    """A prompt, its parameters and its options, ``options`` where it brings none; raises an item that is an error."""
+    if isinstance(item, PenstockError):
+        raise item
+    if not isinstance(item, (list, tuple)) or not 2 <= len(item) <= 3:
+        raise InvalidArgumentError(f"an item must be (prompt, SamplingParams) or with RequestOptions, not {item!r:.60}")
+    prompt, params, *own = item
+    return prompt, split_params(params, 1)[0], check_options(own[0]) if own and own[0] is not None else options
 
 
 def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") -> PenstockError:

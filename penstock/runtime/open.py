@@ -71,6 +71,12 @@ def open_program(
         )
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
+    if limits is not None and not isinstance(limits, ProgramLimits):
+        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}")
+    if not isinstance(use_cache, bool):
+        raise InvalidArgumentError(f"use_cache must be True or False, not {use_cache!r:.60}")
+    if progress is not None and not callable(progress):
+        raise InvalidArgumentError(f"progress must be a function, not {type(progress).__name__}")
     path = Path(model)
     limits = limits or ProgramLimits()
     if path.is_dir():

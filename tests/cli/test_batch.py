@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.cli.main import main
 from penstock.engine.completions import CHAT, COMPLETIONS, answer_body
 from penstock.engine.request import TokenLogprobs
 from tests.cli.conftest import DEMO, FOLDER, start
@@ -201,3 +202,15 @@ def test_the_prefix_cache_is_left_out_when_asked(penstock_command, tmp_path, opt
     assert done.returncode == 0, done.stderr
     usage = [one["response"]["body"]["usage"] for one in read(tmp_path / "out.jsonl").values()]
     assert sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage) == (0 if options else 64)
+
+
+def test_an_input_in_another_encoding_or_without_requests_is_named(tmp_path, capsys):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_bytes((json.dumps(request("a", prompt="x")) + "\n").encode("utf-16"))
+    assert main(["batch", str(DEMO), str(path), str(output)]) == 1
+    assert "line 1 is not JSON: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
+    path.write_text(json.dumps(request("a", prompt="x")), encoding="utf-8-sig")
+    assert main(["batch", str(DEMO), str(path), str(output)]) == 0
+    path.write_text("\n \n")
+    assert main(["batch", str(DEMO), str(path), str(tmp_path / "none.jsonl")]) == 0
+    assert "in.jsonl: there are no requests in it" in capsys.readouterr().err

@@ -59,17 +59,34 @@ def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model)
 
 
 def test_mistakes_are_named_and_the_conversation_goes_on(penstock_command):
-    lines = "/frob\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
+    lines = "/frob\n/set\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
     lines += "".join(f"/set logit_bias {'[' * depth}{']' * depth}\n" for depth in (3000, 900))
     lines += "/set echo true\n/set logprobs 1\n/set prompt_logprobs 1\nx\n"
     done = penstock_command("chat", DEMO, "--context-len", 64, stdin=lines)
     assert done.returncode == 0
-    for message in ("no command /frob", "'temprature'", "temperature must be", "n and best_of", "system: ", "retry: "):
+    for message in (
+        "no command /frob",
+        "/set takes a field",
+        "'temprature'",
+        "temperature must be",
+        "n and best_of",
+        "system: ",
+        "retry: ",
+    ):
         assert message in done.stderr
     assert done.stderr.count("\nlogit_bias") == 2
     for name in ("echo", "logprobs", "prompt_logprobs"):
         assert f"\n{name}: a conversation shows its answers" in done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize("text", ['"""\nimport os\nx', "import os\\\nx\\", "import os\\\nx"])
+def test_the_end_of_a_file_ends_a_longer_text_too(monkeypatch, capsys, text):
+    with LLM(DEMO) as llm:
+        expected = llm.generate("import os\nx", SamplingParams(max_tokens=4, temperature=0)).text
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set temperature 0\n/set max_tokens 4\n{text}"))
+    assert main(["chat", str(DEMO)]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_conversation():

@@ -103,13 +103,15 @@ def test_bench_reports_every_figure_with_its_share(penstock_command):
 
 def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_path):
     picture = tmp_path / "latency.svg"
-    args = ("--online", "--rate", "50%,100", "--requests", 4, "--prompt-tokens", 20, "--new-tokens", 4)
+    args = ("--online", "--rate", "50%,100000", "--requests", 4, "--prompt-tokens", 20, "--new-tokens", 4)
     done = penstock_command("bench", DEMO, *args, "--svg", picture)
     assert done.returncode == 0, done.stderr
     assert "at once" in done.stdout
-    assert "100.00" in done.stdout
+    assert "100000.00" in done.stdout
+    assert "above the capacity of " in done.stdout
     assert picture.read_text().startswith("<svg")
     off = ("--online", "--rate", "none", *args[3:], "--no-prefix-cache", "--json")
+    assert "capacity" not in penstock_command("bench", DEMO, *off[:-1]).stdout
     found = json.loads(penstock_command("bench", DEMO, *off).stdout)
     assert [run["rate"] for run in found["runs"]] == [0]
     assert set(found["runs"][0]["first_token_s"]) == {"50", "90", "99"}

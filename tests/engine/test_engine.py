@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
@@ -159,6 +160,36 @@ def test_no_prompts_give_no_results(make_llm, capsys):
     assert capsys.readouterr().err == ""
     with pytest.raises(InvalidArgumentError, match="prompt is empty"):
         llm.stream([])
+
+
+def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
+    llm, good = make_llm(), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    items = [5, None, "xy", ("x",), ("x", 5), ("x", good, 5), ("x", good, None, 4), {"prompt": "x"}]
+    found = dict(llm.generate_each([*items, ("x", good), ("x", None), ("x", good, None)]))
+    for index, item in enumerate(items):
+        assert isinstance(found[index], InvalidArgumentError), item
+        assert re.match(r"an item must be|params must be|options must be", str(found[index]))
+    assert len(found[8].token_ids) == len(found[10].token_ids) == 2
+    assert found[9].finish_reason
+    for wrong in (5, None, "xy", {"a": good}):
+        with pytest.raises(InvalidArgumentError, match="items must be pairs"):
+            next(llm.generate_each(wrong))
+    for wrong in (-1, "x", 1.5, True):
+        with pytest.raises(InvalidArgumentError, match="max_open must be a whole number"):
+            next(llm.generate_each([("x", good)], max_open=wrong))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"limits": 5}, "limits must be ProgramLimits, not int"),
+        ({"use_cache": "no"}, "use_cache must be True or False, not 'no'"),
+        ({"progress": 5}, "progress must be a function, not int"),
+    ],
+)
+def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        LLM("demo/demo.psm", **fields)
 
 
 def test_the_error_of_several_prompts_says_what_was_done_and_where_it_is_kept(make_llm):
