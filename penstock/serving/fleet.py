@@ -7,10 +7,11 @@ pauses; one that dies again and again leaves the model not ready, and is still t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fleet", "Launcher", "Patience"]
 
+LOG: Final = logging.getLogger("penstock.serving")
 QUICK_DEATH_S: Final = 10.0
 LOOP_DEATHS: Final = 3
 
@@ -45,8 +47,11 @@ class Launcher(Protocol):
 
     patience: Patience
 
-    async def launch(self, config: WorkerConfig) -> WorkerProcess:
-        """A worker whose model is loaded; raises what loading raised."""
+    async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
+        """A worker whose model is loaded; raises what loading raised.
+
+        ``is_known``: its sizes are those of one that ran, so that nobody's plan waits for it.
+        """
 
 
 class Fleet:
@@ -101,29 +106,39 @@ class Fleet:
         while not self._stopping.is_set():
             lived_s = 0.0
             try:
-                worker = self._workers[slot] = await self._launcher.launch(self.config)
-                self._failing.discard(slot)
+                worker = self._workers[slot] = await self._launcher.launch(self.config, is_known=first.done())
+                self._note_ready(slot, worker.link)
                 if not first.done():
                     first.set_result(None)
-                self._on_change()
                 start = time.monotonic()
                 why = await worker.ended()
                 lived_s = time.monotonic() - start
-                del self._workers[slot]
-            except PenstockError as error:
+            except Exception as error:  # whatever it is, nobody else would start the next one
+                why = str(error) or type(error).__name__
                 if not first.done():
-                    first.set_exception(error)
+                    first.set_exception(error if isinstance(error, PenstockError) else UnavailableError(why))
                     return
-                why = str(error)
+            finally:
+                self._workers.pop(slot, None)
             if self._stopping.is_set():
                 return
             self.error, self.num_restarts = why, self.num_restarts + 1
             num_deaths = num_deaths + 1 if lived_s < QUICK_DEATH_S else 1
             if num_deaths >= LOOP_DEATHS:
                 self._failing.add(slot)
+            pause_s = self._pause_s(num_deaths)
+            LOG.warning("%s: a worker is gone (%s); the next one starts in %g s", self.config.name, why, pause_s)
             self._on_change()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), self._pause_s(num_deaths))
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    def _note_ready(self, slot: int, link: WorkerLink) -> None:
+        self._failing.discard(slot)
+        if link.plan is not None and link.card is not None:  # a restart gets the same sizes, whatever is free then
+            limits = replace(self.config.options.limits, num_pages=link.plan.num_pages, context_len=link.card.max_len)
+            self.config = replace(self.config, options=replace(self.config.options, limits=limits))
+        LOG.info("%s: worker %s (process %d) is ready", self.config.name, link.name, link.pid)
+        self._on_change()
 
     def _pause_s(self, num_deaths: int) -> float:
         if num_deaths <= 1:

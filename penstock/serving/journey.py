@@ -73,8 +73,8 @@ class Journey:
                 try:
                     await (self._send() if deaths == 0 else self._send_as_suspect())
                     return self.answer
-                except LostWorkerError:
-                    deaths = self._roads.blame.add(self._fingerprint)
+                except LostWorkerError as error:
+                    deaths = self._deaths(error)
                 await self._roads.wait_ready(RETRY_WAIT_S)
         except BaseException:
             self._abort()
@@ -115,19 +115,24 @@ class Journey:
 
     def _on_lost(self, error: LostWorkerError) -> None:
         """The worker that had taken it is gone."""
-        deaths = self._roads.blame.add(self._fingerprint)
+        deaths = self._deaths(error)
         self._settled.set()
         if deaths >= MOST_DEATHS:
             self.answer.fail(self._refusal())
         elif self.answer.has_begun:
             self.answer.fail(error)
         else:
-            self._retry = asyncio.ensure_future(self._again())
+            self._retry = asyncio.ensure_future(self._again(deaths > 0))
 
-    async def _again(self) -> None:
+    def _deaths(self, error: LostWorkerError) -> int:
+        """How many workers died with it running, this one included; what merely waited is no suspect."""
+        blame = self._roads.blame
+        return blame.add(self._fingerprint) if error.was_running else blame.num_deaths(self._fingerprint)
+
+    async def _again(self, is_suspect: bool) -> None:
         try:
             await self._roads.wait_ready(RETRY_WAIT_S)
-            await self._send_as_suspect()
+            await (self._send_as_suspect() if is_suspect else self._send())
         except LostWorkerError as error:  # before it was taken; else _on_lost was called
             self._on_lost(error)
         except PenstockError as error:

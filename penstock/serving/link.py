@@ -31,7 +31,11 @@ _names = count(1)
 
 
 class LostWorkerError(UnavailableError):
-    """The worker went away with the request."""
+    """The worker went away with the request, which ``was_running`` or waited for a place in a step."""
+
+    def __init__(self, message: str, was_running: bool = True) -> None:
+        super().__init__(message)
+        self.was_running = was_running
 
 
 def page_names(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
@@ -178,13 +182,17 @@ class WorkerLink:
         self.status = "lost"
         self.gone.set()
         self._has_out.set()
-        error = LostWorkerError(f"{self.model}: {why}; send the request again")
+        why = f"{self.model}: {why}; send the request again"
         if not self.ready.done():
-            self.ready.set_exception(error)
+            self.ready.set_exception(LostWorkerError(why))
             self.ready.exception()  # seen: nobody may be waiting
         lost = [*self._open.values()]
         self._open.clear()
-        for request in lost:
+        num_places = self.plan.max_requests if self.plan is not None else 0
+        num_places -= sum(request.answer.has_begun for request in lost)
+        for request in lost:  # in the order in which the engine took them
+            error = LostWorkerError(why, request.answer.has_begun or num_places > 0)
+            num_places -= not request.answer.has_begun
             if not request.taken.done():
                 request.taken.set_exception(error)
                 request.taken.exception()

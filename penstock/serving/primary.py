@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -112,36 +112,50 @@ class Primary:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    async def launch(self, config: WorkerConfig) -> WorkerProcess:
-        """A worker whose model is loaded; raises what loading raised, UnavailableError when it ended instead."""
-        async with self._loading:
+    async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
+        """A worker whose model is loaded; raises what loading raised, UnavailableError when it ended instead.
+
+        One at a time, for each plans its memory with what the others left, but for one that ``is_known``.
+        """
+        async with nullcontext() if is_known else self._loading:
             token = secrets.token_hex(32)
             reserved = sum(process.unwritten_bytes for process in self._processes)
             config = replace(config, address=self.address, token=token, reserved_bytes=reserved)
-            joined: asyncio.Future[WorkerLink] = asyncio.get_running_loop().create_future()
-            self._expected[_digest(token)] = joined
-            process = await start_process(config, self._command)
-            exited = asyncio.ensure_future(process.wait())
+            joined = self._expected[_digest(token)] = asyncio.get_running_loop().create_future()
             try:
-                async with asyncio.timeout(self.patience.load_s):
-                    link = await _first(joined, exited)
-                    await _first(link.ready, exited)
-            except BaseException as error:
-                if process.returncode is None:
-                    process.kill()
-                await process.wait()
-                if process.stdin is not None:
-                    process.stdin.close()
-                if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
-                    raise UnavailableError(f"{config.path}: not loaded within {self.patience.load_s:g} s") from None
-                raise
+                process = await start_process(config, self._command)
+                link = await self._loaded(process, joined, config.path)
+            except OSError as error:  # no descriptor, no process, no interpreter
+                if isinstance(error, PenstockError):
+                    raise
+                raise UnavailableError(f"a worker cannot be started: {error}") from error
             finally:
                 self._expected.pop(_digest(token), None)
-                exited.cancel()
             worker = WorkerProcess(process, link, self.patience.hang_s)
             self._processes.add(worker)
             link.on_gone = lambda: self._processes.discard(worker)
             return worker
+
+    async def _loaded(
+        self, process: asyncio.subprocess.Process, joined: asyncio.Future[WorkerLink], path: str
+    ) -> WorkerLink:
+        """The link of a process whose model is loaded; else the process is gone."""
+        exited = asyncio.ensure_future(process.wait())
+        try:
+            async with asyncio.timeout(self.patience.load_s):
+                link = await _first(joined, exited)
+                return await _first(link.ready, exited)
+        except BaseException as error:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
+                raise UnavailableError(f"{path}: not loaded within {self.patience.load_s:g} s") from None
+            raise
+        finally:
+            exited.cancel()
 
     async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
         """One worker's stream."""

@@ -30,10 +30,8 @@ async def start_process(config: WorkerConfig, command: Sequence[str] = COMMAND) 
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
     )
-    if process.stdin is not None:
+    if process.stdin is not None:  # a line that the pipe holds: nothing to wait for
         process.stdin.write(config.to_json().encode() + b"\n")
-        with suppress(ConnectionError):
-            await process.stdin.drain()
     return process
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -267,5 +268,76 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
             await traffic.stop()
             assert traffic.num_lost == 0
             assert len(traffic.versions) == num_switches + 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch) -> None:
+    """No descriptor, no memory for a process: a first load says so, a restart goes on trying."""
+    from penstock.serving import primary
+
+    honest, faults = primary.start_process, [OSError(24, "Too many open files")]
+
+    async def start(*arguments):
+        if faults:
+            raise faults.pop()
+        return await honest(*arguments)
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT) as running:
+            monkeypatch.setattr(primary, "start_process", start)
+            with pytest.raises(UnavailableError, match="Too many open files"):
+                await running.models.load(str(versions[0]))
+            backend = await running.models.load(str(versions[0]))
+            faults.extend([OSError(11, "Resource temporarily unavailable"), RuntimeError("planted")])
+            os.kill(pids(backend)[0], signal.SIGKILL)
+            await until(lambda: not faults and backend.is_ready)
+            assert len(await tokens_of(backend, [5], GREEDY)) == 12
+            assert not running.primary._expected
+
+    asyncio.run(main())
+
+
+def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) -> None:
+    from penstock.serving import primary
+
+    honest, let_go = primary.start_process, asyncio.Event()
+
+    async def start(config, command):
+        if config.name == "slow":
+            await let_go.wait()
+        return await honest(config, command)
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT) as running:
+            backend = await running.models.load(str(versions[0]))
+            monkeypatch.setattr(primary, "start_process", start)
+            loading = asyncio.ensure_future(running.models.load(str(versions[1]), "slow"))
+            victim = pids(backend)[0]
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: victim not in pids(backend) and backend.is_ready)
+            assert not loading.done()
+            let_go.set()
+            assert (await loading).is_ready
+
+    asyncio.run(main())
+
+
+def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
+    """A worker with two places dies with ten requests: those that had no place are sent again side by side."""
+    options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("slow"), options=options) as running:
+            backend = await running.models.load(str(versions[0]))
+            blamed, add = [], backend.blame.add
+            monkeypatch.setattr(backend.blame, "add", lambda name: blamed.append(name) or add(name))
+            asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(10)]
+            await until(lambda: backend.workers()[0].num_open == 10)
+            os.kill(pids(backend)[0], signal.SIGKILL)
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert sum(isinstance(one, UnavailableError) for one in found) <= 2
+            assert all(isinstance(one, UnavailableError) or len(one) == 12 for one in found)
+            assert 1 <= len(blamed) <= 2
 
     asyncio.run(main())
