@@ -17,17 +17,19 @@ class Blame:
     """Counts deaths per fingerprint of a request.  One that was answered, or was not seen for ten minutes, is clear."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        self._deaths: OrderedDict[bytes, tuple[int, float, str]] = OrderedDict()
 
     def num_deaths(self, fingerprint: bytes) -> int:
         """Workers that died with it."""
-        count, when = self._deaths.get(fingerprint, (0, 0.0))
+        count, when, _ = self._deaths.get(fingerprint, (0, 0.0, ""))
         return count if time.monotonic() - when < _FORGET_S else 0
 
-    def add(self, fingerprint: bytes) -> int:
-        """One more; returns how many there are now."""
-        count = self.num_deaths(fingerprint) + 1
-        self._deaths[fingerprint] = (count, time.monotonic())
+    def add(self, fingerprint: bytes, worker: str) -> int:
+        """The death of a worker, which counts once however many equal requests were there; returns the sum."""
+        count = self.num_deaths(fingerprint)
+        if not count or self._deaths[fingerprint][2] != worker:
+            count += 1
+        self._deaths[fingerprint] = (count, time.monotonic(), worker)
         self._deaths.move_to_end(fingerprint)
         while len(self._deaths) > _MOST:
             self._deaths.popitem(last=False)

@@ -127,7 +127,9 @@ class Journey:
     def _deaths(self, error: LostWorkerError) -> int:
         """How many workers died with it running, this one included; what merely waited is no suspect."""
         blame = self._roads.blame
-        return blame.add(self._fingerprint) if error.was_running else blame.num_deaths(self._fingerprint)
+        if not error.was_running:
+            return blame.num_deaths(self._fingerprint)
+        return blame.add(self._fingerprint, "" if self._link is None else self._link.name)
 
     async def _again(self, is_suspect: bool) -> None:
         try:

@@ -21,6 +21,7 @@ from penstock.engine.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, UnavailableError
 from penstock.graph.export import export_bundle
+from penstock.serving.blame import Blame
 from penstock.serving.fleet import Patience
 from penstock.serving.process import COMMAND
 from penstock.serving.remote import RemoteBackend
@@ -331,7 +332,7 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
         async with service(patience=IMPATIENT, command=faulty("slow"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
             blamed, add = [], backend.blame.add
-            monkeypatch.setattr(backend.blame, "add", lambda name: blamed.append(name) or add(name))
+            monkeypatch.setattr(backend.blame, "add", lambda *what: blamed.append(what) or add(*what))
             asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(10)]
             await until(lambda: backend.workers()[0].num_open == 10)
             os.kill(pids(backend)[0], signal.SIGKILL)
@@ -341,3 +342,11 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
             assert 1 <= len(blamed) <= 2
 
     asyncio.run(main())
+
+
+def test_equal_requests_share_the_blame_of_one_death() -> None:
+    blame = Blame()
+    assert [blame.add(b"x", "first"), blame.add(b"x", "first"), blame.add(b"y", "first")] == [1, 1, 1]
+    assert [blame.add(b"x", "second"), blame.num_deaths(b"x"), blame.num_deaths(b"z")] == [2, 2, 0]
+    blame.clear(b"x")
+    assert blame.num_deaths(b"x") == 0
