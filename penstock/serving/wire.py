@@ -36,7 +36,8 @@ MESSAGE_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
 _LISTS: Final = ("bad_words", "stop", "stop_token_ids")
-_KINDS: Final = {name: getattr(errors, name) for name in errors.__all__}
+_KINDS: Final = {name: getattr(errors, name) for name in errors.__all__ if name != "ServiceError"}
+"""What an engine raises; that one is a client's."""
 _CARD_FIELDS: Final = tuple(field.name for field in dataclasses.fields(ModelCard))
 
 

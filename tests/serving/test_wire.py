@@ -86,7 +86,7 @@ def test_options_cards_and_configurations_round_trip() -> None:
 
 
 def test_errors_round_trip_by_class() -> None:
-    for name in errors.__all__:
+    for name in sorted({*errors.__all__} - {"ServiceError"}):  # which a client raises, and no engine
         kind = getattr(errors, name)
         again = wire.error_from(wire.error_to(kind("what")))
         assert (type(again), str(again)) == (kind, "what")
