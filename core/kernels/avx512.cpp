@@ -34,6 +34,10 @@ void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n
   else store_block(a, row, tile, m, n, y);
 }
 
+void ask_for_store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n) {
+  ask_for_store(a, row, tile, m, n);
+}
+
 const Kernels* const kernels_avx512 = &table;
 const Kernels* const kernels_avx512_bf16 = &bf16_table;
 }  // namespace ps

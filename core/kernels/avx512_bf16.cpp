@@ -30,38 +30,37 @@
 namespace ps {
 namespace {
 
-constexpr int kRows = 8;  // of activations in a register block, at most
-// How far ahead weights are asked for: further where one row reads them as fast as they come.
-constexpr int64_t kAhead = 1024, kAheadOfOne = 16384;
+// Up to so many rows wait for memory and read tile after tile, a single run of addresses; and how far ahead they ask for it.
+constexpr int64_t kStreamRows = 8, kAhead = 16384;
 
 PS_INLINE __mmask16 lanes_below(int64_t n) { return n >= 16 ? __mmask16(0xffff) : __mmask16((1u << n) - 1u); }
 
-PS_INLINE __m512bh pair(const uint8_t* p) {
-  int32_t word;
-  __builtin_memcpy(&word, p, 4);
-  return (__m512bh)_mm512_set1_epi32(word);
-}
+// What a pass over tiles asks for meanwhile: `step` bytes further on with each pair of columns, one place a tile.
+struct Ahead {
+  const uint8_t* at[2];
+  int64_t step;
+};
 
-// M rows by the N tiles at w, into y [M][N][16].  The weights are asked for some way ahead: a pass that serves few rows
-// waits for memory.
+// M rows, x [pairs / 16][M][16] pairs of columns, by the N tiles at w, into y [M][N][16].
 template <int M, int N>
-void block(const LinearArgs& a, int64_t row, const uint8_t* const (&w)[N], float* y) {
-  const int64_t pairs = (a.weight.cols + 1) / 2;
-  const uint8_t* x[M];
+__attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Ahead& ahead, float* y) {
+  const uint8_t *p[N], *next[N];
+  const int64_t step = ahead.step;
   __m512 acc[M][N];
-  PS_UNROLL for (int i = 0; i < M; ++i) {
-    x[i] = (const uint8_t*)a.qx.q + (row + i) * a.qx.stride;
+  PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t], next[t] = ahead.at[t];
+  PS_UNROLL for (int i = 0; i < M; ++i)
     PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = _mm512_setzero_ps();
-  }
-  for (int64_t p = 0; p < pairs; ++p) {
-    __m512bh v[N];
-    PS_UNROLL for (int t = 0; t < N; ++t) {
-      v[t] = (__m512bh)_mm512_loadu_si512(w[t] + 64 * p);
-      __builtin_prefetch(w[t] + 64 * p + (M == 1 ? kAheadOfOne : kAhead), 0, 3);
-    }
-    PS_UNROLL for (int i = 0; i < M; ++i) {
-      const __m512bh b = pair(x[i] + 4 * p);
-      PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = _mm512_dpbf16_ps(acc[i][t], v[t], b);
+  for (int64_t s = 0; s < pairs; x += 64 * (M - 1)) {
+    for (const int64_t stop = s + 16 < pairs ? s + 16 : pairs; s < stop; ++s, x += 4) {
+      __m512bh v[N];
+      PS_UNROLL for (int t = 0; t < N; ++t) {
+        v[t] = (__m512bh)_mm512_loadu_si512(p[t] + 64 * s);
+        __builtin_prefetch(next[t] + s * step, 0, 3);
+      }
+      PS_UNROLL for (int i = 0; i < M; ++i) {
+        const __m512bh b = (__m512bh)four_bytes((const int8_t*)x + 64 * i);
+        PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = _mm512_dpbf16_ps(acc[i][t], v[t], b);
+      }
     }
   }
   PS_UNROLL for (int i = 0; i < M; ++i)
@@ -69,59 +68,87 @@ void block(const LinearArgs& a, int64_t row, const uint8_t* const (&w)[N], float
 }
 
 template <int N>
-void block_of(const LinearArgs& a, int rows, int64_t row, const uint8_t* const (&w)[N], float* y) {
+void block_of(int rows, const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Ahead& ahead, float* y) {
   switch (rows) {
-    case 1: return block<1, N>(a, row, w, y);
-    case 2: return block<2, N>(a, row, w, y);
-    case 3: return block<3, N>(a, row, w, y);
-    case 4: return block<4, N>(a, row, w, y);
-    case 5: return block<5, N>(a, row, w, y);
-    case 6: return block<6, N>(a, row, w, y);
-    case 7: return block<7, N>(a, row, w, y);
-    case 8: return block<8, N>(a, row, w, y);
+    case 1: return block<1, N>(x, w, pairs, ahead, y);
+    case 2: return block<2, N>(x, w, pairs, ahead, y);
+    case 3: return block<3, N>(x, w, pairs, ahead, y);
+    case 4: return block<4, N>(x, w, pairs, ahead, y);
+    case 5: return block<5, N>(x, w, pairs, ahead, y);
+    case 6: return block<6, N>(x, w, pairs, ahead, y);
+    case 7: return block<7, N>(x, w, pairs, ahead, y);
+    case 8: return block<8, N>(x, w, pairs, ahead, y);
+    case 9: return block<9, N>(x, w, pairs, ahead, y);
+    case 10: return block<10, N>(x, w, pairs, ahead, y);
+    case 11: return block<11, N>(x, w, pairs, ahead, y);
+    case 12: return block<12, N>(x, w, pairs, ahead, y);
   }
 }
 
-// N tiles, `step` apart, against every row: the tiles stay in the second-level cache meanwhile.
+// N tiles, `apart` from one to the next, against every row: the tiles stay in the second-level cache meanwhile.  Of several
+// blocks of rows each asks for its share of the next tiles.
 template <int N>
-void panel(const LinearArgs& a, int64_t tile, int64_t step) {
-  const int64_t blocks = (a.m + kRows - 1) / kRows, tile_bytes = (a.weight.cols + 1) / 2 * 64;
-  const uint8_t* w[N];
-  alignas(64) float y[kRows * N * 16];
-  for (int t = 0; t < N; ++t) w[t] = a.weight.data + (tile + t * step) * tile_bytes;
-  int64_t row = 0;
-  for (int64_t b = 0; b < blocks; ++b) {  // rows are spread evenly, so that no block is left with one
-    const int64_t next = a.m * (b + 1) / blocks;
-    block_of<N>(a, int(next - row), row, w, y);
-    store_bf16_dot(a, row, tile, int(next - row), N, y);
-    row = next;
+void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
+  const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64, blocks = num_row_blocks(a.m, 1);
+  const int64_t further = a.gated ? bytes : N * bytes;  // to the next tiles
+  const uint8_t* w[2];
+  alignas(64) float y[kIntRows * N * 16];
+  for (int t = 0; t < N; ++t) w[t] = a.weight.data + (tile + t * apart) * bytes;
+  if (N == 1) w[1] = w[0];
+  for (int64_t b = 0; b < blocks; ++b) {
+    const RowBlock rows = row_block(a.m, blocks, b);
+    const int64_t at = blocks > 1 ? further + bytes * b / blocks : kAhead;
+    const Ahead ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
+    ask_for_store_bf16_dot(a, rows.first, tile, rows.count, a.gated ? 1 : N);
+    block_of<N>(rows.count, (const uint8_t*)a.qx.q + rows.first * a.qx.stride, w, pairs, ahead, y);
+    store_bf16_dot(a, rows.first, tile, rows.count, N, y);
   }
+}
+
+// Tiles [begin, end), few, against few rows; gated: those of the gate, then those of `up`.
+constexpr int kStreamTiles = 8;
+void stream(const LinearArgs& a, int64_t begin, int64_t end) {
+  const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64;
+  const int n = a.gated ? 2 : 1;
+  alignas(64) float y[kStreamTiles][kStreamRows * 2 * 16], one[kStreamRows * 16];
+  for (int t = 0; t < n; ++t)
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const uint8_t* const w = a.weight.data + (tile + t * (a.weight.rows / 32)) * bytes;
+      block_of<1>(a.m, (const uint8_t*)a.qx.q, &w, pairs, {{w + kAhead, w + kAhead}, 64}, one);
+      for (int i = 0; i < a.m; ++i) __builtin_memcpy(y[tile - begin] + 16 * (n * i + t), one + 16 * i, 64);
+    }
+  for (int64_t tile = begin; tile < end; ++tile) store_bf16_dot(a, 0, tile, a.m, n, y[tile - begin]);
 }
 
 }  // namespace
 
 void linear_bf16_dot(const LinearArgs& a, int64_t begin, int64_t end) {
   int64_t tile = begin;
-  if (a.gated) {  // a tile of the gate and the one of `up` beside it
+  if (a.m <= kStreamRows) {
+    for (; tile < end; tile += kStreamTiles) stream(a, tile, tile + kStreamTiles < end ? tile + kStreamTiles : end);
+  } else if (a.gated) {
     for (; tile < end; ++tile) panel<2>(a, tile, a.weight.rows / 32);
-    return;
-  }
-  if (a.m > 1) {  // one row reads tile after tile: a single run of addresses
-    for (; tile + 3 <= end; tile += 3) panel<3>(a, tile, 1);
+  } else {
     for (; tile + 2 <= end; tile += 2) panel<2>(a, tile, 1);
+    if (tile < end) panel<1>(a, tile, 1);
   }
-  for (; tile < end; ++tile) panel<1>(a, tile, 1);
 }
 
-void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+// Rows lie as those of integers do (QuantizedRows), 32 columns in place of 64.
+void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
                          int64_t end) {
+  const int64_t blocks = num_row_blocks(m, 1);
   for (int64_t row = begin; row < end; ++row) {
-    const float* src = x + row * x_stride;
-    uint16_t* y = (uint16_t*)(out.q + row * out.stride);
-    for (int64_t i = 0; i < out.stride / 2; i += 16) {
-      const __m512 v = i < cols ? _mm512_maskz_loadu_ps(lanes_below(cols - i), src + i) : _mm512_setzero_ps();
-      _mm256_storeu_si256((__m256i*)(y + i), (__m256i)_mm512_cvtneps_pbh(v));
-    }
+    const float *src = x + row * x_stride, *next = row + 1 < end ? src + x_stride : src;  // asked for meanwhile
+    if (row == begin) ask_for_row(src, cols);
+    const RowBlock block = block_of_row(m, blocks, row);
+    uint8_t* y = (uint8_t*)out.q + block.first * out.stride + 64 * (row - block.first);
+    for (int64_t i = 0; i < out.stride / 2; i += 32, y += 64 * block.count)
+      for (int64_t j = i; j < i + 32; j += 16) {
+        __builtin_prefetch(next + j, 0, 3);
+        const __m512 v = j < cols ? _mm512_maskz_loadu_ps(lanes_below(cols - j), src + j) : _mm512_setzero_ps();
+        _mm256_storeu_si256((__m256i*)(y + 2 * (j - i)), (__m256i)_mm512_cvtneps_pbh(v));
+      }
   }
 }
 

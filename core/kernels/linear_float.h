@@ -26,7 +26,7 @@ struct WeightBf16 {
 };
 
 // For levels without a dot product of bf16: its values as f32.
-void round_rows_bf16(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+void round_rows_bf16(const float* x, int64_t x_stride, int64_t cols, int64_t, const QuantizedRows& out, int64_t begin,
                      int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* src = x + row * x_stride;

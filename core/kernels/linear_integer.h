@@ -17,7 +17,7 @@ constexpr int kI8Ahead = 8192, kI4Ahead = 16384;
 constexpr int kStreamRows = 2;  // up to so many int8 rows read one tile at a time: a single run of addresses
 
 struct Activations {  // one block of rows: see QuantizedRows
-  const int8_t* q;           // [stride / 4][rows][4]
+  const int8_t* q;           // [stride / 64][rows][64]
   const int32_t* sums;       // [rows]
   const int16_t* group_sums; // [stride / 64][rows][2]
   int rows;
@@ -62,14 +62,16 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
   PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t], next[t] = ahead.at[t];
   PS_UNROLL for (int i = 0; i < M; ++i)
     PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
-  for (int64_t s = 0; s < steps; ++s, q += 4 * M) {
-    W8 v[N];
-    PS_UNROLL for (int t = 0; t < N; ++t) {
-      v[t] = w8_load(p[t] + 64 * s);
-      prefetch(next[t] + s * ahead_step);
+  for (int64_t s = 0; s < steps; q += 64 * (M - 1)) {
+    for (const int64_t stop = s + 16 < steps ? s + 16 : steps; s < stop; ++s, q += 4) {
+      W8 v[N];
+      PS_UNROLL for (int t = 0; t < N; ++t) {
+        v[t] = w8_load(p[t] + 64 * s);
+        prefetch(next[t] + s * ahead_step);
+      }
+      PS_UNROLL for (int i = 0; i < M; ++i)
+        PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_dot(acc[i][t], v[t], q + 64 * i);
     }
-    PS_UNROLL for (int i = 0; i < M; ++i)
-      PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_dot(acc[i][t], v[t], q + 4 * i);
   }
   PS_UNROLL for (int i = 0; i < M; ++i)
     PS_UNROLL for (int t = 0; t < N; ++t) out[i * N + t] = acc[i][t];
@@ -81,20 +83,21 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
   const int8_t* q = x.q;
   I16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w8_start(x.sums[i]);
-  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair) {
+  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, q += 64 * M) {
     const I16 params = i_load(w);
     prefetch(w + ahead);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       const W4Line line = w4_line(params, g, true);
-      PS_UNROLL for (int j = 0; j < 4; ++j, q += 4 * M) {
+      PS_UNROLL for (int j = 0; j < 4; ++j) {
         const uint8_t* p = w + 64 + 256 * g + 64 * j;
         prefetch(p + ahead);
         const I16 bytes = i_load(p);
         const W8 low = w8_ready(w4_low(bytes, line)), high = w8_ready(w4_high(bytes, line));
-        PS_UNROLL for (int i = 0; i < M; ++i)
-          acc[i] = w8_dot(w8_dot(acc[i], low, q + 4 * i), high, q + 4 * (4 * M + i));
+        PS_UNROLL for (int i = 0; i < M; ++i) {
+          const int8_t* const x4 = q + 64 * i + 32 * g + 4 * j;
+          acc[i] = w8_dot(w8_dot(acc[i], low, x4), high, x4 + 16);
+        }
       }
-      q += 16 * M;
     }
   }
   PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
@@ -107,20 +110,22 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
   const int16_t* group_sums = x.group_sums;
   I16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = i_set(0);
-  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, group_sums += 2 * M) {
+  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, q += 64 * M, group_sums += 2 * M) {
     const I16 params = i_load(w);
     prefetch(w + ahead);
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w4_offsets(acc[i], params, group_sums + 2 * i);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       G16 sum[M];
       PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
-      PS_UNROLL for (int j = 0; j < 4; ++j, q += 4 * M) {
+      PS_UNROLL for (int j = 0; j < 4; ++j) {
         const uint8_t* p = w + 64 + 256 * g + 64 * j;
         prefetch(p + ahead);
         const W4 v = w4_load(p);
-        PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_dot(sum[i], v, q + 4 * i, q + 4 * (4 * M + i));
+        PS_UNROLL for (int i = 0; i < M; ++i) {
+          const int8_t* const x4 = q + 64 * i + 32 * g + 4 * j;
+          sum[i] = w4_dot(sum[i], v, x4, x4 + 16);
+        }
       }
-      q += 16 * M;
       const I16 step = w4_steps(params, g);
       PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = acc[i] + i_mul(w4_sum(sum[i]), step);
     }
@@ -247,6 +252,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / 32),
                              block.count * a.qx.planes};
       I16 sums[kIntRows * 2];
+      ask_for_store(a, block.first, tile, block.count, a.gated ? 1 : n);
       if (four && !panel) {
         I16 one[kIntRows] = {};
         for (int t = 0; t < n; ++t) {

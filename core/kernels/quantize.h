@@ -56,7 +56,7 @@ PS_INLINE RowBlock block_of_row(int64_t m, int64_t blocks, int64_t row) {
 }
 
 struct RowTarget {  // of one int8 row inside its block
-  int8_t* q;            // + 4 * rows bytes for each four columns
+  int8_t* q;            // + 64 * rows bytes for each 64 columns
   int16_t* group_sums;  // + 2 * rows for each pair of groups; null: not wanted
   int64_t rows;
 };
@@ -69,14 +69,11 @@ PS_INLINE int32_t lane_sum(I16 v) {
 }
 
 PS_INLINE void put_sixteen(const RowTarget& t, int64_t column, F16 v) {
-  if (t.rows == 1) return f_store_i8_n(t.q + column, v, 16);
-  int8_t bytes[16];
-  f_store_i8_n(bytes, v, 16);
-  for (int j = 0; j < 4; ++j) __builtin_memcpy(t.q + (column / 4 + j) * 4 * t.rows, bytes + 4 * j, 4);
+  f_store_i8_n(t.q + column / 64 * 64 * t.rows + column % 64, v, 16);
 }
 
 template <int kPlanes>
-inline void quantize_row(const float* x, int64_t cols, int64_t stride, float inverse, const RowTarget (&t)[kPlanes],
+inline void quantize_row(const float* x, const float* next, int64_t cols, int64_t stride, float inverse, const RowTarget (&t)[kPlanes],
                          int32_t* sums) {
   I16 total[kPlanes];
   for (int p = 0; p < kPlanes; ++p) total[p] = i_set(0);
@@ -84,6 +81,7 @@ inline void quantize_row(const float* x, int64_t cols, int64_t stride, float inv
     I16 group[kPlanes];
     for (int p = 0; p < kPlanes; ++p) group[p] = i_set(0);
     for (int64_t j = i; j < i + 32; j += 16) {
+      __builtin_prefetch(next + j, 0, 3);
       const int n = cols - j >= 16 ? 16 : cols > j ? int(cols - j) : 0;
       F16 whole = f_set(0.f);
       if (n > 0) whole = to_integer(f_load_n(x + j, n), inverse, kPlanes == 2 ? kLimit16 : kLimit8);
@@ -113,7 +111,8 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, in
                    int64_t begin, int64_t end) {
   const int64_t blocks = num_row_blocks(m, out.planes);
   for (int64_t row = begin; row < end; ++row) {
-    ask_for_row(x + row * x_stride, cols);
+    const float* next = x + (row + 1 < end ? row + 1 : row) * x_stride;  // asked for while this one is written
+    if (row == begin) ask_for_row(x + row * x_stride, cols);
     const RowScale s = row_scale(x + row * x_stride, cols, out.planes == 2 ? kLimit16 : kLimit8);
     out.scale[row] = s.scale;
     const RowBlock block = block_of_row(m, blocks, row);
@@ -122,14 +121,14 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, in
     RowTarget targets[2];
     for (int p = 0; p < out.planes; ++p) {
       const int64_t index = (row - block.first) * out.planes + p;
-      targets[p] = {out.q + first * out.stride + 4 * index,
+      targets[p] = {out.q + first * out.stride + 64 * index,
                     by_groups ? out.group_sums + first * (out.stride / 32) + 2 * index : nullptr, rows};
     }
     int32_t* sums = out.sums + row * out.planes;
     if (out.planes == 2) {
-      quantize_row<2>(x + row * x_stride, cols, out.stride, s.inverse, targets, sums);
+      quantize_row<2>(x + row * x_stride, next, cols, out.stride, s.inverse, targets, sums);
     } else {
-      quantize_row<1>(x + row * x_stride, cols, out.stride, s.inverse, {targets[0]}, sums);
+      quantize_row<1>(x + row * x_stride, next, cols, out.stride, s.inverse, {targets[0]}, sums);
     }
   }
 }

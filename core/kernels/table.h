@@ -26,7 +26,7 @@ namespace {
 // What a level does with bf16, which not every machine of the level does alike.
 struct Bf16Kernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
-  void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+  void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
                      int64_t end);
   int64_t element_bytes;
   int64_t (*peak)(int32_t dtype, int64_t iterations, float* sink);

@@ -7,15 +7,18 @@ namespace ps {
 namespace {
 
 constexpr int64_t kTileColumns = 16;
-// The integer kernels compute the tile of a gate beside its tile of up.  Others would do each without company, which
-// costs them more than silu_mul does.
-bool is_gated_layout(int32_t layout) { return layout == PS_T16_I8 || layout == PS_T16_I4G32; }
+// The kernels of integers and of bf16 dot products compute the tile of a gate beside its tile of up.  Others would do each
+// without company, which costs them more than silu_mul does.
+bool is_gated_layout(int32_t layout, const Kernels& kernels) {
+  return layout == PS_T16_I8 || layout == PS_T16_I4G32 || (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
+}
 
 bool is_op(const RunNode& n, const char* name) { return strcmp(kOps[n.node.op].name, name) == 0; }
 
 class Fuser {
  public:
-  Fuser(const Graph& graph, Vec<RunNode>* nodes) : graph_(graph), nodes_(*nodes) {}
+  Fuser(const Graph& graph, const Kernels& kernels, Vec<RunNode>* nodes)
+      : graph_(graph), kernels_(kernels), nodes_(*nodes) {}
 
   ps_status run() {
     if (!readers_.resize(graph_.values.size())) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
@@ -49,7 +52,7 @@ class Fuser {
     const Operand &gate = product->node.inputs[0], &up = product->node.inputs[1];
     RunNode* linear = linear_of(gate, 2);
     if (!linear || value(up).root != value(gate).root) return;
-    if (!is_gated_layout(graph_.weights[linear->node.inputs[1].index].layout)) return;
+    if (!is_gated_layout(graph_.weights[linear->node.inputs[1].index].layout, kernels_)) return;
     const int64_t half = value(gate).row_elements;
     const bool halves = value(gate).root_offset == 0 && value(up).root_offset == half &&
                         value(gate).row_stride == 2 * half && half % kTileColumns == 0;
@@ -79,18 +82,19 @@ class Fuser {
   }
 
   const Graph& graph_;
+  const Kernels& kernels_;
   Vec<RunNode>& nodes_;
   Vec<int32_t> readers_;  // operands that read a root or a view of it
 };
 
 }  // namespace
 
-ps_status fuse_nodes(const Graph& graph, Vec<RunNode>* out) {
+ps_status fuse_nodes(const Graph& graph, const Kernels& kernels, Vec<RunNode>* out) {
   out->clear();
   for (const Node& node : graph.nodes) {
     if (!out->push(RunNode{node, false, false})) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
   }
-  return Fuser(graph, out).run();
+  return Fuser(graph, kernels, out).run();
 }
 
 }  // namespace ps

@@ -3,6 +3,7 @@
 #define PENSTOCK_FUSE_H
 
 #include "graph.h"
+#include "kernels.h"
 
 namespace ps {
 
@@ -17,7 +18,7 @@ struct RunNode {
 constexpr int32_t kResidual = 3;  // input of a fused linear
 
 // One for each node of the graph, in its order.
-ps_status fuse_nodes(const Graph& graph, Vec<RunNode>* out);
+ps_status fuse_nodes(const Graph& graph, const Kernels& kernels, Vec<RunNode>* out);
 
 }  // namespace ps
 

@@ -22,7 +22,7 @@ struct WeightView {
 // Activations rounded to integers, one scale per token: x = q * scale with one int8 row a token (planes 1), or
 // x = (255 * high + low) * scale with two, high before low (planes 2).  Columns are padded with zero to `stride`, a
 // multiple of 64.  Rows lie in blocks, cut as each level's registers want them; a block of `rows` int8 rows whose
-// first is row f is q [stride / 4][rows][4] from f * stride.
+// first is row f is q [stride / 64][rows][64] from f * stride: no two rows share a cache line.
 struct QuantizedRows {
   int8_t* q;
   float* scale;         // [m]
@@ -153,10 +153,11 @@ struct Kernels {
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
                         const QuantizedRows& out, int64_t begin, int64_t end);
   int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
-  // x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level has a
-  // dot product of them, else the same values as f32.  q and stride (in bytes) of `out` alone are used.
-  void (*round_rows_bf16)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
-                          int64_t end);
+  // m rows of x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level
+  // has a dot product of them, in blocks as of QuantizedRows, [cols / 32][rows][32], else the same values as f32, row after row.  q and stride (in
+  // bytes) of `out` alone are used.
+  void (*round_rows_bf16)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
+                          int64_t begin, int64_t end);
   int64_t bf16_bytes;
 
   // begin, end: tokens (rows of the first dimension)

@@ -69,7 +69,8 @@ void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 void run_round(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->round_rows_bf16(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], rounded_rows(c), begin, end);
+  c.kernels->round_rows_bf16(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0], rounded_rows(c), begin,
+                             end);
 }
 
 void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
@@ -95,14 +96,14 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                        c.out[0].row_stride, begin, end);
 }
 
-constexpr int64_t kTilesAtOnce = 4, kTilesAtOnceBf16 = 6;  // of the widest kernels
+constexpr int64_t kTilesAtOnce = 4;  // of the widest kernels
 constexpr Phase kLinear[] = {
     {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
     {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
 };
 constexpr Phase kLinearBf16[] = {
     {SPLIT_ROWS, linear_rows, run_round, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnceBf16},
+    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
 };
 constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
 

@@ -172,7 +172,7 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   out->symbols[ROLE_PAGES] = max_table_width(graph);
   out->symbols[ROLE_ROWS] = o.max_rows;
   out->shared_scratch = out->thread_scratch = out->kv_page_bytes = out->kv_bytes = 0;
-  PS_TRY(fuse_nodes(graph, &out->nodes));
+  PS_TRY(fuse_nodes(graph, *context.kernels, &out->nodes));
   PS_TRY(plan_temporaries(graph, out));
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));

@@ -245,8 +245,8 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
     const int64_t row_bytes = (c.cols + 31) / 32 * 32 * k->bf16_bytes;
     rounded.resize(size_t(m * row_bytes));
     qx = {rounded.data(), nullptr, nullptr, nullptr, row_bytes, 0};
-    k->round_rows_bf16(own.data(), x_stride, c.cols, qx, 0, m / 2);
-    k->round_rows_bf16(own.data(), x_stride, c.cols, qx, m / 2, m);
+    k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, 0, m / 2);
+    k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, m / 2, m);
   }
   Bytes panel(size_t(k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
   ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0, panel.data()};
