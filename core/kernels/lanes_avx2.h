@@ -163,6 +163,8 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 x, int n) {
   _mm_storeu_si128((__m128i*)t, b);
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
+// p[2 * i] = h[i]; what lies between is left alone.
+PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 
 PS_INLINE __m256i four_bytes(const int8_t* x) {

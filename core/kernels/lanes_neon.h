@@ -141,6 +141,8 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   vst1q_s8(t, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
+// p[2 * i] = h[i]; what lies between is left alone.
+PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 
 PS_INLINE int8x16_t four_bytes(const int8_t* x) {

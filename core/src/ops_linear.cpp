@@ -96,7 +96,9 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                        c.out[0].row_stride, begin, end);
 }
 
-constexpr int64_t kTilesAtOnce = 4;  // of the widest kernels
+constexpr int64_t kTilesAtOnce = 2, kTilesAtOnceFloat = 4;  // of the widest kernels
+constexpr Phase kLinearFloat = {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false,
+                                false, false, kTilesAtOnceFloat};
 constexpr Phase kLinear[] = {
     {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
     {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
@@ -111,7 +113,7 @@ constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, t
 
 Phases linear_phases(const Call& c) {
   if (is_bf16(c)) return Phases{kLinearBf16, 2};
-  return planes(c) ? Phases{kLinear, 2} : Phases{kLinear + 1, 1};
+  return planes(c) ? Phases{kLinear, 2} : Phases{&kLinearFloat, 1};
 }
 
 ps_status linear_scratch(const Call& c, Scratch* out) {
