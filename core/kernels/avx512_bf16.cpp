@@ -159,6 +159,11 @@ void attention_part_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t e
   attention_part(args, begin, end, scratch);
 }
 
+void dot_pairs(const uint16_t* a, const uint16_t* b, float* acc) {
+  const __m512bh x = (__m512bh)_mm512_loadu_si512(a), y = (__m512bh)_mm512_loadu_si512(b);
+  _mm512_storeu_ps(acc, _mm512_dpbf16_ps(_mm512_loadu_ps(acc), x, y));
+}
+
 int64_t peak_bf16_dot(int64_t iterations, float* sink) {
   constexpr int chains = 16;
   float start[chains + 16];  // no two chains alike, or the compiler would compute them once

@@ -15,6 +15,7 @@ void ask_for_store_bf16_dot(const LinearArgs& args, int64_t row, int64_t tile, i
 void store_bf16_dot(const LinearArgs& args, int64_t row, int64_t tile, int m, int n, float* v);
 void attention_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch);
 void attention_part_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch);
+void dot_pairs(const uint16_t* a, const uint16_t* b, float* acc);  // for cpu.cpp, which looks how they are added
 int64_t peak_bf16_dot(int64_t iterations, float* sink);
 
 }  // namespace ps

@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,10 @@
 namespace ps {
 #if defined(PENSTOCK_PLANTED)
 const Kernels* planted_kernels(const Kernels* kernels);  // core/tools/planted.cpp: faults for the tests of the tests
+#endif
+#if defined(__x86_64__)
+// core/kernels/avx512_bf16.cpp: the instruction itself, acc [16] += a [16][2] . b [16][2].
+void dot_pairs(const uint16_t* a, const uint16_t* b, float* acc);
 #endif
 namespace {
 
@@ -48,13 +53,42 @@ void add_level(CpuLevel* out, int32_t* count, const char* name, const Kernels* k
   if (kernels) out[(*count)++] = CpuLevel{name, kernels, runnable};
 }
 
+float from_bf16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
 }  // namespace
+
+// Magnitudes from 2^-8 to 2^7 with random fractions and signs: in most lanes another order, or another rounding, shows.
+bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)) {
+  uint32_t state = 1;
+  const auto draw = [&] { return state = state * 1664525u + 1013904223u; };
+  for (int round = 0; round < 16; ++round) {
+    uint16_t a[32], b[32];
+    float acc[16], wanted[16];
+    for (int i = 0; i < 32; ++i) {
+      a[i] = static_cast<uint16_t>((draw() >> 16 & 0x87ff) | 0x3c00);
+      b[i] = static_cast<uint16_t>((draw() >> 16 & 0x87ff) | 0x3c00);
+    }
+    for (int i = 0; i < 16; ++i) {
+      acc[i] = static_cast<float>(static_cast<int32_t>(draw())) * 0x1p-24f;
+      wanted[i] = fmaf(from_bf16(a[2 * i]), from_bf16(b[2 * i]), fmaf(from_bf16(a[2 * i + 1]), from_bf16(b[2 * i + 1]), acc[i]));
+    }
+    dot(a, b, acc);
+    if (memcmp(acc, wanted, sizeof(acc)) != 0) return false;
+  }
+  return true;
+}
 
 int32_t cpu_levels(CpuLevel* out) {
   int32_t count = 0;
 #if defined(__x86_64__)
   const X86 machine = detect();
-  add_level(out, &count, "avx512", machine.bf16 ? kernels_avx512_bf16 : kernels_avx512, machine.avx512);
+  const bool dots = machine.avx512 && machine.bf16 && kernels_avx512_bf16 && dots_in_order(dot_pairs);
+  add_level(out, &count, "avx512", dots ? kernels_avx512_bf16 : kernels_avx512, machine.avx512);
   add_level(out, &count, "avx2", kernels_avx2, machine.avx2);
 #endif
 #if defined(__aarch64__)

@@ -15,6 +15,9 @@ struct CpuLevel {
 constexpr int32_t kMaxCpuLevels = 4;
 int32_t cpu_levels(CpuLevel* out);  // compiled in, best first; returns how many
 
+// Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/numerics.md): the odd product added
+// first, then the even one, each sum rounded.
+bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc));
 // `name` null: PENSTOCK_CPU, else the best that runs.
 ps_status choose_kernels(const char* name, const Kernels** out);
 int32_t default_num_threads();  // the affinity mask, bounded by the cgroup's quota
