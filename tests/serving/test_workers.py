@@ -28,6 +28,7 @@ from penstock.errors import (
 )
 from penstock.serving import memory
 from penstock.serving.config import WorkerConfig
+from tests.cli.conftest import environment
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
 
 PROMPTS = ["def fib(n):", "import os\n\n", "class Tree:\n    def __init__(self", "x = [1, 2, 3"]
@@ -232,7 +233,11 @@ def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
         "asyncio.run(main())\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, DEMO], stdout=subprocess.PIPE, text=True, env=None, cwd=tmp_path
+        [sys.executable, "-c", script, DEMO],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(TMPDIR=str(tmp_path)),
+        cwd=tmp_path,
     )
     assert process.stdout is not None
     worker = psutil.Process(int(process.stdout.readline()))
