@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Protocol
 
 from penstock.config import parse_object
@@ -21,6 +22,7 @@ __all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer"]
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
+_LONG_TEXT: Final = 2000
 _SUBWORD_PREFIX: Final = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _ESCAPED_ASCII: Final = re.compile(rb"\\u00[2-7]")
 
@@ -95,7 +97,15 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
         with _library_errors():
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            if len(text) < _LONG_TEXT:
+                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Of the library's calls only those for several texts let other threads run meanwhile.
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it: a text of more is more than one."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """The token sequences that write a word at the beginning of a text and behind a space (vLLM's bad words)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.options import RequestOptions
@@ -16,11 +18,24 @@ if TYPE_CHECKING:
     from penstock.engine.text import Tokenizer
     from penstock.serving.backend import Backend
 
-__all__ = ["beside", "chat_ids", "check_count", "cut", "options_of", "prompts_of", "sampling_of", "tokenizer_of"]
+__all__ = [
+    "beside",
+    "chat_ids",
+    "check_count",
+    "check_fits",
+    "cut",
+    "options_of",
+    "prompts_of",
+    "sampling_of",
+    "text_ids",
+    "tokenizer_of",
+]
 
 _LONG_TEXT: Final = 2000
 """Characters from which on text is tokenized beside the event loop."""
 MAX_ANSWERS: Final = 1024
+_LONG_CALLS: Final = ThreadPoolExecutor(2, "penstock-text")
+"""Threads of their own: long texts must not keep templates waiting."""
 
 
 def tokenizer_of(backend: Backend) -> Tokenizer:
@@ -31,32 +46,66 @@ def tokenizer_of(backend: Backend) -> Tokenizer:
 
 
 async def beside(num_chars: int, call: Any, *arguments: Any, **named: Any) -> Any:
-    """A call whose time goes with the length of a text: here when it is short, else in a thread."""
+    """A call whose time goes with the length of a text: here when it is short, else in one of two threads."""
     if num_chars < _LONG_TEXT:
         return call(*arguments, **named)
-    return await asyncio.to_thread(call, *arguments, **named)
+    return await asyncio.get_running_loop().run_in_executor(_LONG_CALLS, partial(call, *arguments, **named))
 
 
-async def prompts_of(backend: Backend, given: Any, field: str) -> list[tuple[list[int], str | None]]:
-    """Each prompt as token ids, with its text where it was given as one."""
+async def prompts_of(
+    backend: Backend, given: Any, field: str, body: Mapping[str, Any]
+) -> list[tuple[list[int], str | None]]:
+    """Each prompt as token ids, cut where ``truncate_prompt_tokens`` says so, with its text where that is all of it.
+
+    What no context holds is refused before anybody spends time on it.
+    """
     several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     found: list[tuple[list[int], str | None]] = []
     for index, one in enumerate(several):
         name = field if several is not given else f"{field}[{index}]"
-        if isinstance(one, str):
-            ids = await beside(len(one), tokenizer_of(backend).encode, one)
-            found.append((ids, one))
-        else:
-            ids = one
-            found.append((one, None))
+        text = one if isinstance(one, str) else None
+        whole = await text_ids(backend, one, body) if isinstance(one, str) else one
+        ids = cut(whole, backend.card.max_len, body)
         if not ids:
-            raise RefusalError(
-                400, f"{name} is empty: it must have at least one token", param=field, code="invalid_value"
-            )
+            message = f"{name} is empty: it must have at least one token"
+            raise RefusalError(400, message, param=field, code="invalid_value")
+        check_fits(backend, ids, name)
         if max(ids) >= backend.card.vocab_size:
             message = f"{name} holds token id {max(ids)}, but the model has {backend.card.vocab_size}"
             raise RefusalError(400, message, param=field, code="invalid_value")
+        found.append((ids, text if len(ids) == len(whole) else None))
     return found
+
+
+async def text_ids(backend: Backend, text: str, body: Mapping[str, Any], **named: Any) -> list[int]:
+    """A text's token ids; of one that no context holds the end, when it is to be cut, else 400."""
+    tokenizer = tokenizer_of(backend)
+    bound = await _bound(backend, tokenizer, len(text))
+    if len(text) > bound:
+        if "truncate_prompt_tokens" not in body:
+            raise _too_long(f"a text has {len(text)} characters", backend, "prompt")
+        text = text[-bound:]
+    ids: list[int] = await beside(len(text), tokenizer.encode, text, **named)
+    return ids
+
+
+async def _bound(backend: Backend, tokenizer: Tokenizer, num_chars: int) -> int:
+    """Characters that no context holds more of; the vocabulary is looked at for a text that comes near."""
+    most = 2 * backend.card.max_len  # twice as many: a normalizer may make a text shorter
+    if num_chars <= most:
+        return most
+    return most * await asyncio.to_thread(lambda: tokenizer.longest_token)
+
+
+def check_fits(backend: Backend, ids: Sequence[int], name: str) -> None:
+    """400 for a prompt that the context does not hold, before it goes to a worker."""
+    if len(ids) > backend.card.max_len:
+        raise _too_long(f"{name} has {len(ids)} tokens", backend, name.partition("[")[0])
+
+
+def _too_long(what: str, backend: Backend, field: str) -> RefusalError:
+    message = f"{what}, but the context holds {backend.card.max_len} tokens"
+    return RefusalError(400, message, param=field, code="context_length_exceeded")
 
 
 async def chat_ids(backend: Backend, messages: Sequence[Mapping[str, Any]], is_open: bool) -> list[int]:
@@ -64,6 +113,9 @@ async def chat_ids(backend: Backend, messages: Sequence[Mapping[str, Any]], is_o
     tokenizer = tokenizer_of(backend)
     if tokenizer.chat_template is None:
         raise UnsupportedError("the model has no chat template: use /v1/completions")
+    num_chars = sum(len(_text(one["content"])) for one in messages)
+    if num_chars > await _bound(backend, tokenizer, num_chars):
+        raise _too_long(f"messages have {num_chars} characters", backend, "messages")
     plain = [{**one, "role": _role(one["role"]), "content": _text(one["content"])} for one in messages]
     return await asyncio.to_thread(_render, tokenizer, plain, is_open)  # a template's time is not its text's
 
@@ -103,10 +155,12 @@ def options_of(body: Mapping[str, Any], request_s: float) -> RequestOptions:
     )
 
 
-def cut(ids: list[int], body: Mapping[str, Any]) -> list[int]:
-    """The end of a prompt that ``truncate_prompt_tokens`` keeps."""
-    keep = body.get("truncate_prompt_tokens", -1)
-    return ids if keep < 0 else ids[-keep:]
+def cut(ids: list[int], max_len: int, body: Mapping[str, Any]) -> list[int]:
+    """The end of a prompt that ``truncate_prompt_tokens`` keeps; for -1 the engine cuts what is left of a context."""
+    keep = body.get("truncate_prompt_tokens")
+    if keep is None:
+        return ids
+    return ids[-max_len if keep < 0 else -keep :]
 
 
 def check_count(num_prompts: int, body: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.serving.asked import chat_ids, cut, options_of, sampling_of, tokenizer_of
+from penstock.serving.asked import chat_ids, check_fits, cut, options_of, sampling_of, tokenizer_of
 from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.logprobs import CHAT_LOGPROBS, ChatLogprobs
@@ -62,7 +62,9 @@ async def chat(call: Call) -> Reply | None:
     body, backend = call.body, call.model()
     wanted, is_stream = body.get("logprobs", False), body.get("stream", False)
     _refuse_what_does_not_go_together(body)
-    ids = cut(await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True)), body)
+    ids = await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True))
+    ids = cut(ids, backend.card.max_len, body)
+    check_fits(backend, ids, "messages")
     own: dict[str, Any] = {"logprobs": body.get("top_logprobs", 0) if wanted else None}
     if "max_completion_tokens" in body:
         own["max_tokens"] = body["max_completion_tokens"]

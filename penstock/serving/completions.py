@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.serving.asked import check_count, cut, options_of, prompts_of, sampling_of, tokenizer_of
+from penstock.serving.asked import check_count, options_of, prompts_of, sampling_of, tokenizer_of
 from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
@@ -92,13 +92,13 @@ async def complete(call: Call) -> Reply | None:
     body, backend = call.body, call.model()
     _refuse_what_does_not_go_together(body)
     num_top, is_echo, is_stream = body.get("logprobs"), body.get("echo", False), body.get("stream", False)
-    given = await prompts_of(backend, body["prompt"], "prompt")
+    given = await prompts_of(backend, body["prompt"], "prompt", body)
     check_count(len(given), body)
-    prompts = [cut(ids, body) for ids, _ in given]
+    prompts = [ids for ids, _ in given]
     echoes: list[str | None] = [None] * len(prompts)
     if is_echo:
-        for i, (ids, text) in enumerate(given):
-            echoes[i] = text if text is not None and prompts[i] is ids else tokenizer_of(backend).decode(prompts[i])
+        for i, (_, text) in enumerate(given):
+            echoes[i] = text if text is not None else tokenizer_of(backend).decode(prompts[i])
     head = _head(call, backend)
     if body.get("max_tokens") == 0:
         return await _echo_alone(call, backend, prompts, echoes, head)

@@ -122,7 +122,8 @@ class Door:
 
     async def _read(self, operation: Operation, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
         """The body, checked; empty for an operation that takes none."""
-        if operation.body is None:
+        body = operation.body
+        if body is None:
             return {}
         kind, _, rest = headers.get(b"content-type", b"").partition(b";")
         if kind.strip().lower() != b"application/json" or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
@@ -130,16 +131,14 @@ class Door:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RefusalError(415, "the body must not be compressed", code="unsupported_media_type")
         data = await self._collect(headers, receive)
+
+        def checked() -> dict[str, Any]:
+            return body.check(parse_json(data, "body"), "")
+
         try:
-            value = (
-                parse_json(data, "body")
-                if len(data) < _LARGE_BODY
-                else await asyncio.to_thread(parse_json, data, "body")
-            )
+            return checked() if len(data) < _LARGE_BODY else await asyncio.to_thread(checked)
         except InvalidFileError as error:
             raise RefusalError(400, str(error), code="invalid_json") from None
-        try:
-            return operation.body.check(value, "")
         except MisfitError as misfit:
             raise misfit_refusal(misfit) from None
 
@@ -217,7 +216,8 @@ class Door:
         seconds = time.perf_counter() - call.arrived
         route = operation.path if operation is not None else "none"
         self.metrics.http(scope["method"], route, status, seconds)
-        if LOG.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO  # probes come each second
+        if LOG.isEnabledFor(level):
             client = scope.get("client") or ("", 0)
             line = {
                 "request_id": call.request_id,
@@ -228,7 +228,7 @@ class Door:
                 "client": client[0],
                 **call.facts,
             }
-            LOG.info(json.dumps(line))
+            LOG.log(level, json.dumps(line))
 
 
 def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:

@@ -6,7 +6,7 @@ import base64
 from typing import Any, Final
 
 from penstock.errors import UnsupportedError
-from penstock.serving.asked import cut, options_of, prompts_of
+from penstock.serving.asked import options_of, prompts_of
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.shapes import Choice, Either, Items, Members, Number, Text, Whole
 
@@ -43,7 +43,7 @@ async def embeddings(call: Call) -> Reply:
     body, backend = call.body, call.model()
     if not backend.card.has_embeddings:
         raise UnsupportedError("the model has no hidden rows to embed with")
-    prompts = [cut(ids, body) for ids, _ in await prompts_of(backend, body["input"], "input")]
+    prompts = [ids for ids, _ in await prompts_of(backend, body["input"], "input", body)]
     options = options_of(body, call.settings.limits.request_s)
     pooling, normalize = body.get("pooling", "mean"), body.get("normalize", True)
     found = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)

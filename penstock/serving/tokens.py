@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock.serving.asked import beside, chat_ids, tokenizer_of
+from penstock.serving.asked import beside, chat_ids, text_ids, tokenizer_of
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.generation import refuse_together
 from penstock.serving.refusals import RefusalError
@@ -40,7 +40,7 @@ async def tokenize(call: Call) -> Reply:
     )
     if is_text:
         text, special = body["prompt"], body.get("add_special_tokens", True)
-        ids: list[int] = await beside(len(text), tokenizer.encode, text, add_special_tokens=special)
+        ids = await text_ids(backend, text, body, add_special_tokens=special)
     else:
         ids = await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True))
     strings: Any = None
