@@ -20,12 +20,11 @@ from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.peaks import Peaks
 from penstock.engine.request import Request, ResolvedSampling, Status
-from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
-from penstock.graph.bundle import read_graph
+from penstock.engine.subject import check_size, open_subject
+from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
-from penstock.runtime.open import open_program
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 
 __all__ = ["Bench", "Report", "bench"]
@@ -53,8 +52,7 @@ class Bench:
         """Refuse what cannot be measured."""
         sizes = [("prompt_tokens", self.prompt_tokens), ("new_tokens", self.new_tokens)]
         for name, value in [*sizes, *(("batch", batch) for batch in self.batches)]:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-                raise InvalidArgumentError(f"{name} must be a whole number from 1 to {1 << 20}, not {value!r}")
+            check_size(name, value)
         if not self.batches or len(set(self.batches)) != len(self.batches):
             raise InvalidArgumentError(f"batch must name different sizes, not {self.batches!r}")
 
@@ -120,24 +118,17 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
         context_len=context_len,
         weights=what.weights,
     )
-    opened = open_program(
-        what.model, scheme=what.scheme, threads=what.threads, limits=limits, network=what.network, progress=progress
-    )
-    program, bundle = opened.program, opened.bundle
-    try:
-        if not isinstance(program, NativeProgram) or bundle is None or program.info.plan is None:
-            raise UnsupportedError("bench measures graph mode")
+    with open_subject(what, limits, "bench", progress) as (opened, program, graph):
         if program.info.context_len < context_len:
             raise InvalidArgumentError(
                 f"prompt_tokens {what.prompt_tokens} and new_tokens {what.new_tokens} at batch {largest} take a "
                 f"context of {context_len} tokens, but the model's is {program.info.context_len}"
             )
-        work = _Work.of(read_graph(bundle)[0], program.info.plan.kv_page_bytes)
+        plan = program.info.plan
+        work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)
         report = _Measurement(what, program, work).report(opened.load_s)
         report.populate_s = opened.populate_s
         return report
-    finally:
-        program.close()
 
 
 class _Measurement:

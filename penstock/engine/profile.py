@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.peaks import Peaks
+from penstock.engine.subject import check_size, open_subject
 from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
-from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.bundle import read_graph
+from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.lite import core, spans
 from penstock.runtime.native import NativeProgram
-from penstock.runtime.open import open_program
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 
 __all__ = ["PHASES", "PhaseReport", "Profile", "ProfileReport", "Row", "profile"]
@@ -57,9 +56,7 @@ class Profile:
         """Refuse what cannot be profiled."""
         leasts = {"prompt_tokens": 1, "context": 0, "batch": 1, "steps": 0}
         for name, least in leasts.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 20:
-                raise InvalidArgumentError(f"{name} must be a whole number from {least} to {1 << 20}, not {value!r}")
+            check_size(name, getattr(self, name), least)
         if not self.phases or any(phase not in PHASES for phase in self.phases):
             raise InvalidArgumentError(f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}")
 
@@ -166,19 +163,11 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
         kv_layout=what.kv_cache,
         weights=what.weights,
     )
-    opened = open_program(
-        what.model, scheme=what.scheme, threads=what.threads, limits=limits, network=what.network, progress=progress
-    )
-    program, bundle = opened.program, opened.bundle
-    try:
-        if not isinstance(program, NativeProgram) or bundle is None:
-            raise UnsupportedError("profile measures graph mode")
+    with open_subject(what, limits, "profile", progress) as (_, program, graph):
         if program.info.context_len < longest:
             asked = f"prompt_tokens {longest}" if longest > what.context + 1 else f"context {what.context} and one more"
             raise InvalidArgumentError(f"{asked} is over the model's context of {program.info.context_len} tokens")
-        return _Profiler(what, program, read_graph(bundle)[0], pages_for(longest)).report()
-    finally:
-        program.close()
+        return _Profiler(what, program, graph, pages_for(longest)).report()
 
 
 class _Profiler:
