@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from penstock.errors import FileAccessError
+from penstock.errors import FileAccessError, InvalidFileError
 from penstock.serving.protocol import BoundedProtocol
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Listener:
     def __init__(self, app: Door, settings: DoorSettings) -> None:
         self._settings = settings
         self._socket: socket.socket | None = None
+        _check_tls(settings)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -81,3 +83,26 @@ class Listener:
         self._server.should_exit = True
         if at_once:
             self._server.force_exit = True
+
+
+def _check_tls(settings: DoorSettings) -> None:
+    """Refuse files that are no certificate and its key, before anything runs.  uvicorn's own words name neither."""
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise FileAccessError(f"{name}: {path}: {error.strerror}") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidFileError(
+            f"tls_certificate {certificate} and tls_key {key}: expected a certificate and its key in PEM, "
+            f"the key without a password: {error}"
+        ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")

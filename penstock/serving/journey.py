@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.errors import DeadlineError, InternalError, PenstockError
+from penstock.errors import DeadlineError, InternalError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.answer import NewsAnswer
 from penstock.serving.blame import MOST_DEATHS, Blame
@@ -137,7 +137,7 @@ class Journey:
             await (self._send_as_suspect() if is_suspect else self._send())
         except LostWorkerError as error:  # before it was taken; else _on_lost was called
             self._on_lost(error)
-        except PenstockError as error:
+        except Exception as error:  # whatever it is: somebody waits for the answer
             self.answer.fail(error)
 
     def _abort(self) -> None:

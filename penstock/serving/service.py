@@ -44,14 +44,19 @@ class ServiceSettings:
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C: the first one drains, the second one ends at once."""
+    """SIGTERM, Ctrl-C and a closed terminal: the first one drains, the second one ends at once.
+
+    What was ignored when the process began stays ignored, as ``nohup`` wants it.
+    """
 
     def __init__(self, on_second: Callable[[], None]) -> None:
         self.first: signal.Signals | None = None
         self.asked = asyncio.Event()
         self._on_second = on_second
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        known = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._taken = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in self._taken:
             loop.add_signal_handler(number, self._take, number)
 
     def _take(self, number: signal.Signals) -> None:
@@ -63,7 +68,7 @@ class _Signals:
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._taken:
             loop.remove_signal_handler(number)
 
 
@@ -75,10 +80,9 @@ async def run_service(settings: ServiceSettings) -> int:
     from penstock.serving.app import make_app
 
     primary = Primary(settings.patience, door=settings.worker_door)
-    await primary.open()
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
-    listener = Listener(make_app(models, settings.door), settings.door)
+    listener = Listener(make_app(models, settings.door), settings.door)  # reads keys and certificate: nothing runs yet
     stop_now = asyncio.Event()
 
     def hurry() -> None:
@@ -88,6 +92,7 @@ async def run_service(settings: ServiceSettings) -> int:
     signals = _Signals(hurry)
     tasks: list[asyncio.Future[Any]] = []
     try:
+        await primary.open()
         url = listener.open()
         serving = asyncio.ensure_future(listener.serve())
         asked = asyncio.ensure_future(signals.asked.wait())

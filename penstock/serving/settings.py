@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -10,13 +12,19 @@ from penstock.errors import InvalidArgumentError
 
 __all__ = ["DoorLimits", "DoorSettings", "is_loopback"]
 
+_ORIGIN: Final = re.compile(r"https?://[^/A-Z\s]+")
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 MAX_KEYS: Final = 10_000
 
 
 def is_loopback(host: str) -> bool:
     """Whether an address to listen on is reached from this machine alone."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name, whatever it begins with
+        return False
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,11 @@ class DoorSettings:
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidArgumentError("tls_certificate and tls_key must be given together")
+        for origin in self.origins:
+            if _ORIGIN.fullmatch(origin) is None:
+                raise InvalidArgumentError(
+                    f"origin {origin!r} can match no page: expected https://host or https://host:port, in lower case"
+                )
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:

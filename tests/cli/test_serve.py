@@ -106,19 +106,37 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == {"log"}
 
 
-@pytest.mark.parametrize("case", ["no such file", "the port is taken", "open to the world"])
-def test_what_cannot_be_served_is_said_in_a_line(case: str, tmp_path: Path, penstock_command) -> None:
+REFUSED = {
+    "no such file": "gone.psm",
+    "the port is taken": "in use",
+    "open to the world": "--api-key-file",
+    "a weak key": "key 1 must be",
+    "no certificate": "tls_certificate",
+    "a page that cannot be": "can match no page",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_served_is_said_in_a_line_and_nothing_is_left(
+    case: str, tmp_path: Path, penstock_command
+) -> None:
+    (tmp_path / "key").write_text("x\n")
+    (tmp_path / "key").chmod(0o600)
+    (tmp_path / "temporary").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         args = {
             "no such file": ("gone.psm", "--port", 0),
             "the port is taken": (DEMO, "--port", taken.getsockname()[1]),
             "open to the world": (DEMO, "--host", "0.0.0.0", "--port", 0),  # noqa: S104 - to be refused
+            "a weak key": (DEMO, "--port", 0, "--api-key-file", tmp_path / "key"),
+            "no certificate": (DEMO, "--port", 0, "--tls-certificate", tmp_path / "key", "--tls-key", tmp_path / "key"),
+            "a page that cannot be": (DEMO, "--port", 0, "--allowed-origin", "https://page.example/"),
         }[case]
-        done = penstock_command("serve", *args)
+        done = penstock_command("serve", *args, TMPDIR=str(tmp_path / "temporary"))
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
-    wanted = {"no such file": "gone.psm", "the port is taken": "in use", "open to the world": "--api-key-file"}
-    assert wanted[case] in done.stderr
+    assert REFUSED[case] in done.stderr
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_options_become_settings() -> None:

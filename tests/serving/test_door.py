@@ -114,7 +114,7 @@ def test_a_file_that_others_read_is_refused(keys_file, tmp_path):
 
 
 def test_the_world_is_not_served_without_a_key(keys_file):
-    for host in ("0.0.0.0", "::", "192.168.1.1", "example.com"):  # noqa: S104
+    for host in ("0.0.0.0", "::", "192.168.1.1", "example.com", "127.example.com"):  # noqa: S104
         with pytest.raises(InvalidArgumentError, match="--api-key-file"):
             DoorSettings(host=host)
         DoorSettings(host=host, keys_file=keys_file)
