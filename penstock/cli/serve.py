@@ -92,10 +92,13 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     import asyncio
 
+    from penstock.serving.logs import JsonLines
     from penstock.serving.service import run_service
 
     settings = settings_of(args)
-    logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=args.log.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     return asyncio.run(run_service(settings))
 

@@ -7,7 +7,6 @@ request's id; every refusal is OpenAI's error with a status of the table in ``re
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -228,7 +227,7 @@ class Door:
                 "client": client[0],
                 **call.facts,
             }
-            LOG.log(level, json.dumps(line))
+            LOG.log(level, "%s %s", call.request_id, status, extra={"facts": line})
 
 
 def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:

@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.serving.app import operations
 from penstock.serving.keys import ApiKeys
+from penstock.serving.logs import JsonLines
 from penstock.serving.operations import Routes
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.service import Service, until
@@ -297,7 +298,9 @@ def test_the_log_has_a_line_of_json_for_each_request(serve, caplog):
         service.ask("POST", "/v1/completions", {"prompt": "the", "max_tokens": 2, "user": "me\nforged: 1"})
         service.ask("GET", '/x"%0Aforged', headers=AUTHORIZED)
         until(lambda: len(caplog.records) >= 2)
-    first, second = (json.loads(record.getMessage()) for record in caplog.records)
+    lines = [JsonLines().format(record) for record in caplog.records]
+    first, second = map(json.loads, lines)
+    assert list(first)[:3] == ["time", "level", "request_id"]
     assert (first["status"], first["model"], first["completion_tokens"], first["user"]) == (
         200,
         "fake",
@@ -305,7 +308,7 @@ def test_the_log_has_a_line_of_json_for_each_request(serve, caplog):
         "me\nforged: 1",
     )
     assert (second["status"], second["path"]) == (404, '/x"\nforged')
-    assert not any("\n" in record.getMessage() or KEY in record.getMessage() for record in caplog.records)
+    assert not any("\n" in line or KEY in line for line in lines)
 
 
 def test_what_goes_wrong_inside_is_told_to_the_log_alone(serve, caplog):
@@ -316,6 +319,9 @@ def test_what_goes_wrong_inside_is_told_to_the_log_alone(serve, caplog):
     assert b"ZeroDivisionError" not in data
     assert headers["x-request-id"].encode() in data
     until(lambda: any(record.exc_info for record in caplog.records))
+    told = next(json.loads(JsonLines().format(record)) for record in caplog.records if record.exc_info)
+    assert told["level"] == "error"
+    assert "ZeroDivisionError" in told["trace"]
 
 
 def test_readiness_is_the_engines(serve, monkeypatch):
