@@ -57,6 +57,13 @@ def _add_door_options(parser: argparse.ArgumentParser) -> None:
     door.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with --tls-key")
     door.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM")
     door.add_argument(
+        "--max-body-bytes", type=int, default=8 << 20, metavar="N", help="of a request; larger ones get 413 (8 MiB)"
+    )
+    door.add_argument("--max-open", type=int, default=1024, metavar="N", help="requests at once; more get 429 (1024)")
+    door.add_argument(
+        "--max-seconds", type=float, default=3600.0, metavar="S", help="of a whole answer; longer ones get 504 (3600)"
+    )
+    door.add_argument(
         "--log", choices=("info", "warning"), default="info", help="info (default): one line of JSON per request"
     )
 
@@ -173,8 +180,9 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
 
 
 def _door(args: argparse.Namespace) -> DoorSettings:
-    from penstock.serving.settings import DoorSettings
+    from penstock.serving.settings import DoorLimits, DoorSettings
 
+    limits = DoorLimits(body_bytes=args.max_body_bytes, num_open=args.max_open, request_s=args.max_seconds)
     return DoorSettings(
         host=args.host,
         port=args.port,
@@ -184,4 +192,5 @@ def _door(args: argparse.Namespace) -> DoorSettings:
         origins=tuple(args.allowed_origin),
         tls_certificate=args.tls_certificate,
         tls_key=args.tls_key,
+        limits=limits,
     )

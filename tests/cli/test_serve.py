@@ -19,6 +19,7 @@ import pytest
 from penstock.cli.main import make_parser
 from penstock.cli.serve import settings_of
 from penstock.errors import InvalidArgumentError
+from penstock.serving.settings import DoorLimits
 from tests.cli.conftest import DEMO
 
 
@@ -142,15 +143,19 @@ def test_what_cannot_be_served_is_said_in_a_line_and_nothing_is_left(
 def test_options_become_settings() -> None:
     parser = make_parser(["serve"])
     line = ["serve", "a=x/m.psm", "/y/n.psm", "--workers", "2", "--max-waiting", "7", "--no-prefix-cache"]
+    line += ["--max-body-bytes", "1000", "--max-open", "7", "--max-seconds", "1.5"]
     settings = settings_of(parser.parse_args([*line, "--hang-seconds", "2", "--kv-cache", "int8", "--port", "9"]))
+    limits = settings.door.limits
+    assert (limits.body_bytes, limits.num_open, limits.request_s) == (1000, 7, 1.5)
+    assert settings_of(parser.parse_args(["serve", "m.psm"])).door.limits == DoorLimits()
     assert settings.models == (("a", str(Path("x/m.psm").absolute())), ("", "/y/n.psm"))
     assert (settings.num_workers, settings.patience.hang_s, settings.door.port) == (2, 2.0, 9)
     assert (settings.options.engine.max_waiting, settings.options.engine.prefix_cache) == (7, False)
     assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
     assert settings.options.threads >= 1
-    for wrong in (["--workers", "0"], ["--hang-seconds", "0"]):
-        with pytest.raises(InvalidArgumentError, match=wrong[0]):
-            settings_of(parser.parse_args(["serve", "m.psm", *wrong]))
+    for wrong, named in (("--workers", "--workers"), ("--hang-seconds", "--hang-seconds"), ("--max-open", "num_open")):
+        with pytest.raises(InvalidArgumentError, match=named):
+            settings_of(parser.parse_args(["serve", "m.psm", wrong, "0"]))
 
 
 def test_nothing_but_the_service_imports_grpc() -> None:
