@@ -64,6 +64,12 @@ def _add_door_options(parser: argparse.ArgumentParser) -> None:
         "--max-seconds", type=float, default=3600.0, metavar="S", help="of a whole answer; longer ones get 504 (3600)"
     )
     door.add_argument(
+        "--admin-socket",
+        type=Path,
+        metavar="PATH",
+        help="a unix socket for you alone, over which models are loaded, updated and unloaded; off unless given",
+    )
+    door.add_argument(
         "--log", choices=("info", "warning"), default="info", help="info (default): one line of JSON per request"
     )
 
@@ -127,6 +133,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         door=_door(args),
         patience=Patience(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
         worker_door=_worker_door(args),
+        admin_socket=args.admin_socket,
     )
 
 

@@ -17,7 +17,7 @@ from penstock.serving.shapes import Anything
 if TYPE_CHECKING:
     from penstock.serving.backend import Models
 
-__all__ = ["make_app", "operations"]
+__all__ = ["description_of", "make_app", "operations"]
 
 _MODEL = (404, 429, 503)
 _WORK = (*_MODEL, 504)
@@ -66,11 +66,11 @@ def operations() -> list[Operation]:
         ),
         Operation("GET", "/metrics", "metrics", "Prometheus' text.", listing.metrics, ("text/plain",)),
     ]  # fmt: skip
-    table.append(_openapi(table))
+    table.append(description_of(table))
     return table
 
 
-def _openapi(table: list[Operation]) -> Operation:
+def description_of(table: list[Operation]) -> Operation:
     """The description of the others, and of itself."""
     texts: list[bytes] = []
 

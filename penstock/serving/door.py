@@ -35,11 +35,18 @@ _GRACE_S: Final = 5.0
 
 
 class Door:
-    """Lets requests in.  ``keys`` None: nobody is asked for one."""
+    """Lets requests in.  ``keys`` None: nobody is asked for one.  ``metrics``: those of another door of the service."""
 
-    def __init__(self, routes: Routes, models: Models, settings: DoorSettings, keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        models: Models,
+        settings: DoorSettings,
+        keys: ApiKeys | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.routes, self.models, self.settings = routes, models, settings
-        self.metrics = Metrics(models)
+        self.metrics = metrics or Metrics(models)
         self.num_open = 0
         self._keys = keys
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)

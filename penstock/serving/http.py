@@ -6,12 +6,14 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.serving.protocol import BoundedProtocol
+from penstock.serving.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
     from penstock.serving.door import Door
@@ -29,11 +31,16 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    """The door on a socket.  ``open`` binds it, ``serve`` answers until ``stop`` is called."""
+    """The door on a socket.  ``open`` binds it, ``serve`` answers until ``stop`` is called.
 
-    def __init__(self, app: Door, settings: DoorSettings) -> None:
+    With ``path`` it is a unix socket of its owner's alone, else a port.
+    """
+
+    def __init__(self, app: Door, settings: DoorSettings, path: Path | None = None) -> None:
         self._settings = settings
+        self._path = path
         self._socket: socket.socket | None = None
+        self._unix: UnixSocket | None = None
         _check_tls(settings)
         self._server = _Server(
             uvicorn.Config(
@@ -59,8 +66,12 @@ class Listener:
         return self._server.server_state.connections
 
     def open(self) -> str:
-        """Bind the address; returns the URL.  FileAccessError when the system refuses it."""
+        """Bind the address; returns the URL.  FileAccessError when the system refuses it; those of UnixSocket."""
         settings = self._settings
+        if self._path is not None:
+            self._unix = UnixSocket(self._path)
+            self._socket = self._unix.socket
+            return f"unix:{self._unix.path}"
         try:
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
             self._socket = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
@@ -75,14 +86,23 @@ class Listener:
         if self._socket is None:
             self.open()
         if self._socket is not None:
-            with self._socket:
+            try:
                 await self._server.serve(sockets=[self._socket])
+            finally:
+                self.close()
 
     def stop(self, at_once: bool = False) -> None:
         """Take no more connections; requests that run may end unless ``at_once``."""
         self._server.should_exit = True
         if at_once:
             self._server.force_exit = True
+
+    def close(self) -> None:
+        """Give the socket back; nothing happens when there is none."""
+        if self._unix is not None:
+            self._unix.close()
+        elif self._socket is not None:
+            self._socket.close()
 
 
 def _check_tls(settings: DoorSettings) -> None:

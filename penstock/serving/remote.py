@@ -73,27 +73,29 @@ class RemoteBackend:
             try:
                 await fleet.start()
             except BaseException as error:
-                self._error = f"{path}: {error}"
+                self._error = f"{path}: {str(error) or 'given up'}"
                 raise
             finally:
                 self._is_updating = False
             self._version, self._error = version, ""
             old, self._fleet = self._fleet, fleet
-            self._on_change()
-            strangers = [link for link in self._joined if link.weights_id != fleet.weights_id]
-            await asyncio.gather(*(self._dismiss(link) for link in strangers))
             if old is not None:
                 self._old.append(old)
-                try:
-                    await asyncio.shield(asyncio.ensure_future(self._retire(old)))
-                finally:
-                    self._on_change()
+            self._on_change()
+            strangers = [link for link in self._joined if link.weights_id != fleet.weights_id]
+            # Whoever asked for the switch may leave now: what ran before ends all the same.
+            await asyncio.shield(asyncio.ensure_future(self._retire(old, strangers)))
 
-    async def _retire(self, fleet: Fleet) -> None:
+    async def _retire(self, fleet: Fleet | None, strangers: Sequence[WorkerLink]) -> None:
+        """End what ran before: workers of another machine with other weights, then the processes."""
         try:
-            await fleet.drain()
+            await asyncio.gather(*(self._dismiss(link) for link in strangers))
+            if fleet is not None:
+                await fleet.drain()
         finally:
-            self._old.remove(fleet)
+            if fleet is not None:
+                self._old.remove(fleet)
+            self._on_change()
 
     def adopt(self, link: WorkerLink) -> None:
         """A worker of another machine shares the load from now on; InvalidArgumentError when its weights are others."""

@@ -7,12 +7,14 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import __version__
+from penstock.serving.changes import Changes
 from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Patience
 from penstock.serving.http import Listener
@@ -32,7 +34,7 @@ _MIB: Final = 1 << 20
 @dataclass(frozen=True)
 class ServiceSettings:
     """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each.
-    ``worker_door``: where workers of other machines join.
+    ``worker_door``: where workers of other machines join.  ``admin_socket``: where models are loaded and unloaded.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -41,6 +43,7 @@ class ServiceSettings:
     door: DoorSettings = field(default_factory=DoorSettings)
     patience: Patience = field(default_factory=Patience)
     worker_door: WorkerDoor | None = None
+    admin_socket: Path | None = None
 
 
 class _Signals:
@@ -77,49 +80,67 @@ async def run_service(settings: ServiceSettings) -> int:
 
     Raises what opening the address or loading a model raised; nothing is left then.
     """
-    from penstock.serving.app import make_app
-
     primary = Primary(settings.patience, door=settings.worker_door)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
-    listener = Listener(make_app(models, settings.door), settings.door)  # reads keys and certificate: nothing runs yet
+    listeners, changes = _listeners(models, settings)  # reads keys and certificate: nothing runs yet
     stop_now = asyncio.Event()
 
     def hurry() -> None:
         stop_now.set()
-        listener.stop(at_once=True)
+        for listener in listeners:
+            listener.stop(at_once=True)
 
     signals = _Signals(hurry)
     tasks: list[asyncio.Future[Any]] = []
     try:
         await primary.open()
-        url = listener.open()
-        serving = asyncio.ensure_future(listener.serve())
+        urls = [listener.open() for listener in listeners]
+        serving = asyncio.gather(*(listener.serve() for listener in listeners))
         asked = asyncio.ensure_future(signals.asked.wait())
         loading = asyncio.ensure_future(_load(models, settings))
         tasks += [serving, asked, loading]
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            print(_greeting(url, models, settings.door, primary.port), flush=True)
+            print(_greeting(urls, models, settings.door, primary.port), flush=True)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         if signals.first is not None:
             print(f"penstock: {signals.first.name}: open requests end, then the service", file=sys.stderr, flush=True)
         loading.cancel()
+        await changes.close()
         await _drain(models, stop_now)
-        listener.stop()
+        for listener in listeners:
+            listener.stop()
         await serving
         return 130 if signals.first is signal.SIGINT else 0
     finally:
-        listener.stop(at_once=True)
+        hurry()
+        await changes.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in listeners:
+            listener.close()
         await models.stop()
         await primary.close()
         signals.close()
+
+
+def _listeners(models: RemoteModels, settings: ServiceSettings) -> tuple[list[Listener], Changes]:
+    """The public door, the admin's where it is asked for, and the changes that come through that one."""
+    from penstock.serving.app import make_app
+
+    door, changes = make_app(models, settings.door), Changes(models)
+    listeners = [Listener(door, door.settings)]
+    if settings.admin_socket is not None:
+        from penstock.serving.admin import make_admin
+
+        admin = make_admin(changes, models, door.metrics)
+        listeners.append(Listener(admin, admin.settings, settings.admin_socket))
+    return listeners, changes
 
 
 async def _load(models: RemoteModels, settings: ServiceSettings) -> None:
@@ -138,12 +159,14 @@ async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
             await closing
 
 
-def _greeting(url: str, models: RemoteModels, door: DoorSettings, worker_port: int) -> str:
+def _greeting(urls: Sequence[str], models: RemoteModels, door: DoorSettings, worker_port: int) -> str:
     """Where it answers, what it runs, what that takes, and something to try."""
+    url = urls[0]
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
         lines.append(f"  {backend.name}: {_described(backend)}")
         lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
+    lines += [f"  models are loaded, updated and unloaded at {admin}" for admin in urls[1:]]
     if worker_port:
         lines.append(f"  workers of other machines join at port {worker_port}")
     if models.list():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.serving.backend import Backend
     from penstock.serving.metrics import Metrics
 
-__all__ = ["STATES", "STATUS", "status"]
+__all__ = ["MODEL_STATUS", "STATES", "STATUS", "model_status", "status"]
 
 STATES: Final = Choice(("loading", "ready", "updating", "failed", "draining"))
 _COUNT: Final = Whole(0, 2**53)
@@ -46,7 +46,7 @@ _WORKER: Final = Members(
     },
     ("name", "status", "pid", "version", "heartbeat_age_s", "num_open"),
 )
-_MODEL: Final = Members(
+MODEL_STATUS: Final = Members(
     "ModelStatus",
     {
         "id": Text(),
@@ -65,14 +65,14 @@ _MODEL: Final = Members(
 )
 STATUS: Final = Members(
     "Status",
-    {"version": Text(), "uptime_s": _SECONDS, "is_draining": Flag(), "models": Items(_MODEL, 0, None)},
+    {"version": Text(), "uptime_s": _SECONDS, "is_draining": Flag(), "models": Items(MODEL_STATUS, 0, None)},
     ("version", "uptime_s", "is_draining", "models"),
 )
 
 
 async def status(call: Call) -> Reply:
     """Models, workers, counts and latencies of this moment."""
-    models = [_described(one, call.metrics) for one in call.models.list()]
+    models = [model_status(one, call.metrics) for one in call.models.list()]
     uptime_s = call.arrived - call.metrics.started
     found = {"version": __version__, "uptime_s": uptime_s, "is_draining": call.models.is_draining, "models": models}
     return json_reply(found)
@@ -83,7 +83,8 @@ def _age(seconds: float) -> float | None:
     return max(0.0, seconds) if seconds < 1e12 else None
 
 
-def _described(backend: Backend, metrics: Metrics) -> dict[str, Any]:
+def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
+    """One model, its workers, counts and latencies."""
     figures, noted = backend.figures(), metrics.of_model(backend.name)
     found: dict[str, Any] = {
         "id": backend.name,

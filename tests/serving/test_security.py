@@ -9,7 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.serving.admin import admin_operations
 from penstock.serving.app import operations
+from penstock.serving.changes import Changes
+from penstock.serving.local import LocalModels
 from penstock.serving.refusals import CODES
 from penstock.serving.settings import DoorLimits
 from penstock.serving.shapes import Either, Entries, Items, Members, Nothing, Shape, Text
@@ -33,7 +36,7 @@ def test_the_documents_tables_are_the_codes():
     limits = dict(re.findall(r"^\| `(\w+)` \| ([\d,.]+) \|", text, re.MULTILINE))
     assert limits == {name: f"{value:,}" for name, value in vars(DoorLimits()).items()}
     routes = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", text))
-    assert routes == {operation.path for operation in operations()}
+    assert routes == {operation.path for operation in (*operations(), *admin_operations(Changes(LocalModels([]))))}
 
 
 def texts_of(shape: Shape, path: str) -> set[str]:

@@ -1,0 +1,86 @@
+"""A unix socket at a path of the operator's: for its owner alone, and gone at the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import FileAccessError, InvalidArgumentError
+
+__all__ = ["UnixSocket"]
+
+_BACKLOG: Final = 64
+_KNOCK_S: Final = 2.0
+
+
+class UnixSocket:
+    """A socket that listens at a path; whoever may open the path may speak, which is its owner alone (mode 0600).
+
+    InvalidArgumentError when something else is there, when somebody listens there, or when others than the owner may
+    write in the folder; FileAccessError when the system refuses the path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        _check_folder(self.path)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _make_room(self.path)
+            self.socket.bind(str(self.path))
+            self._known = self.path.lstat()
+            self.path.chmod(0o600)  # nobody can connect before it listens
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            self.close()
+            if isinstance(error, FileAccessError):
+                raise
+            raise FileAccessError(f"{self.path}: cannot listen there: {error.strerror or error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    _known: os.stat_result | None = None
+
+    def close(self) -> None:
+        """Stop listening and remove the path, unless it is another's by now."""
+        self.socket.close()
+        with suppress(OSError):
+            known, found = self._known, self.path.lstat()
+            if known is not None and (known.st_dev, known.st_ino) == (found.st_dev, found.st_ino):
+                self.path.unlink()
+        self._known = None
+
+
+def _check_folder(path: Path) -> None:
+    """Who may write in the folder could put a socket of their own in the place of ours."""
+    try:
+        found = path.parent.stat()
+    except OSError as error:
+        raise FileAccessError(f"{path.parent}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, found a file")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidArgumentError(
+            f"{path.parent}: others may write in the socket's folder: give one of your own (mkdir -m 700)"
+        )
+
+
+def _make_room(path: Path) -> None:
+    """Remove a socket that nobody listens at any more; refuse anything else."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise InvalidArgumentError(f"{path}: expected a free path for the socket, found something that is none")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(_KNOCK_S)
+        code = knock.connect_ex(str(path))
+    if code != errno.ECONNREFUSED:
+        raise InvalidArgumentError(f"{path}: the socket is in use")
+    path.unlink()
