@@ -252,9 +252,8 @@ def _digest(token: str) -> bytes:
 async def _first(wanted: asyncio.Future[WorkerLink], exited: asyncio.Future[int]) -> WorkerLink:
     """What is wanted, unless the process ends first or its stream does, which is the same a moment earlier."""
     await asyncio.wait((wanted, exited), return_when=asyncio.FIRST_COMPLETED)
-    if not wanted.done():
-        with suppress(TimeoutError):  # its last words may be on their way
-            await asyncio.wait_for(asyncio.shield(wanted), _LAST_WORDS_S)
+    if not wanted.done():  # its last words may be on their way; that its stream broke off says less than its status
+        await asyncio.wait((wanted,), timeout=_LAST_WORDS_S)
     if wanted.done() and not isinstance(wanted.exception(), LostWorkerError):
         return wanted.result()
     with suppress(TimeoutError):

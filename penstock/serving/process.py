@@ -22,7 +22,8 @@ __all__ = ["COMMAND", "WorkerProcess", "not_started", "start_process"]
 _STOP_S: Final = 5.0
 
 
-COMMAND: Final = (sys.executable, "-m", "penstock.serving.worker")
+COMMAND: Final = (sys.executable, "-P", "-m", "penstock.serving.worker")
+"""-P: never a package of that name that happens to lie in the folder where the service was started."""
 
 
 async def start_process(config: WorkerConfig, command: Sequence[str] = COMMAND) -> asyncio.subprocess.Process:

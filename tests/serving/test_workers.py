@@ -168,6 +168,20 @@ def test_what_cannot_be_loaded_leaves_nothing(tmp_path) -> None:
     asyncio.run(main())
 
 
+def test_a_package_in_the_folder_of_the_start_is_not_taken(tmp_path, monkeypatch) -> None:
+    (tmp_path / "penstock").mkdir()
+    (tmp_path / "penstock" / "__init__.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # as users have it; the tests' own processes are kept safe
+
+    async def main() -> None:
+        async with service() as running:
+            backend = await running.models.load(str(DEMO))
+            assert await tokens_of(backend, [5], replace_tokens(3))
+
+    asyncio.run(main())
+
+
 def test_a_model_is_planned_beside_what_others_hold() -> None:
     fits = memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
     assert fits.num_pages == 1024
