@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from contextlib import suppress
 
 import pytest
@@ -349,60 +348,3 @@ def test_names_are_found_by_their_whole_path():
     assert list(routes.find("/v1/models/demo")[0]) == ["GET"]
     for path in ("/v1/models/", "/v1/models/a/b", "/v1/models/.hidden", "/v1/models/{model}", "/v1/models/a\n"):
         assert routes.find(path) == ({}, {})
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "value"),
-    [
-        ("/v1/completions", "prompt", [1] * 2000),
-        ("/v1/completions", "prompt", "x " * 200_000),
-        ("/v1/completions", "prompt", ["x", [1] * 2000]),
-        ("/v1/embeddings", "input", [1] * 2000),
-        ("/tokenize", "prompt", "x " * 200_000),
-    ],
-)
-def test_what_no_context_holds_is_refused_before_it_costs(demo, path, field, value):
-    if isinstance(value, list) and isinstance(value[0], str):
-        value = [demo.post("/tokenize", prompt=value[0])["tokens"], value[1]]
-    backend = demo.models.list()[0]
-    num_steps = backend.figures().num_steps
-    status, error = demo.refused(path, **{field: value})
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert backend.figures().num_steps == num_steps
-    if path == "/v1/completions":
-        cut = demo.post(path, **{field: value}, truncate_prompt_tokens=5, max_tokens=1)
-        assert cut["usage"]["prompt_tokens"] <= 10
-
-
-def test_a_long_text_does_not_stop_the_others(demo, monkeypatch):
-    """Long texts go through the library's call that lets other threads run, in threads of their own."""
-    from penstock.engine import text
-
-    tokenizer = demo.models.list()[0].tokenizer
-    names = []
-    real = tokenizer._tokenizer
-
-    class Watched:
-        def __getattr__(self, name: str) -> object:
-            names.append((name, threading.current_thread().name))
-            return getattr(real, name)
-
-    short, long = "x = 1\n", "x = 1\n" * 600
-    expected = [real.encode(one).ids for one in (short, long)]
-    monkeypatch.setattr(tokenizer, "_tokenizer", Watched())
-    assert [demo.post("/tokenize", prompt=one)["tokens"] for one in (short, long)] == expected
-    used = {name: thread for name, thread in names if name.startswith("encode")}
-    assert used["encode"] == "service"
-    assert used["encode_batch_fast"].startswith("penstock-text")
-    assert len(long) > text._LONG_TEXT
-
-
-@pytest.mark.parametrize("num_words", [600, 200_000])
-def test_a_conversation_that_no_context_holds_is_refused(serve, num_words):
-    messages = [{"role": "user", "content": "x " * num_words}]
-    service = serve()
-    for path in ("/v1/chat/completions", "/tokenize"):
-        if num_words > 1000 or path != "/tokenize":
-            status, error = service.refused(path, messages=messages)
-            assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
-    assert service.models.list()[0].figures().num_steps == 0
