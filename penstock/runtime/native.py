@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import OutOfMemoryError
 from penstock.lite import core
+from penstock.lite.memory import make_memory, use_small_pages
+from penstock.runtime.ahead import PagesAhead
 from penstock.runtime.machine import memory
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 
@@ -20,6 +22,7 @@ __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 
 LEAST_CONTEXT = 2048
 """A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
+_HUGE_PAGE_BYTES = 2 << 20
 _HEADROOM_BYTES = 64 << 20
 """Left for Python, the tokenizer and the text."""
 _LAYOUTS = {"f32": 1, "bf16": 2, "int8": 3}
@@ -122,6 +125,24 @@ class NativeProgram:
         self.populate_s = 0.0
         """Seconds that copying the weights took; 0 when they are mapped."""
         self._closed = False
+        run_len = max(1, _HUGE_PAGE_BYTES * info.num_states // max(1, plan.kv_page_bytes))
+        self._ahead = PagesAhead(self._make_pages, info.num_states, limits.num_pages, run_len)
+        for state in range(info.num_states):  # who needs a few tokens shall not wait for a huge page in each layer
+            use_small_pages(*self._memory_of(state, 0, run_len))
+
+    def _memory_of(self, state: int, start: int, stop: int) -> tuple[int, int]:
+        """Address and bytes of some KV pages of a state."""
+        pages = self._core.kv(state)[start:stop]
+        return pages.__array_interface__["data"][0], pages.nbytes
+
+    def _make_pages(self, state: int, start: int, stop: int) -> bool:
+        """Have the memory of some KV pages of a state made; False when the system cannot."""
+        return make_memory(*self._memory_of(state, start, stop))
+
+    def _look_ahead(self, batch: core.StepBatch) -> None:
+        """Of several page groups that which uses least counts: layers with a window never need as many."""
+        if batch.page_tables.size:
+            self._ahead.use(int(batch.page_tables.max(axis=(1, 2)).min()) + 1)
 
     @classmethod
     def open(
@@ -175,6 +196,7 @@ class NativeProgram:
 
     def run(self, batch: core.StepBatch) -> None:
         """Compute one step."""
+        self._look_ahead(batch)
         self._core.run(batch)
 
     def logits(self) -> NDArray[np.float32]:
@@ -193,6 +215,7 @@ class NativeProgram:
         """Compute one step and sample its rows in one native call."""
         call = self._call
         if call is None or call.batch is not batch or call.sampling is not sampling:
+            self._look_ahead(batch)
             call = self._call = self._core.step_call(batch, sampling)
         return call()
 
@@ -200,6 +223,7 @@ class NativeProgram:
         """Give back program, model and threads."""
         if not self._closed:
             self._closed = True
+            self._ahead.close()
             self._call = None
             self._core.close()
             self._model.close()

@@ -75,7 +75,8 @@ class ProgramLimits:
                 f"max_rows must be 0 or at least max_requests ({self.max_requests}), not {self.max_rows}"
             )
         if self.kv_layout not in KV_LAYOUTS:
-            raise InvalidArgumentError(f"kv_cache must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout!r}")
+            layouts = ", ".join(KV_LAYOUTS)
+            raise InvalidArgumentError(f"kv_layout (--kv-cache) must be one of {layouts}, not {self.kv_layout!r}")
         if self.weights not in WEIGHTS:
             raise InvalidArgumentError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
 

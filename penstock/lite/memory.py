@@ -1,0 +1,50 @@
+"""When and in which sizes the system makes memory: else when it is first written, in huge pages where asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import sys
+from functools import cache
+from typing import Any, Final
+
+__all__ = ["make_memory", "use_small_pages"]
+
+_NO_HUGE_PAGES: Final = 15
+"""MADV_NOHUGEPAGE."""
+_POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE of Linux 5.14."""
+
+
+@cache
+def _madvise() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).madvise
+    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return call
+
+
+def make_memory(address: int, num_bytes: int) -> bool:
+    """Have the system make the pages of a private mapping that hold these bytes, as the first write to each would, and
+    leave what is in them.  The interpreter lock is released, and others may write meanwhile.
+
+    False where the system has no such call or no memory; the first write then makes them all the same.
+    """
+    if sys.platform != "linux":
+        return False
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    stop = -(-(address + num_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    while _madvise()(start, stop - start, _POPULATE_WRITE) != 0:
+        if ctypes.get_errno() != errno.EINTR:
+            return False
+    return True
+
+
+def use_small_pages(address: int, num_bytes: int) -> None:
+    """Have the whole pages within these bytes of a mapping made one by one, never as part of a huge one.  Advice: a
+    system that knows no huge pages does so anyway.
+    """
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform == "linux" and stop > start:
+        _madvise()(start, stop - start, _NO_HUGE_PAGES)
