@@ -29,6 +29,8 @@ __all__ = ["AsyncLLM", "AsyncStream"]
 _Answer = TypeVar("_Answer")
 _LONG_TEXT = 2000
 """Characters from which on a text is tokenized beside the event loop."""
+_STEP_LOOK_S = 0.001
+"""Between looks whether the step that an abort waits for has ended."""
 
 
 class AsyncStream:
@@ -68,7 +70,10 @@ class AsyncStream:
         self._work.set()
 
     def result(self) -> Result:
-        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
+        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError.
+
+        Straight after ``abort`` it waits for the end of the running step; behind ``async with`` nothing waits.
+        """
         return self._stream.result()
 
     async def __aenter__(self) -> AsyncStream:
@@ -78,6 +83,8 @@ class AsyncStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+        while not self._stream.is_finished:  # until the running step ends: who leaves finds the result and free memory
+            await asyncio.sleep(_STEP_LOOK_S)
 
     def wake(self) -> None:
         """There is news.  Called in the event loop."""
@@ -129,7 +136,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Result:
-        """Continue one prompt; cancelling the caller aborts it."""
+        """Continue one prompt by one answer (``n`` and ``best_of`` are LLM's); cancelling the caller aborts it."""
         stream = await self.stream(prompt, params, options)
         async for _ in stream:
             pass

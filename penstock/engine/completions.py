@@ -44,7 +44,9 @@ def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams,
         if options.truncate_prompt:
             raise InvalidArgumentError("truncate_prompt must be false: a chat's messages are not cut")
         if "max_completion_tokens" in values:
-            values["max_tokens"] = values.pop("max_completion_tokens")
+            longest = values.pop("max_completion_tokens")
+            if values.setdefault("max_tokens", longest) != longest:
+                raise InvalidArgumentError("max_tokens must not differ from max_completion_tokens, its other name")
         wanted, num_top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
         if not isinstance(wanted, bool):
             raise InvalidArgumentError(f"logprobs must be true or false, not {wanted!r:.100}")
@@ -79,21 +81,22 @@ def _resolve_echo(values: dict[str, Any]) -> None:
         raise InvalidArgumentError("prompt_logprobs needs echo and logprobs, among which they are given")
     if is_echo and "logprobs" in values:
         values.setdefault("prompt_logprobs", values["logprobs"])
-    if is_echo and _is_without_answer(values):
+    if _is_without_answer(values):
         if values.get("min_tokens"):
             raise InvalidArgumentError(f"min_tokens must be at most max_tokens (0), not {values['min_tokens']!r:.100}")
         values["max_tokens"] = 1  # a prompt is continued by one token at least: it is left out of the answer
 
 
 def _is_without_answer(body: Mapping[str, Any]) -> bool:
-    return type(body.get("max_tokens")) is int and body["max_tokens"] == 0
+    """Whether a text is to be echoed and no more."""
+    return body.get("echo") is True and type(body.get("max_tokens")) is int and body["max_tokens"] == 0
 
 
 def answer_body(llm: LLM, url: str, body: Mapping[str, Any], result: Result) -> dict[str, Any]:
     """The answer's body, as OpenAI's reference has it; ``body`` is the request's, which ``read_body`` took."""
     is_chat = url == CHAT
     make = _chat_choice if is_chat else _text_choice
-    if _is_without_answer(body):
+    if not is_chat and _is_without_answer(body):
         text = _echoed(llm, body, result)
         empty = (Choice(text, [], "length", one.seed, None if one.logprobs is None else []) for one in result.choices)
         result = replace(result, choices=tuple(empty))

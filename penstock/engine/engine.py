@@ -101,12 +101,14 @@ class Engine:
         options: RequestOptions | None = None,
         pooling: Pooling | None = None,
         prompt_rows: PromptRows | None = None,
+        family: int = 0,
     ) -> Request:
         """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it.  With ``pooling`` it is not
         continued, but its hidden rows are taken; UnsupportedError when the program has none.
 
         ``prompt_rows`` takes what is wanted of each of its positions; with ``max_tokens`` 0 that is all, and the prompt
-        may fill the context.  QueueFullError when as many requests wait as may.
+        may fill the context.  Requests of one ``family`` (not 0) share its pages, without the prefix cache too.
+        QueueFullError when as many requests wait as may.
         """
         self._check_open()
         options, sampling = check_options(options), check_sampling(sampling, self.program.info)
@@ -118,7 +120,7 @@ class Engine:
         ids = self.fit_prompt(prompt_ids, num_new, options)
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
-        request.prompt_rows = prompt_rows
+        request.prompt_rows, request.family = prompt_rows, family
         with self._door:  # two at once would both find the last place
             if not self.has_room:
                 full = f"{self._num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}"
@@ -163,6 +165,14 @@ class Engine:
         """End a request now, from any thread: its pages are free when this returns or the running step ends."""
         self._aborts.append(request)
         self._settle()
+
+    def await_abort(self, request: Request) -> None:
+        """Return when a request that was aborted has ended, at the end of the running step; at once within a step."""
+        while request.status is not Status.FINISHED:
+            if self._lock.acquire(timeout=0.001):  # a lock is not fair: the step's own thread may carry the abort out
+                self._lock.release()
+                self._settle()
+                return
 
     def abort_all(self) -> None:
         """End every request that was submitted before, from any thread."""
@@ -311,10 +321,8 @@ class Engine:
 
     def figures(self) -> EngineFigures:
         """Counters of this moment, from any thread."""
-        num_finished = dict(self._num_finished)
-        return EngineFigures.of(
-            self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, num_finished
-        )
+        ended = dict(self._num_finished)
+        return EngineFigures.of(self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, ended)
 
     def forget_prefixes(self) -> None:
         """Drop what the prefix cache knows; requests keep what they hold."""
@@ -339,8 +347,7 @@ class Engine:
             self.program.close()
 
     def _everyone(self) -> list[Request]:
-        scheduler = self.scheduler
-        return [*scheduler.running.copy(), *scheduler.waiting.copy(), *self._incoming.copy()]
+        return [*self.scheduler.running.copy(), *self.scheduler.waiting.copy(), *self._incoming.copy()]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -381,9 +388,8 @@ class Engine:
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:
         if request.status is not Status.FINISHED:
-            may_be_damaged = error is not None and not isinstance(error, DeadlineError)
-            if may_be_damaged and request.pages is not None:  # keys and values may be why
-                self.scheduler.ledger.unname(request.pages)
+            if error is not None and not isinstance(error, DeadlineError) and request.pages is not None:
+                self.scheduler.ledger.unname(request.pages)  # keys and values may be why
             self.scheduler.remove(request)
             request.finish(reason, error)
             self._count_end(request)

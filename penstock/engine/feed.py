@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["IDLE_TURN_S", "Feed", "News", "Opening"]
 
 IDLE_TURN_S: Final = 0.25
+_REST_S: Final = 0.001
+"""After the first token of a request: about as long as it takes to a client of the same machine."""
+_MOST_RESTED: Final = 4
+"""Among more answers nobody waits for one request's first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class News:
     """What a step brought for one answer of a request.
 
     ``finish_reason``, ``timings`` (``Timings.summary``) and an embedding's ``vector`` [hidden_size] come with the
-    answer's last; ``error`` ends the request, all its answers.  ``is_last`` marks the request's last news.
+    answer's last; ``error`` ends the request, all its answers.  ``is_last`` marks the request's last news.  ``seed``
+    comes with the first tokens of an answer after the first, whose own is in ``opening``.
     """
 
     key: int
@@ -66,6 +71,7 @@ class News:
     vector: NDArray[np.float32] | None = None
     error: PenstockError | None = None
     is_last: bool = False
+    seed: int | None = None
 
 
 @dataclass(eq=False)
@@ -104,6 +110,7 @@ class Feed:
         self._doomed: list[Request] = []
         self._work = threading.Event()
         self._closing = False
+        self._has_first = False
         self.last_turn = time.monotonic()
         llm.engine.observer = self._observe
         self._thread = threading.Thread(target=self._drive, name="penstock-engine", daemon=True)
@@ -201,6 +208,7 @@ class Feed:
                     news += self._news_of(*owner)
             if news:
                 self._deliver(news)
+                self._has_first = len(news) <= _MOST_RESTED and any(one.opening is not None for one in news)
         self._end_doomed()
 
     def _end_doomed(self) -> None:
@@ -227,6 +235,8 @@ class Feed:
         if index == 0 and not one.has_opened:
             one.has_opened = True
             piece.opening = _opening(request)
+        elif index and not start:
+            piece.seed = request.sampling.seed
         if finished:
             self._finish(one, index, piece)
         return [piece]
@@ -255,9 +265,12 @@ class Feed:
         except PenstockError as error:
             return [News(one.key, error=error, is_last=True)]
         news = [
-            News(one.key, index, choice.text, choice.token_ids, choice.logprobs, choice.finish_reason)
+            News(
+                one.key, index, choice.text, choice.token_ids, choice.logprobs, choice.finish_reason,
+                seed=choice.seed if index else None,
+            )
             for index, choice in enumerate(result.choices)
-        ]
+        ]  # fmt: skip
         opening = replace(_opening(one.requests[0]), seed=result.seed)
         news[0].opening, news[0].timings, news[-1].is_last = opening, result.timings, True
         return news
@@ -271,8 +284,11 @@ class Feed:
             if not engine.has_work:
                 self._work.wait(IDLE_TURN_S)
                 continue
+            self._has_first = False
             try:
                 engine.step()
+                if self._has_first:  # else those who carry it wait for the interpreter, and for cores that all compute
+                    time.sleep(_REST_S)
             except Exception as error:  # requests' own never come out here: nobody else would end them
                 if not engine.is_closed:
                     engine.fail_all(as_ours("the step", error))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "flag", "given_number", "number",
-    "refusal", "set_fields", "some_token_ids", "strings", "token_id", "token_ids", "whole", "word_ids",
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "flag", "given_number",
+    "nearest", "number", "refusal", "set_fields", "some_token_ids", "strings", "token_id", "token_ids", "whole",
+    "word_ids",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -23,6 +25,11 @@ MAX_TOKEN: Final = 2**31 - 1
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
     """The error that says what a field must be and what it is."""
     return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like one that is not known; "" when none is."""
+    return next(iter(get_close_matches(name, list(known), 1)), "")
 
 
 def whole(name: str, value: object, low: int, high: int) -> int | None:

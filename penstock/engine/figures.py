@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ __all__ = ["EngineFigures"]
 class EngineFigures:
     """Counts at one moment; those of tokens, steps and ends since the engine began.
 
-    Pages are those of the page group that holds most.  ``num_named_pages`` could be shared by a later request.
+    Pages are those of the page group that holds most.  ``num_named_pages`` could be shared by a later request; without
+    the prefix cache they are those of prompts with several answers, which nobody else shares.
     ``num_cached_tokens`` of the ``num_prompt_tokens`` were shared instead of computed.  ``num_finished`` is by
     reason: "length", "stop", "abort", "error".
     """
@@ -58,6 +59,13 @@ class EngineFigures:
             num_output_tokens=num_output_tokens,
             num_finished=num_finished,
         )
+
+    def since(self, earlier: EngineFigures) -> EngineFigures:
+        """What was counted since an earlier moment of the same engine; gauges are those of now."""
+        counters = ("num_steps", "num_preemptions", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
+        counts = {name: getattr(self, name) - getattr(earlier, name) for name in counters}
+        ends = {why: count - earlier.num_finished.get(why, 0) for why, count in self.num_finished.items()}
+        return replace(self, **counts, num_finished={why: count for why, count in ends.items() if count})
 
     @property
     def page_use(self) -> float:

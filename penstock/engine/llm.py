@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 from penstock.engine.embed import Embedding
 from penstock.engine.engine import Engine
 from penstock.engine.fields import check_listed, check_vocabulary, flag, given_number, whole
 from penstock.engine.logits import PromptLogits, PromptScores
-from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options
+from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options, engine_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.engine.request import Request, Status
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from penstock.engine.conversation import Conversation
 
 __all__ = ["LLM", "Prompt"]
+
+_OPTIONS: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
 
 
 class LLM:
@@ -65,7 +67,7 @@ class LLM:
         progress: Callable[[Any], None] | None = None,
         **engine: Unpack[EngineFields],
     ) -> None:
-        options = EngineOptions(**engine)
+        options = engine_options(engine, _OPTIONS)
         start = time.perf_counter()
         opened = open_program(
             model,
@@ -100,6 +102,7 @@ class LLM:
         self._files = opened.files
         self.notes = opened.notes
         self._tokenizer: Tokenizer | None = None
+        self._families = count(1)
         self.generation: GenerationConfig = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
@@ -246,9 +249,11 @@ class LLM:
         self, ids: list[int], own: ResolvedSampling, params: SamplingParams, prompt: Prompt, options: RequestOptions
     ) -> Iterator[Callable[[], Request]]:
         """What begins each answer to a prompt; the prompt's scores come with the first."""
-        for index in range(params.best_of or params.n):
+        num_answers = params.best_of or params.n
+        family = next(self._families) if num_answers > 1 else 0
+        for index in range(num_answers):
             one = params if index == 0 or params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
-            yield partial(self._submit, ids, one, own.answer(index), prompt, options)
+            yield partial(self._submit, ids, one, own.answer(index), prompt, options, family)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -375,6 +380,7 @@ class LLM:
         sampling: ResolvedSampling,
         prompt: Prompt,
         options: RequestOptions | None = None,
+        family: int = 0,
     ) -> Request:
         stop_ids, text, rows = self._ends(params), None, None
         if self.has_text:
@@ -383,4 +389,6 @@ class LLM:
             text = TextStream(self.tokenizer, rules, echo=shown if params.echo else "")
         if params.prompt_logprobs is not None:
             rows = PromptScores(params.prompt_logprobs)
-        return self.engine.submit(prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options, prompt_rows=rows)
+        return self.engine.submit(
+            prompt_ids, sampling, stop_ids=stop_ids, text=text, options=options, prompt_rows=rows, family=family
+        )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, TypedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypedDict
 
-from penstock.engine.fields import flag, given_number, number, set_fields, whole
+from penstock.engine.fields import flag, given_number, nearest, number, set_fields, whole
 from penstock.errors import InvalidArgumentError
+from penstock.runtime.program import ProgramLimits
 
-__all__ = ["PRIORITY_S", "EngineFields", "EngineOptions", "RequestOptions", "check_options"]
+__all__ = ["PRIORITY_S", "EngineFields", "EngineOptions", "RequestOptions", "check_options", "engine_options"]
 
 PRIORITY_S: Final = 10.0
 MIXED_TOKENS: Final = 128
@@ -17,6 +19,18 @@ MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
 _ABOVE_0: Final = 5e-324
+_ELSEWHERE: Final = {
+    "dtype": "scheme",
+    "quantization": "scheme",
+    "kv_cache": "kv_layout",
+    "kv_cache_dtype": "kv_layout",
+    "max_model_len": "context_len",
+    "max_num_seqs": "max_requests",
+    "max_num_batched_tokens": "max_tokens",
+    "enable_prefix_caching": "prefix_cache",
+    "enable_chunked_prefill": "max_chunk",
+}
+"""What other engines, and our command line, call an option."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +40,9 @@ class EngineOptions:
     ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget).  ``max_mixed_tokens`` bounds the
     prompt tokens of a step that decodes as well, so that answers do not stall while a prompt is read (0: what the
     decodes leave of the budget); a step without decodes takes prompts up to its budget.  ``prefix_cache``: requests
-    share the pages of equal beginnings; without it not even the ``n`` answers to one prompt do, which is computed for
-    each.  ``max_waiting``: a request that finds so many open beyond the places of a step
-    is refused with QueueFullError; 0 lets any number wait.  ``priority_s``: seconds of waiting that a level of priority
-    is worth.
+    share the pages of equal beginnings; without it only the ``n`` answers to one prompt do.  ``max_waiting``: a request
+    that finds so many open beyond the places of a step is refused with QueueFullError; 0 lets any number wait.
+    ``priority_s``: seconds of waiting that a level of priority is worth.
     """
 
     max_chunk: int = 0
@@ -60,6 +73,25 @@ class EngineFields(TypedDict, total=False):
     prefix_cache: bool
     max_waiting: int
     priority_s: float
+
+
+def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOptions:
+    """EngineOptions from the keywords of a call that has ``others`` besides.
+
+    InvalidArgumentError names a keyword that nothing takes, and the nearest that something does.
+    """
+    limits = [one.name for one in fields(ProgramLimits)]
+    known = [*others, *EngineFields.__annotations__]
+    for name in given:
+        if name in EngineFields.__annotations__:
+            continue
+        near = _ELSEWHERE.get(name) or nearest(name, [*known, *limits])
+        if near in limits:
+            hint = f"{near} is one of its limits: limits=ProgramLimits({near}=...)"
+        else:
+            hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+        raise InvalidArgumentError(f"LLM has no option {name!r}: {hint}")
+    return EngineOptions(**given)
 
 
 @dataclass(frozen=True)

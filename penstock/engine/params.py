@@ -16,6 +16,7 @@ from penstock.engine.fields import (
     check_vocabulary,
     flag,
     given_number,
+    nearest,
     number,
     refusal,
     set_fields,
@@ -165,16 +166,21 @@ class SamplingParams:
 
     def __init__(self, **given: Unpack[SamplingFields]) -> None:
         """Check every field; numbers of numpy become plain ones, lists tuples."""
-        values: dict[str, Any] = {one.name: one.default for one in fields(SamplingParams)} | given
-        for name, kind in (("filters", Filters), ("penalties", Penalties)):
-            if not isinstance(values[name], kind):
-                raise refusal(name, kind.__name__, values[name])
-            flat = {one.name: values.pop(one.name) for one in fields(kind) if one.name in values}
-            values[name] = replace(values[name], **flat)
-        unknown = next((name for name in values if name not in SamplingParams.__dataclass_fields__), None)
+        values: dict[str, Any] = {**given}
+        for name, kind, default in _GROUPS:
+            group = values.get(name, default)
+            if not isinstance(group, kind):
+                raise refusal(name, kind.__name__, group)
+            flat = {one: values.pop(one) for one in kind.__dataclass_fields__ if one in values}
+            if flat:
+                values[name] = replace(group, **flat)
+        unknown = next((name for name in values if name not in _CHECKS), None)
         if unknown is not None:
-            raise InvalidArgumentError(f"SamplingParams has no field {unknown!r}; it has {', '.join(FIELDS)}")
-        set_fields(self, **{name: _CHECKS[name](name, value) for name, value in values.items()})
+            near = nearest(unknown, FIELDS)
+            hint = f"did you mean {near}?" if near else f"it has {', '.join(FIELDS)}"
+            raise InvalidArgumentError(f"SamplingParams has no field {unknown!r}: {hint}")
+        set_fields(self, **_DEFAULTS)  # checked once: a request names few fields
+        set_fields(self, **{name: check(name, values[name]) for name, check in _CHECKS.items() if name in values})
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if self.best_of is not None and self.best_of < self.n:
@@ -235,6 +241,10 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "logprobs": lambda name, value: whole(name, value, 0, MAX_LOGPROBS),
     "prompt_logprobs": lambda name, value: whole(name, value, 0, MAX_LOGPROBS),
     "echo": flag,
+}
+_GROUPS: Final = (("filters", Filters, Filters()), ("penalties", Penalties, Penalties()))
+_DEFAULTS: Final[dict[str, Any]] = {
+    one.name: _CHECKS[one.name](one.name, one.default) for one in fields(SamplingParams)
 }
 
 

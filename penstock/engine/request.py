@@ -76,7 +76,8 @@ class Request:
     not computed for it but shared.  ``order``, which the scheduler gives it, sorts requests by urgency and arrival.
     ``slot`` is its place among the running ones, ``page_keys`` are the names of its leading pages, ``row`` is the
     sampler's, ``prompt_rows`` collects what is wanted of each position of the prompt.  With ``max_tokens`` 0 that is
-    all: no token follows.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.
+    all: no token follows.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.  ``family`` is the
+    number that the answers to one prompt have in common, 0 for a prompt with one answer.
     """
 
     id: int
@@ -102,6 +103,7 @@ class Request:
     prompt_rows: PromptRows | None = None
     row: RowState | None = None
     pooling: Pooling | None = None
+    family: int = 0
 
     @property
     def num_tokens(self) -> int:

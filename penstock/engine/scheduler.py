@@ -65,8 +65,9 @@ class Scheduler:
 
     ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, ``max_rows`` the rows of
     logits (0: as many), and ``max_chunk`` the tokens of one request in one step (0: all).  ``keys`` names pages so that
-    requests share them; None shares none.  ``max_mixed_tokens`` bounds the prompt tokens of a step that has decodes too
-    (0: what those leave of the budget).  ``priority_s``: seconds of waiting that a level of priority is worth.
+    requests share them; None lets nobody share but the answers to one prompt.  ``max_mixed_tokens`` bounds the prompt
+    tokens of a step that has decodes too (0: what those leave of the budget).  ``priority_s``: seconds of waiting that
+    a level of priority is worth.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._keys = keys
+        self._keys = keys or PageKeys()
+        self._all_share = keys is not None
         self._priority_s = priority_s
         self._free_slots = list(range(max_requests - 1, -1, -1))
 
@@ -150,9 +152,9 @@ class Scheduler:
         request.num_computed = computed = chunk.start + chunk.num_tokens
         if pages is None:
             return
-        if self._keys is not None and computed // PAGE_TOKENS > pages.num_named:
+        if computed // PAGE_TOKENS > pages.num_named and (self._all_share or request.family):
             num_full = computed // PAGE_TOKENS
-            self._extend_keys(self._keys, request, num_full)
+            self._extend_keys(request, num_full)
             self.ledger.name(pages, request.page_keys[:num_full])
         self.ledger.slide(pages, computed)
 
@@ -248,9 +250,9 @@ class Scheduler:
     def _shares_or_waits(self, step: _Step, request: Request) -> bool:
         """Share what is known of the tokens to come; True when the step computes what comes next already."""
         pages = request.pages
-        if self._keys is None or pages is None or not request.may_share:
+        if pages is None or not request.may_share or not (self._all_share or request.family):
             return False
-        self._extend_keys(self._keys, request, (request.num_tokens - 1) // PAGE_TOKENS)
+        self._extend_keys(request, (request.num_tokens - 1) // PAGE_TOKENS)
         most = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # it wants something of what follows
         own = request.num_computed // PAGE_TOKENS
         known = self.ledger.known(pages, own, request.page_keys[:most])
@@ -264,12 +266,12 @@ class Scheduler:
         next_page = request.num_computed // PAGE_TOKENS
         return next_page < most and request.page_keys[next_page] in step.pending
 
-    @staticmethod
-    def _extend_keys(keys: PageKeys, request: Request, num_pages: int) -> None:
+    def _extend_keys(self, request: Request, num_pages: int) -> None:
         have = len(request.page_keys)
         if have < num_pages:
             tokens = request.tokens(have * PAGE_TOKENS, num_pages * PAGE_TOKENS)
-            keys.extend(request.page_keys, request.options.cache_salt, tokens)
+            salt = request.options.cache_salt if self._all_share else str(request.family)
+            self._keys.extend(request.page_keys, salt, tokens)
 
     def _admit(self, step: _Step, before: Request | None = None) -> None:
         """Let waiting requests join; with ``before`` only those that go before that one."""

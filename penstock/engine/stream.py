@@ -22,6 +22,7 @@ class Stream:
         self._params = params
         self._num_given = 0
         self._ended = False
+        self._is_aborted = False
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -70,6 +71,7 @@ class Stream:
 
     def abort(self) -> None:
         """End the answer here; its memory is free when the running step ends."""
+        self._is_aborted = True
         self._engine.abort(self._request)
 
     def __del__(self) -> None:
@@ -77,7 +79,12 @@ class Stream:
             self._engine.abort(self._request)
 
     def result(self) -> Result:
-        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
+        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError.
+
+        After an abort it waits for the end of the step that runs, of which a token may come.
+        """
+        if self._is_aborted:
+            self._engine.await_abort(self._request)
         if self._request.status is not Status.FINISHED:
             raise InvalidArgumentError("the stream has not ended: iterate over it or abort it first")
         return make_result([self._request], self._params)

@@ -304,3 +304,36 @@ def test_threads_beside_the_event_loop_are_served_too(make_llm):
             stream.abort()
 
     asyncio.run(main())
+
+
+def test_who_aborted_or_left_has_the_result(make_llm):
+    async def main() -> None:
+        async with AsyncLLM(make_llm(**ROOMY)) as front:
+            beside = await front.stream(PROMPTS[0], ENDLESS)  # so that a step runs at any moment
+            for leaves in [True, False] * 10:
+                async with await front.stream(PROMPTS[1], ENDLESS) as stream:
+                    taken = [(await anext(stream)).token_ids for _ in range(3)]
+                    if not leaves:
+                        stream.abort()
+                        assert stream.result().finish_reason == "abort"
+                result = stream.result()
+                assert result.finish_reason == "abort"
+                given = [token for ids in taken for token in ids]
+                assert list(result.token_ids[: len(given)]) == given
+            beside.abort()
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_another_thread_steps_has_its_result_after_an_abort(make_llm):
+    with make_llm(**ROOMY) as llm:
+        running = llm.stream(PROMPTS[0], ENDLESS)
+        thread = threading.Thread(target=lambda: list(running))
+        thread.start()
+        for _ in range(20):
+            stream = llm.stream(PROMPTS[1], ENDLESS)
+            next(stream)
+            stream.abort()
+            assert stream.result().finish_reason == "abort"
+        running.abort()
+        thread.join()

@@ -103,3 +103,10 @@ def test_a_prompt_is_cut_where_its_request_says_so(llm):
     outcomes = dict(llm.generate_each(items))
     assert isinstance(outcomes[0], InvalidArgumentError)
     assert len(outcomes[1].prompt_token_ids) < 1024
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_two_names_of_the_longest_answer_must_agree(llm, most):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 5, "max_tokens": most}
+    with pytest.raises(InvalidArgumentError, match="max_tokens must not differ from max_completion_tokens"):
+        read_body(llm, CHAT, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 
@@ -190,6 +191,28 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
 def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):
     with pytest.raises(InvalidArgumentError, match=message):
         LLM("demo/demo.psm", **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("frob", "it has scheme, mode, .*prefix_cache"),
+        ("prefix_cach", "did you mean prefix_cache"),
+        ("thread", "did you mean threads"),
+        ("max_requests", r"limits=ProgramLimits\(max_requests=...\)"),
+        ("kv_cache", r"limits=ProgramLimits\(kv_layout=...\)"),
+        ("dtype", "did you mean scheme"),
+    ],
+)
+def test_an_option_that_a_model_has_not_is_refused_with_the_nearest(name, hint):
+    with pytest.raises(InvalidArgumentError, match=f"LLM has no option '{name}': .*{hint}"):
+        LLM("demo/demo.psm", **{name: 1})
+
+
+def test_the_options_that_are_listed_are_those_of_an_llm():
+    named = [name for name in inspect.signature(LLM).parameters if name not in ("model", "engine")]
+    with pytest.raises(InvalidArgumentError, match=", ".join([*named, *EngineOptions.__dataclass_fields__])):
+        LLM("demo/demo.psm", frob=1)
 
 
 def test_the_error_of_several_prompts_says_what_was_done_and_where_it_is_kept(make_llm):

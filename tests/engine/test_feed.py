@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from penstock.engine import feed as feed_module
 from penstock.engine.feed import IDLE_TURN_S, Feed, News
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
@@ -79,6 +81,30 @@ def test_a_step_is_one_delivery(make_feed):
     inbox.wait_last(*range(6))
     assert len(inbox.calls) <= feed.llm.engine.num_steps + 6  # a first token may come before its request is known
     assert max(len(call) for call in inbox.calls) == 6
+
+
+def test_the_loop_rests_after_a_first_token_among_few(make_feed, monkeypatch):
+    rests: list[float] = []
+    monkeypatch.setattr(feed_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=rests.append))
+    feed, inbox = make_feed()
+    program = feed.llm.engine.program
+    honest, entered, gate = program.step, threading.Event(), threading.Event()
+
+    def gated(*arguments):
+        entered.set()
+        gate.wait(60)
+        return honest(*arguments)
+
+    program.step = gated
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    feed.submit(0, [5, 6], params)
+    assert entered.wait(60)
+    for key in range(1, 6):  # all come into the second step
+        feed.submit(key, [5 + key, 6], params)
+    gate.set()
+    inbox.wait_last(*range(6))
+    assert [len(call) for call in inbox.calls[:2]] == [1, 6]
+    assert len(rests) == 1
 
 
 def test_opening_comes_first_and_timings_last(make_feed):

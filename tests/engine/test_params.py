@@ -187,8 +187,10 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_an_unknown_field_is_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match=r"no field 'temprature'.*temperature"):
+    with pytest.raises(InvalidArgumentError, match=r"no field 'temprature': did you mean temperature"):
         SamplingParams(temprature=1.0)
+    with pytest.raises(InvalidArgumentError, match=r"no field 'frob': it has max_tokens, .*echo"):
+        SamplingParams(frob=1.0)
 
 
 def test_good_fields_are_kept_and_cannot_change():

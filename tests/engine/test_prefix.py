@@ -259,6 +259,24 @@ def test_answers_to_one_prompt_compute_it_once_and_hold_its_pages_once(make_llm,
     engine.check_integrity()
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("limits", [{}, {"max_requests": 2}, {"num_pages": 20, "context_len": 512}])
+def test_answers_to_one_prompt_share_it_without_the_prefix_cache_and_nobody_else_does(make_llm, windows, limits):
+    llm = make_llm(windows=windows, options=UNCACHED, **limits)
+    params = SamplingParams(max_tokens=40, temperature=1, seed=1, ignore_eos=True, n=4)
+    alone = [make_llm(windows=windows).generate(prompt_of(230), params).choices[i].token_ids for i in range(4)]
+    both = llm.generate([prompt_of(230), prompt_of(230)], params)
+    assert [[choice.token_ids for choice in one.choices] for one in both] == [alone, alone]
+    figures = llm.engine.figures()
+    if not figures.num_preemptions:  # each prompt once; of the page that each answer goes on in, 6 tokens for each
+        assert llm.engine.program.num_tokens_run == 2 * (230 + 3 * 6 + 4 * 39)
+    assert figures.num_cached_tokens >= 2 * 3 * 224 or "num_pages" in limits
+    llm.engine.check_integrity()
+    before = llm.engine.program.num_tokens_run
+    llm.generate(prompt_of(230), GREEDY)
+    assert llm.engine.program.num_tokens_run - before == 230 + 7
+
+
 def test_who_needs_what_another_is_computing_waits_for_it_page_by_page(make_llm):
     """Also where a chunk ends in the middle of a page."""
     llm = make_llm(max_chunk=10, max_tokens=64)
