@@ -25,6 +25,7 @@ COMMANDS = (
     "chat",
     "serve",
     "worker",
+    "models",
     "batch",
     "export",
     "quantize",

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from penstock.serving.service import ServiceSettings
     from penstock.serving.settings import DoorSettings
 
-__all__ = ["add_parser", "add_run_options", "options_of", "run", "settings_of"]
+__all__ = ["add_parser", "add_run_options", "named_model", "options_of", "run", "settings_of"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("serve", help="answer requests over HTTP, as OpenAI's API has it")
+    parser = subparsers.add_parser(
+        "serve",
+        help="answer requests over HTTP, as OpenAI's API has it",
+        description="Serve models over OpenAI's routes, with a web page at / and metrics. The lines that it begins "
+        "with say its address and a request to try. Ctrl-C lets open requests end, a second one does not.",
+    )
     parser.add_argument(
         "models",
         metavar="MODEL",
@@ -68,6 +73,12 @@ def _add_door_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PATH",
         help="a unix socket for you alone, over which models are loaded, updated and unloaded; off unless given",
+    )
+    door.add_argument(
+        "--otlp-traces-endpoint",
+        default="",
+        metavar="URL",
+        help="send a span of each request there, OpenTelemetry over HTTP (needs penstock[otel])",
     )
     door.add_argument(
         "--log", choices=("info", "warning"), default="info", help="info (default): one line of JSON per request"
@@ -127,13 +138,14 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         if not 0 < getattr(args, name) <= 86400:
             raise InvalidArgumentError(f"--{name.replace('_', '-')} must be above 0 and up to 86400")
     return ServiceSettings(
-        models=tuple(_named(one) for one in args.models),
+        models=tuple(named_model(one) for one in args.models),
         num_workers=args.workers,
         options=options_of(args, args.workers),
         door=_door(args),
         patience=Patience(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
         worker_door=_worker_door(args),
         admin_socket=args.admin_socket,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
 
 
@@ -153,7 +165,7 @@ def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
     return WorkerDoor(args.worker_host, args.worker_port, certificate, key, read_token(args.worker_token_file))
 
 
-def _named(text: str) -> tuple[str, str]:
+def named_model(text: str) -> tuple[str, str]:
     """NAME=PATH, or a path alone; what exists as it stands is a path."""
     name, separator, path = text.partition("=")
     if separator and name and path and "/" not in name and not Path(text).exists():

@@ -24,7 +24,7 @@ class NewsAnswer:
     def __init__(self, on_abort: Callable[[], None], version: int = 1) -> None:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self.seed = 0
+        self.seeds: dict[int, int] = {}
         self.version = version
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.timings: Mapping[str, float] = {}
@@ -37,16 +37,18 @@ class NewsAnswer:
         self._unread: deque[Delta] = deque()
         self._error: BaseException | None = None
         self._ended = False
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, news: News) -> None:
-        """Take what came; nothing more may come after the last."""
+        """Take what came, its lists with it; nothing more may come after the last."""
         self.last = news
         settles, self.has_begun = news.is_last or not self.has_begun, True
         if news.opening is not None:
             self.num_prompt_tokens = news.opening.num_prompt_tokens
             self.num_cached_tokens = news.opening.num_cached_tokens
-            self.seed, self.prompt_logprobs = news.opening.seed, news.opening.prompt_logprobs
+            self.seeds[0], self.prompt_logprobs = news.opening.seed, news.opening.prompt_logprobs
+        elif news.seed is not None:
+            self.seeds[news.index] = news.seed
         if news.timings is not None and news.index == 0:
             self.timings = news.timings
         if news.error is not None:
@@ -55,7 +57,7 @@ class NewsAnswer:
         self._append(news)
         if news.is_last:
             self._ended, self._on_abort, self.is_complete = True, None, True
-        self._news.set()
+        self._wake()
         if settles:
             self.on_settled()
 
@@ -64,7 +66,7 @@ class NewsAnswer:
         if self._ended:
             return
         self._error, self._ended, self._on_abort = error, True, None
-        self._news.set()
+        self._wake()
         self.on_settled()
 
     def _append(self, news: News) -> None:
@@ -76,10 +78,11 @@ class NewsAnswer:
                 if unread.logprobs is not None and news.logprobs is not None:
                     unread.logprobs += news.logprobs
                 return
-        delta = Delta(news.index, news.text, list(news.token_ids), news.finish_reason)
-        if news.logprobs is not None:
-            delta.logprobs = list(news.logprobs)
-        self._unread.append(delta)
+        self._unread.append(Delta(news.index, news.text, news.token_ids, news.finish_reason, news.logprobs))
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     @property
     def is_over(self) -> bool:
@@ -97,9 +100,9 @@ class NewsAnswer:
                 raise error
             if self._ended:
                 raise StopAsyncIteration
-            self._news.clear()
+            self._reader = asyncio.get_running_loop().create_future()
             try:
-                await self._news.wait()
+                await self._reader
             except asyncio.CancelledError:
                 self._abort()
                 raise
@@ -112,7 +115,7 @@ class NewsAnswer:
     def _abort(self) -> None:
         self._ended = True
         self._unread.clear()
-        self._news.set()
+        self._wake()
         if self._on_abort is not None:
             on_abort, self._on_abort = self._on_abort, None
             on_abort()

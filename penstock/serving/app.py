@@ -16,6 +16,7 @@ from penstock.serving.shapes import Anything
 
 if TYPE_CHECKING:
     from penstock.serving.backend import Models
+    from penstock.serving.traces import Traces
 
 __all__ = ["description_of", "make_app", "operations"]
 
@@ -57,6 +58,10 @@ def operations() -> list[Operation]:
             "GET", "/health/ready", "ready", "A model takes requests.", listing.health_ready, listing.HEALTH,
             refusals=(503,), is_open=True,
         ),
+        Operation(
+            "GET", "/health", "health", "As /health/ready, by the name that vLLM has.", listing.health_ready,
+            listing.HEALTH, refusals=(503,), is_open=True,
+        ),
         Operation("GET", "/version", "version", "The version of Penstock.", listing.version, listing.VERSION),
         Operation("GET", "/status", "status", "What the live view shows.", status.status, status.STATUS),
         Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
@@ -82,8 +87,8 @@ def description_of(table: list[Operation]) -> Operation:
     return Operation("GET", "/openapi.json", "openapi", "This description.", openapi, Anything())
 
 
-def make_app(models: Models, settings: DoorSettings | None = None) -> Door:
+def make_app(models: Models, settings: DoorSettings | None = None, traces: Traces | None = None) -> Door:
     """The application over some models.  Reads the keys' file; InvalidFileError when that is not in order."""
     settings = settings or DoorSettings()
     keys = None if settings.keys_file is None else ApiKeys.read(settings.keys_file)
-    return Door(Routes(operations()), models, settings, keys)
+    return Door(Routes(operations()), models, settings, keys, traces=traces)

@@ -64,7 +64,7 @@ async def prompts_of(
     for index, one in enumerate(several):
         name = field if several is not given else f"{field}[{index}]"
         text = one if isinstance(one, str) else None
-        whole = await text_ids(backend, one, body) if isinstance(one, str) else one
+        whole = await text_ids(backend, one, body, field) if isinstance(one, str) else one
         ids = cut(whole, backend.card.max_len, body)
         if not ids:
             message = f"{name} is empty: it must have at least one token"
@@ -77,13 +77,15 @@ async def prompts_of(
     return found
 
 
-async def text_ids(backend: Backend, text: str, body: Mapping[str, Any], **named: Any) -> list[int]:
-    """A text's token ids; of one that no context holds the end, when it is to be cut, else 400."""
+async def text_ids(
+    backend: Backend, text: str, body: Mapping[str, Any], field: str = "prompt", **named: Any
+) -> list[int]:
+    """A text's token ids; of one that no context holds the end, when it is to be cut, else 400 with ``field``."""
     tokenizer = tokenizer_of(backend)
     bound = await _bound(backend, tokenizer, len(text))
     if len(text) > bound:
         if "truncate_prompt_tokens" not in body:
-            raise _too_long(f"a text has {len(text)} characters", backend, "prompt")
+            raise _too_long(f"a text has {len(text)} characters", backend, field)
         text = text[-bound:]
     ids: list[int] = await beside(len(text), tokenizer.encode, text, **named)
     return ids

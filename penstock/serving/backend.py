@@ -72,7 +72,8 @@ class Answer(Protocol):
     num_prompt_tokens: int
     """Tokens of the prompt, of which less was left when it was cut; known from the first Delta on, as the next are."""
     num_cached_tokens: int
-    seed: int
+    seeds: dict[int, int]
+    """By the number of an answer that has begun: what gives it again, alone (``n`` 1)."""
     version: int
     """Which weights answer: ``ModelCard.version``; known at once."""
     prompt_logprobs: list[TokenLogprobs | None] | None
@@ -149,7 +150,8 @@ class Backend(Protocol):
         *,
         request_id: str = "",
     ) -> Answer:
-        """Begin ``params.n`` answers to a prompt.  Returns when the engine has taken it; what it refuses raises here.
+        """Begin ``params.n`` answers to a prompt.  Returns when the engine is known to have taken it, which its first
+        token says at the latest; what it refuses raises here.
 
         ``best_of`` above ``n``: the likeliest are chosen, and all Deltas come at the end.
         """
@@ -177,6 +179,9 @@ class Backend(Protocol):
 
     def figures(self) -> EngineFigures | None:
         """The sums over its engines as last heard, without waiting; None before the first."""
+
+    def deaths(self) -> Mapping[str, int]:
+        """Its processes that ended without being asked to, by cause; empty for one that has none of its own."""
 
     def workers(self) -> list[WorkerState]:
         """Its processes; empty for one that has none of its own."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.serving.refusals import RefusalError
@@ -15,13 +17,14 @@ if TYPE_CHECKING:
     from penstock.serving.backend import Backend, Models
     from penstock.serving.metrics import Metrics
     from penstock.serving.settings import DoorSettings
+    from penstock.serving.traces import Trace
 
 __all__ = ["DONE", "Call", "Events", "Headers", "Receive", "Reply", "Scope", "Send", "json_reply", "quoted"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
 
 quoted: Final = json.encoder.encode_basestring_ascii  # a text as JSON, in C
@@ -53,7 +56,7 @@ class Call:
     """A request that was let in: its checked ``body``, what the path holds, and where answers go.
 
     ``origin`` is that of a page of another host that may call.  ``facts`` go into the log line.  ``is_gone`` says that
-    the client went away.
+    the client went away.  ``trace`` is there when spans are made of requests.
     """
 
     request_id: str
@@ -68,6 +71,7 @@ class Call:
     has_begun: bool = False
     is_gone: bool = False
     origin: str = ""
+    trace: Trace | None = None
 
     def model(self) -> Backend:
         """The model that the body names; the only one where it names none."""
@@ -112,13 +116,34 @@ class Call:
 
     async def write(self, message: Message) -> None:
         """Send a piece; a reader who takes nothing of it for ``write_s`` is given up as gone."""
+        sending = self.send(message)
+        try:
+            waits_for = sending.send(None)  # nearly always done at once: no clock is set for that
+        except StopIteration:
+            return
         try:
             async with asyncio.timeout(self.settings.limits.write_s):
-                await self.send(message)
+                await _rest(sending, waits_for)
         except TimeoutError:
             self.is_gone = True
             self.facts["gone"] = "slow reader"
             raise asyncio.CancelledError from None
+
+
+@types.coroutine
+def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """What is left of a coroutine that was begun by hand and ``waits_for`` something."""
+    while True:
+        try:
+            answer = yield waits_for
+        except BaseException as error:
+            act = partial(begun.throw, error)
+        else:
+            act = partial(begun.send, answer)
+        try:
+            waits_for = act()
+        except StopIteration:
+            return
 
 
 class Events:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from penstock.errors import ServiceError
-from penstock.serving.client_wire import Address, Events, Parsed, Question, Retries, lost
+from penstock.serving.client_wire import Address, Events, Parsed, Question, Retries
 
 __all__ = ["AsyncClient", "Client"]
 
@@ -26,9 +26,9 @@ class Client:
     """A service, asked from any number of threads.
 
     Answers are the service's JSON (docs/serving.md), fields of requests its fields.  ``timeout_s`` is for the next
-    bytes of an answer, not for all of it.  A refusal that may pass (408, 429, 503) and a connection that breaks before
-    anything came are tried again ``retries`` times, later each time; a stream that has begun never is.  All else raises
-    ServiceError.
+    bytes of an answer, not for all of it.  A refusal that may pass (408, 429, 503) and a connection that breaks
+    before anything was given to you are tried again ``retries`` times, later each time; a stream that has begun never
+    is, nor what took too long.  All else raises ServiceError.
     """
 
     def __init__(
@@ -102,37 +102,25 @@ class Client:
                     self._put_back(connection, answer)
                 found: Answer = answer.value()
                 return found
-            except OSError as error:
-                time.sleep(retries.pause(lost(self._address, error)))
-            except ServiceError as error:
+            except (OSError, ServiceError) as error:
                 time.sleep(retries.pause(error))
 
     def _stream(self, question: Question) -> Iterator[Answer]:
         retries = Retries(self._address)
         while True:
-            has_begun = False
             try:
                 connection, answer = self._begin(question)
                 try:
-                    events = Events()
-                    while not answer.is_complete or not answer.is_stream:
-                        if answer.is_complete:
-                            raise answer.refusal()
-                        if answer.is_stream:
-                            for event in events.feed(answer.take(), answer):
-                                has_begun = True
-                                yield event
-                        answer.feed(connection.recv(_CHUNK))
-                    yield from events.feed(answer.take(), answer)
-                    _check_end(events)
+                    events = Events(answer, retries)
+                    while not events.is_over:
+                        yield from events.take()
+                        if not answer.is_complete:
+                            answer.feed(connection.recv(_CHUNK))
                     return
                 finally:
                     self._put_back(connection, answer)
             except (OSError, ServiceError) as error:
-                failed = lost(self._address, error) if isinstance(error, OSError) else error
-                if has_begun:
-                    raise failed from None
-                time.sleep(retries.pause(failed))
+                time.sleep(retries.pause(error))
 
     def _begin(self, question: Question) -> tuple[socket.socket, Parsed]:
         """A connection with the answer's first bytes; one that the service closed meanwhile does not count."""
@@ -185,6 +173,10 @@ class AsyncClient:
         """What is served."""
         found: list[Answer] = (await self._ask(Question.get("/v1/models")))["data"]
         return found
+
+    async def model(self, name: str) -> Any:
+        """One model."""
+        return await self._ask(Question.get("/v1/models/", name))
 
     async def status(self) -> Any:
         """Models, workers, counts and latencies of the moment."""
@@ -241,38 +233,26 @@ class AsyncClient:
                 finally:
                     await self._put_back(pair, answer)
                 return answer.value()
-            except OSError as error:
-                await asyncio.sleep(retries.pause(lost(self._address, error)))
-            except ServiceError as error:
+            except (OSError, ServiceError) as error:
                 await asyncio.sleep(retries.pause(error))
 
     async def _stream(self, question: Question) -> AsyncIterator[Answer]:
         retries = Retries(self._address)
         while True:
-            has_begun = False
             try:
                 pair, answer = await self._begin(question)
                 try:
-                    events = Events()
-                    while not answer.is_complete or not answer.is_stream:
-                        if answer.is_complete:
-                            raise answer.refusal()
-                        if answer.is_stream:
-                            for event in events.feed(answer.take(), answer):
-                                has_begun = True
-                                yield event
-                        answer.feed(await self._read(pair))
-                    for event in events.feed(answer.take(), answer):
-                        yield event
-                    _check_end(events)
+                    events = Events(answer, retries)
+                    while not events.is_over:
+                        for event in events.take():
+                            yield event
+                        if not answer.is_complete:
+                            answer.feed(await self._read(pair))
                     return
                 finally:
                     await self._put_back(pair, answer)
             except (OSError, ServiceError) as error:
-                failed = lost(self._address, error) if isinstance(error, OSError) else error
-                if has_begun:
-                    raise failed from None
-                await asyncio.sleep(retries.pause(failed))
+                await asyncio.sleep(retries.pause(error))
 
     async def _begin(self, question: Question) -> tuple[_Pair, Parsed]:
         """A connection with the answer's first bytes; one that the service closed meanwhile does not count."""
@@ -314,8 +294,3 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
-
-
-def _check_end(events: Events) -> None:
-    if not events.is_done:
-        raise ConnectionError("the stream ended before its last event")

@@ -14,7 +14,7 @@ import httptools
 
 from penstock.errors import InvalidArgumentError, ServiceError
 
-__all__ = ["Address", "Events", "Parsed", "Question", "Retries", "lost"]
+__all__ = ["Address", "Events", "Parsed", "Question", "Retries"]
 
 RETRIABLE: Final = (0, 408, 429, 503)
 MAX_PAUSE_S: Final = 30.0
@@ -164,20 +164,65 @@ def _seconds(text: str | None) -> float:
     return float(text) if text is not None and text.isdigit() and len(text) < 7 else 0.0
 
 
+class Retries:
+    """When to try again: only what is worth it, later each time, at random so that clients do not come together.
+
+    ``has_begun``: somebody was given a part of the answer, so that nothing is tried again.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.has_begun = False
+        self._address = address
+        self._left = address.retries
+        self._pause_s = 0.5
+
+    def pause(self, error: OSError | ServiceError) -> float:
+        """Seconds to wait before another try; raises the error, as a ServiceError, when there is none.
+
+        What took too long is not tried again: the service may be at work on it.
+        """
+        failed = _lost(self._address, error) if isinstance(error, OSError) else error
+        if self.has_begun or self._left == 0 or failed.status not in RETRIABLE or isinstance(error, TimeoutError):
+            raise failed from None
+        self._left -= 1
+        pause_s = max(failed.retry_after_s, self._pause_s) * (1 + random.random() / 2)  # noqa: S311 - no secret
+        self._pause_s *= 2
+        return min(pause_s, MAX_PAUSE_S)
+
+
+def _lost(address: Address, error: OSError) -> ServiceError:
+    """A connection that did not come about, or broke off, as the error of a client: status 0."""
+    told = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        told = f"nothing came for {address.timeout_s:g} s"
+    return ServiceError(f"{address.url}: {told}", 0)
+
+
 class Events:
-    """Server-sent events as JSON values."""
+    """Server-sent events of an answer as JSON values.  Once the first is taken, ``retries.has_begun``."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Parsed, retries: Retries) -> None:
+        self._answer, self._retries = answer, retries
         self._rest = b""
-        self.is_done = False
+        self._is_done = False
+        self.is_over = False
 
-    def feed(self, data: bytes, answer: Parsed) -> Iterator[dict[str, Any]]:
-        """The events that are complete; ServiceError for one that says what went wrong."""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
+    def take(self) -> Iterator[dict[str, Any]]:
+        """The events that have come whole.
+
+        ServiceError for an answer that is none of events, and for an event that says what went wrong; ConnectionError
+        for a stream that ends before its last event.
+        """
+        answer = self._answer
+        if not answer.is_stream:
+            if answer.is_complete:
+                raise answer.refusal()
+            return
+        *events, self._rest = (self._rest + answer.take()).split(b"\n\n")
         for event in events:
             text = event.removeprefix(b"data: ")
             if text == b"[DONE]":
-                self.is_done = True
+                self._is_done = True
                 continue
             try:
                 value = json.loads(text)
@@ -185,29 +230,12 @@ class Events:
                 raise ConnectionError(f"what came is no event: {event[:100]!r}") from None
             if "error" in value:
                 raise answer.error(value)
+            self._retries.has_begun = True
             yield value
-
-
-class Retries:
-    """When to try again: only what is worth it, later each time, at random so that clients do not come together."""
-
-    def __init__(self, address: Address) -> None:
-        self._left = address.retries
-        self._pause_s = 0.5
-
-    def pause(self, error: ServiceError) -> float:
-        """Seconds to wait before another try; raises the error when there is none."""
-        if self._left == 0 or error.status not in RETRIABLE:
-            raise error
-        self._left -= 1
-        pause_s = max(error.retry_after_s, self._pause_s) * (1 + random.random() / 2)  # noqa: S311 - no secret
-        self._pause_s *= 2
-        return min(pause_s, MAX_PAUSE_S)
-
-
-def lost(address: Address, error: OSError) -> ServiceError:
-    """A connection that did not come about, or broke off, as the error of a client: status 0."""
-    return ServiceError(f"{address.url}: {error.strerror or error or type(error).__name__}", 0)
+        if answer.is_complete:
+            if not self._is_done:
+                raise ConnectionError("the stream ended before its last event")
+            self.is_over = True
 
 
 @dataclass(frozen=True)

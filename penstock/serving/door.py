@@ -12,19 +12,23 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from penstock.config import parse_json
 from penstock.errors import DeadlineError, InvalidFileError
 from penstock.serving.backend import Models
 from penstock.serving.call import Call, Receive, Reply, Scope, Send
+from penstock.serving.json_bounds import check_counts
 from penstock.serving.keys import ApiKeys
 from penstock.serving.metrics import Metrics
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.refusals import RefusalError, misfit_refusal, refusal_of
 from penstock.serving.settings import DoorSettings
 from penstock.serving.shapes import MisfitError
+
+if TYPE_CHECKING:
+    from penstock.serving.traces import Traces
 
 __all__ = ["Door"]
 
@@ -35,7 +39,9 @@ _GRACE_S: Final = 5.0
 
 
 class Door:
-    """Lets requests in.  ``keys`` None: nobody is asked for one.  ``metrics``: those of another door of the service."""
+    """Lets requests in.  ``keys`` None: nobody is asked for one.  ``metrics``: those of another door of the service.
+    ``traces``: where spans of the requests go.
+    """
 
     def __init__(
         self,
@@ -44,11 +50,12 @@ class Door:
         settings: DoorSettings,
         keys: ApiKeys | None = None,
         metrics: Metrics | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.routes, self.models, self.settings = routes, models, settings
         self.metrics = metrics or Metrics(models)
         self.num_open = 0
-        self._keys = keys
+        self._keys, self._traces = keys, traces
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
         self._origins = frozenset(settings.origins)
 
@@ -60,6 +67,8 @@ class Door:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
+        if self._traces is not None:
+            call.trace = self._traces.begin(headers)
         operation, status = None, 499  # unless answered: the client went away, or the service ends
         self.num_open += 1
         try:
@@ -90,7 +99,9 @@ class Door:
                 401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
             )
         if not methods:
-            raise RefusalError(404, "there is no such route: /openapi.json lists them", code="unknown_route")
+            near = self.routes.nearest(path)
+            hint = f"; {near} is the nearest" if near else ""
+            raise RefusalError(404, f"there is no such route: /openapi.json lists them{hint}", code="unknown_route")
         if operation is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
             failure = RefusalError(405, f"this route has {allowed} alone", code="method_not_allowed")
@@ -133,12 +144,14 @@ class Door:
             return {}
         kind, _, rest = headers.get(b"content-type", b"").partition(b";")
         if kind.strip().lower() != b"application/json" or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
-            raise RefusalError(415, "the body must be application/json in UTF-8", code="unsupported_media_type")
+            message = "the body must be JSON in UTF-8, sent with the header Content-Type: application/json"
+            raise RefusalError(415, message, code="unsupported_media_type")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RefusalError(415, "the body must not be compressed", code="unsupported_media_type")
         data = await self._collect(headers, receive)
 
         def checked() -> dict[str, Any]:
+            check_counts(data, "body")
             return body.check(parse_json(data, "body"), "")
 
         try:
@@ -222,6 +235,8 @@ class Door:
         seconds = time.perf_counter() - call.arrived
         route = operation.path if operation is not None else "none"
         self.metrics.http(scope["method"], route, status, seconds)
+        if self._traces is not None and call.trace is not None and operation is not None:
+            self._traces.end(call, call.trace, operation, status)
         level = logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO  # probes come each second
         if LOG.isEnabledFor(level):
             client = scope.get("client") or ("", 0)

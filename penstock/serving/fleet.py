@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
+from penstock.serving.logs import tell
+from penstock.serving.process import Death
 
 if TYPE_CHECKING:
     from penstock.serving.config import WorkerConfig
     from penstock.serving.link import WorkerLink
     from penstock.serving.process import WorkerProcess
 
-__all__ = ["Fleet", "Launcher", "Patience"]
+__all__ = ["CAUSES", "Fleet", "Launcher", "Patience"]
 
-LOG: Final = logging.getLogger("penstock.serving")
+CAUSES: Final = ("signal", "exit", "hang", "start")
+"""Of a worker's death: a signal ended it, it ended itself, its engine's loop stood still, it never was ready."""
 QUICK_DEATH_S: Final = 10.0
 LOOP_DEATHS: Final = 3
 
@@ -55,19 +59,28 @@ class Launcher(Protocol):
 
 
 class Fleet:
-    """``num_workers`` processes of one configuration; ``on_change`` is called when one comes or goes."""
+    """``num_workers`` processes of one configuration; ``on_change`` is called when one comes or goes.
+
+    ``deaths`` counts, by cause, those that ended without being asked to.
+    """
 
     def __init__(
-        self, launcher: Launcher, config: WorkerConfig, num_workers: int, on_change: Callable[[], None]
+        self,
+        launcher: Launcher,
+        config: WorkerConfig,
+        num_workers: int,
+        on_change: Callable[[], None],
+        deaths: Counter[str],
     ) -> None:
         self.config = config
         self.error = ""
-        self.num_restarts = 0
+        self.deaths = deaths
         self._weights_id = ""
         self._launcher = launcher
         self._num_workers = num_workers
         self._on_change = on_change
         self._workers: dict[int, WorkerProcess] = {}
+        self._ending: set[WorkerProcess] = set()
         self._failing: set[int] = set()
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
@@ -104,30 +117,43 @@ class Fleet:
     async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
         num_deaths = 0
         while not self._stopping.is_set():
-            lived_s = 0.0
+            lived_s, num_lost, link = 0.0, 0, ""
             try:
                 worker = self._workers[slot] = await self._launcher.launch(self.config, is_known=first.done())
                 self._note_ready(slot, worker.link)
                 if not first.done():
                     first.set_result(None)
                 start = time.monotonic()
-                why = await worker.ended()
+                death = await worker.ended()
                 lived_s = time.monotonic() - start
+                num_lost, link = worker.link.num_lost, worker.link.name
             except Exception as error:  # whatever it is, nobody else would start the next one
-                why = str(error) or type(error).__name__
+                death = Death("start", str(error) or type(error).__name__)
                 if not first.done():
-                    first.set_exception(error if isinstance(error, PenstockError) else UnavailableError(why))
+                    first.set_exception(error if isinstance(error, PenstockError) else UnavailableError(death.why))
                     return
             finally:
                 self._workers.pop(slot, None)
             if self._stopping.is_set():
                 return
-            self.error, self.num_restarts = why, self.num_restarts + 1
+            self.error = death.why
+            self.deaths[death.cause] += 1
             num_deaths = num_deaths + 1 if lived_s < QUICK_DEATH_S else 1
             if num_deaths >= LOOP_DEATHS:
                 self._failing.add(slot)
             pause_s = self._pause_s(num_deaths)
-            LOG.warning("%s: a worker is gone (%s); the next one starts in %g s", self.config.name, why, pause_s)
+            tell(
+                "worker_gone",
+                f"{self.config.name}: a worker is gone ({death.why}); the next one starts in {pause_s:g} s",
+                logging.WARNING,
+                model=self.config.name,
+                worker=link,
+                cause=death.cause,
+                lived_s=round(lived_s, 3),
+                open_requests=num_lost,
+                deaths_in_a_row=num_deaths,
+                restart_in_s=pause_s,
+            )
             self._on_change()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
@@ -137,7 +163,16 @@ class Fleet:
         if link.plan is not None and link.card is not None:  # a restart gets the same sizes, whatever is free then
             limits = replace(self.config.options.limits, num_pages=link.plan.num_pages, context_len=link.card.max_len)
             self.config = replace(self.config, options=replace(self.config.options, limits=limits))
-        LOG.info("%s: worker %s (process %d) is ready", self.config.name, link.name, link.pid)
+        tell(
+            "worker_ready",
+            f"{self.config.name}: worker {link.name} (process {link.pid}) is ready",
+            model=self.config.name,
+            worker=link.name,
+            pid=link.pid,
+            path=self.config.path,
+            version=self.config.version,
+            load_s=0.0 if link.plan is None else round(link.plan.load_s, 3),
+        )
         self._on_change()
 
     def _pause_s(self, num_deaths: int) -> float:
@@ -160,14 +195,15 @@ class Fleet:
         await self.stop()
 
     async def stop(self) -> None:
-        """End all processes; what is open is lost."""
+        """End all processes; what is open is lost.  Whoever calls it while they end waits for the end, too."""
         self._stopping.set()
-        workers = [*self._workers.values()]
+        self._ending.update(self._workers.values())
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in workers))
+        await asyncio.gather(*(worker.stop() for worker in [*self._ending]))
         self._workers.clear()
+        self._ending.clear()
         self._on_change()
 
     def unavailable(self, name: str) -> UnavailableError:

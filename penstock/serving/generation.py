@@ -104,7 +104,7 @@ class Generation:
     async def _answer(self, index: int, ids: Sequence[int], take: Take, is_first: bool = True) -> None:
         metrics, params = self._metrics, self._params
         last: dict[int, float] = {}
-        num_output = 0
+        num_output, sent = 0, time.perf_counter()
         async with await self._begin(ids, is_first) as answer:
             async for delta in answer:
                 now, count = time.perf_counter(), len(delta.token_ids)
@@ -123,6 +123,8 @@ class Generation:
                 await take(index, answer, delta)
             num_prompt = answer.num_prompt_tokens or len(ids)
             metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
+        if self._call.trace is not None:
+            self._call.trace.note(sent, answer.timings, params.n)
         metrics.histograms["request_params_n"].add(params.n)
         self.num_prompt_tokens += num_prompt
         self.num_output_tokens += num_output

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -55,7 +56,6 @@ class Journey:
         self._make = make
         self._names = page_names(prompt_ids, options.cache_salt)
         self._began = time.monotonic()
-        self._fingerprint = _fingerprint(make(options_to(replace(options, deadline_s=None))))
         self._link: WorkerLink | None = None
         self._request: OpenRequest | None = None
         self._retry: asyncio.Task[None] | None = None
@@ -64,9 +64,9 @@ class Journey:
         self.answer.on_settled = self._on_settled
 
     async def start(self) -> NewsAnswer:
-        """Begin; returns when a worker has taken the request."""
+        """Begin; returns with the first news of it, raises what the worker refuses it with."""
         try:
-            deaths = self._roads.blame.num_deaths(self._fingerprint)
+            deaths = self._roads.blame.num_deaths(self._fingerprint) if self._roads.blame else 0
             while True:
                 if deaths >= MOST_DEATHS:
                     raise self._refusal()
@@ -79,6 +79,11 @@ class Journey:
         except BaseException:
             self._abort()
             raise
+
+    @cached_property
+    def _fingerprint(self) -> bytes:
+        """Not needed before a worker has died."""
+        return _fingerprint(self._make(options_to(replace(self._options, deadline_s=None))))
 
     async def _send(self) -> None:
         link = self._link = self._roads.choose(self._names)
@@ -105,7 +110,7 @@ class Journey:
 
     def _on_settled(self) -> None:
         self._settled.set()
-        if self.answer.is_complete:
+        if self.answer.is_complete and self._roads.blame:
             self._roads.blame.clear(self._fingerprint)
 
     def _refusal(self) -> InternalError:
@@ -126,10 +131,8 @@ class Journey:
 
     def _deaths(self, error: LostWorkerError) -> int:
         """How many workers died with it running, this one included; what merely waited is no suspect."""
-        blame = self._roads.blame
-        if not error.was_running:
-            return blame.num_deaths(self._fingerprint)
-        return blame.add(self._fingerprint, "" if self._link is None else self._link.name)
+        blame, worker = self._roads.blame, "" if self._link is None else self._link.name
+        return (blame.add if error.was_running else blame.add_wait)(self._fingerprint, worker)
 
     async def _again(self, is_suspect: bool) -> None:
         try:

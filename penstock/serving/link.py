@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.options import PRIORITY_S
 from penstock.engine.text import Tokenizer
 from penstock.errors import InternalError, QueueFullError, UnavailableError
 from penstock.runtime.program import PAGE_TOKENS
@@ -22,8 +23,10 @@ from penstock.serving.wire import card_from, error_from, figures_from, news_from
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
 
-__all__ = ["LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
+__all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
 
+FRESH_S: Final = 3.0
+"""A worker says something each half second: one that said nothing for so long is not counted on."""
 _MOST_PAGES: Final = 64
 """Pages at the beginning of a prompt that routing looks at: 2048 tokens."""
 _MOST_NAMES: Final = 16384
@@ -79,7 +82,14 @@ class OpenRequest:
         self.message = message
         self.on_lost = on_lost
         self.key = 0
+        self.due = 0.0
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def priority(self) -> int:
+        """The lower goes first."""
+        told = getattr(self.message, self.message.WhichOneof("what") or "submit").options.priority
+        return int(told)
 
     def refuse(self, error: PenstockError) -> None:
         """The worker does not take it."""
@@ -109,7 +119,10 @@ class WorkerLink:
         self.ready: asyncio.Future[WorkerLink] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
+        self.on_planned: Callable[[], None] = lambda: None
         self.on_gone: Callable[[], None] = lambda: None
+        self.num_lost = 0
+        """Requests that were open when it went away."""
         self._open: dict[int, OpenRequest] = {}
         self._keys = count(1)
         self._out: list[pb.ToWorker] = []
@@ -117,6 +130,7 @@ class WorkerLink:
         self._is_idle = asyncio.Event()
         self._heard = time.monotonic()
         self._turn_age_s = 0.0
+        self._longest_turn_s = 0.0
 
     @property
     def num_open(self) -> int:
@@ -135,6 +149,14 @@ class WorkerLink:
             return math.inf
         return self._turn_age_s + time.monotonic() - self._heard
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it takes requests and is likely to answer soon: it was heard of lately, and its engine's loop turned
+        within the time that a turn of this model may well take."""
+        if not self.is_ready or time.monotonic() - self._heard > FRESH_S:
+            return False
+        return self.heartbeat_age_s <= FRESH_S + self._longest_turn_s
+
     def state(self) -> WorkerState:
         """What operators see."""
         figures = None if self.figures is None else figures_from([self.figures])
@@ -143,22 +165,28 @@ class WorkerLink:
         return WorkerState(self.name, self.status, self.pid, version, age, self.num_open, figures)
 
     def begin(self, request: OpenRequest) -> None:
-        """Send a request; ``request.taken`` says whether the worker takes it.  QueueFullError at once."""
+        """Send a request; ``request.taken`` ends with its first news or a refusal.  QueueFullError at once."""
         if not self.is_ready:
             raise LostWorkerError(f"{self.model}: the worker takes no requests")
         if self.max_open and self.num_open >= self.max_open:
             raise QueueFullError(f"{self.num_open} requests are open already, and a worker takes {self.max_open}")
         request.key = next(self._keys)
         getattr(request.message, request.message.WhichOneof("what") or "submit").key = request.key
+        request.due = time.monotonic() + request.priority * PRIORITY_S
         self._open[request.key] = request
         self.num_sent += 1
         self._send(request.message)
 
     def abort(self, request: OpenRequest) -> None:
-        """End a request; nothing more comes of it."""
-        if self._open.pop(request.key, None) is not None:
+        """End a request; nothing more comes of it.  What a worker that does not read was not sent yet, it never is."""
+        if self._open.pop(request.key, None) is None:
+            return
+        unsent = [message for message in self._out if message is not request.message]
+        if len(unsent) < len(self._out):
+            self._out = unsent
+        else:
             self._send(pb.ToWorker(abort=pb.Abort(key=request.key)))
-            self._changed()
+        self._changed()
 
     def stop(self) -> None:
         """Tell it to end."""
@@ -186,11 +214,12 @@ class WorkerLink:
         if not self.ready.done():
             self.ready.set_exception(LostWorkerError(why))
             self.ready.exception()  # seen: nobody may be waiting
-        lost = [*self._open.values()]
+        lost = sorted(self._open.values(), key=lambda request: (request.due, request.key))
         self._open.clear()
+        self.num_lost = len(lost)
         num_places = self.plan.max_requests if self.plan is not None else 0
         num_places -= sum(request.answer.has_begun for request in lost)
-        for request in lost:  # in the order in which the engine took them
+        for request in lost:  # in the order in which the engine gives places
             error = LostWorkerError(why, request.answer.has_begun or num_places > 0)
             num_places -= not request.answer.has_begun
             if not request.taken.done():
@@ -212,7 +241,10 @@ class WorkerLink:
             self._answer_taken(message.taken)
         elif what == "beat":
             self._turned(message.beat.turn_age_s)
-            self.figures = message.beat.figures
+            self.figures, self._longest_turn_s = message.beat.figures, message.beat.longest_turn_s
+        elif what == "planned":
+            self.plan = message.planned.plan
+            self.on_planned()
         elif what == "failed":
             if not self.ready.done():
                 self.ready.set_exception(error_from(message.failed))
@@ -232,6 +264,7 @@ class WorkerLink:
         self.plan, self.max_open, self.weights_id = ready.plan, ready.max_open, ready.weights_id
         self._turned(0.0)
         self.status = "ready"
+        self.on_planned()
         if not self.ready.done():
             self.ready.set_result(self)
         self._changed()
@@ -259,6 +292,8 @@ class WorkerLink:
         if message.is_last:
             del self._open[message.key]
         request.answer.put(news_from(message))
+        if not request.taken.done():
+            request.taken.set_result(None)
         if message.is_last:
             self._changed()
 

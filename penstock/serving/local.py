@@ -163,6 +163,10 @@ class LocalBackend:
         """The engine's, of this moment."""
         return self.llm.engine.figures()
 
+    def deaths(self) -> dict[str, int]:
+        """None: it runs here."""
+        return {}
+
     def workers(self) -> list[WorkerState]:
         """None: it runs here."""
         return []

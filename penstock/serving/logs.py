@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["JsonLines"]
+__all__ = ["JsonLines", "tell"]
+
+LOG: Final = logging.getLogger("penstock.serving")
+
+
+def tell(event: str, message: str, level: int = logging.INFO, **facts: Any) -> None:
+    """Write a line of what happened to a model or a worker: ``event`` names it for machines, ``message`` for people."""
+    LOG.log(level, message, extra={"facts": {"event": event, "message": message, **facts}})
 
 
 class JsonLines(logging.Formatter):

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from penstock.runtime.machine import memory
 
 if TYPE_CHECKING:
+    from penstock.lite.core import Plan
     from penstock.runtime.program import ProgramLimits
     from penstock.serving.config import WorkerConfig
 
 __all__ = ["fit_beside"]
 
 
-def fit_beside(config: WorkerConfig) -> ProgramLimits:
-    """Limits whose plan fits into what the other workers leave; OutOfMemoryError with the plan's figures.
+def fit_beside(config: WorkerConfig) -> tuple[ProgramLimits, Plan]:
+    """Limits whose plan fits into what the other workers leave, and the plan; OutOfMemoryError with its figures.
 
     With ``verify`` the checksums of the file are looked at, too: InvalidFileError.
     """
@@ -40,4 +41,4 @@ def fit_beside(config: WorkerConfig) -> ProgramLimits:
             model.close()
     finally:
         context.close()
-    return limits
+    return limits, plan

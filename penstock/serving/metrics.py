@@ -194,6 +194,11 @@ class Metrics:
         _head(out, "penstock:model_ready", "gauge", "1 while the model's engine turns and takes requests.")
         for one in self._models.list():
             out.append(f'penstock:model_ready{{model_name="{_escaped(one.name)}"}} {int(one.is_ready)}')
+        _head(out, "penstock:worker_restarts_total", "counter", "Workers that ended unasked, by cause.")
+        for one in self._models.list():
+            for cause, count in one.deaths().items():
+                labels = f'model_name="{_escaped(one.name)}",cause="{cause}"'
+                out.append(f"penstock:worker_restarts_total{{{labels}}} {count}")
         _head(out, "http_requests_total", "counter", "HTTP requests by route and status; 499: the client went away.")
         for (method, route, status), count in self._http.items():
             out.append(f'http_requests_total{{method="{method}",handler="{route}",status="{status}"}} {count}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from penstock.serving.call import Call, Reply
@@ -15,6 +16,8 @@ __all__ = ["Operation", "Routes"]
 Handler = Callable[[Call], Awaitable[Reply | None]]
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"
 """What a name in a path may be: no separator, nothing that begins with a dot."""
+MAX_NEAREST_CHARS: Final = 100
+"""Of a path that is compared with the routes: the time goes with its square."""
 COMMON_REFUSALS: Final = (400, 401, 403, 431)
 
 
@@ -70,3 +73,11 @@ class Routes:
             if found is not None:
                 return methods, found.groupdict()
         return {}, {}
+
+    def nearest(self, path: str) -> str:
+        """The route that a path that is not there may have meant; empty when none is like it."""
+        if len(path) > MAX_NEAREST_CHARS:
+            return ""
+        tail = path.rstrip("/")
+        ends = [one for one in self._plain if tail and one.endswith(tail)]
+        return (ends or get_close_matches(path, self._plain, 1) or [""])[0]

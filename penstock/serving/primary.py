@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -22,7 +20,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.fleet import Patience
 from penstock.serving.link import LostWorkerError, WorkerLink
-from penstock.serving.process import COMMAND, WorkerProcess, not_started, start_process
+from penstock.serving.own_folder import OwnFolder
+from penstock.serving.process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
 from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, error_to
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Primary", "WorkerDoor"]
 
 _METHOD: Final = "penstock.v1.Primary"
-_MOST_SOCKET_PATH: Final = 100
 _LAST_WORDS_S: Final = 1.0
 _JOIN_S: Final = 10.0
 _MOST_STREAMS: Final = 1024
@@ -69,21 +67,17 @@ class Primary:
         """Of the door for workers of other machines, once it is open."""
         self.adopt: Callable[[WorkerLink], None] = _nobody
         """Takes a worker of another machine that is ready; InvalidArgumentError when there is no place for it."""
-        self._folder: Path | None = None
+        self._folder: OwnFolder | None = None
         self._server: Any = None
-        self._loading = asyncio.Lock()  # one at a time: each plans its memory with what the others left
+        self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
         self._expected: dict[bytes, asyncio.Future[WorkerLink]] = {}
-        self._processes: set[WorkerProcess] = set()
+        self._planned: dict[WorkerLink, int] = {}
         self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
 
     async def open(self) -> None:
         """Begin to listen."""
-        folder = tempfile.mkdtemp(prefix="penstock-")  # mode 0700
-        if len(folder) > _MOST_SOCKET_PATH - 16:  # of a socket's name, which the kernel bounds
-            shutil.rmtree(folder)
-            folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
-        self._folder = Path(folder)
-        self.address = f"unix:{folder}/primary.sock"
+        self._folder = OwnFolder()
+        self.address = f"unix:{self._folder.socket}"
         self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_PINGS), maximum_concurrent_rpcs=_MOST_STREAMS)
         join = grpc.stream_stream_rpc_method_handler(
             self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
@@ -109,41 +103,71 @@ class Primary:
             await self._server.stop(0)
             self._server = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
         """A worker whose model is loaded; raises what loading raised, UnavailableError when it ended instead.
 
-        One at a time, for each plans its memory with what the others left, but for one that ``is_known``.
+        They load side by side, but plan one at a time: each with what the others left, but for one that ``is_known``.
         """
-        async with nullcontext() if is_known else self._loading:
-            token = secrets.token_hex(32)
-            reserved = sum(process.unwritten_bytes for process in self._processes)
-            config = replace(config, address=self.address, token=token, reserved_bytes=reserved)
-            joined = self._expected[_digest(token)] = asyncio.get_running_loop().create_future()
-            try:
-                process = await start_process(config, self._command)
-                link = await self._loaded(process, joined, config.path)
-            except OSError as error:  # no descriptor, no process, no interpreter
-                if isinstance(error, PenstockError):
-                    raise
-                raise UnavailableError(f"a worker cannot be started: {error}") from error
-            finally:
-                self._expected.pop(_digest(token), None)
-            worker = WorkerProcess(process, link, self.patience.hang_s)
-            self._processes.add(worker)
-            link.on_gone = lambda: self._processes.discard(worker)
-            return worker
+        has_planned = asyncio.Event()
+        loading: asyncio.Future[WorkerProcess] | None = None
+        try:
+            async with nullcontext() if is_known else self._planning:
+                loading = asyncio.ensure_future(self._load(config, has_planned))
+                planned = asyncio.ensure_future(has_planned.wait())
+                try:
+                    await asyncio.wait((loading, planned), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    planned.cancel()
+            return await loading
+        except asyncio.CancelledError:
+            if loading is not None:  # the process goes with it
+                loading.cancel()
+                (found,) = await asyncio.gather(loading, return_exceptions=True)
+                if isinstance(found, WorkerProcess):
+                    await found.stop()
+            raise
+
+    async def _load(self, config: WorkerConfig, has_planned: asyncio.Event) -> WorkerProcess:
+        """Start a worker and wait until its model is loaded; ``has_planned`` is set once its memory is known."""
+        token = secrets.token_hex(32)
+        reserved = sum(unwritten_bytes(pid, link.plan) for link, pid in self._planned.items() if link.plan is not None)
+        config = replace(config, address=self.address, token=token, reserved_bytes=reserved)
+        joined = self._expected[_digest(token)] = asyncio.get_running_loop().create_future()
+        try:
+            process = await start_process(config, self._command)
+            link = await self._loaded(process, joined, config.path, has_planned)
+        except OSError as error:  # no descriptor, no process, no interpreter
+            if isinstance(error, PenstockError):
+                raise
+            raise UnavailableError(f"a worker cannot be started: {error}") from error
+        finally:
+            self._expected.pop(_digest(token), None)
+        return WorkerProcess(process, link, self.patience.hang_s)
 
     async def _loaded(
-        self, process: asyncio.subprocess.Process, joined: asyncio.Future[WorkerLink], path: str
+        self,
+        process: asyncio.subprocess.Process,
+        joined: asyncio.Future[WorkerLink],
+        path: str,
+        has_planned: asyncio.Event,
     ) -> WorkerLink:
         """The link of a process whose model is loaded; else the process is gone."""
+
+        def note_planned() -> None:
+            self._planned[link] = process.pid
+            has_planned.set()
+
         exited = asyncio.ensure_future(process.wait())
         try:
             async with asyncio.timeout(self.patience.load_s):
                 link = await _first(joined, exited)
+                if not link.gone.is_set():
+                    link.on_planned, link.on_gone = note_planned, partial(self._forget_plan, link)
+                    if link.plan is not None:
+                        note_planned()
                 return await _first(link.ready, exited)
         except BaseException as error:
             if process.returncode is None:
@@ -156,6 +180,9 @@ class Primary:
             raise
         finally:
             exited.cancel()
+
+    def _forget_plan(self, link: WorkerLink) -> None:
+        self._planned.pop(link, None)
 
     async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
         """One worker's stream."""

@@ -8,16 +8,18 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from penstock.serving import wire_pb2 as pb
     from penstock.serving.config import WorkerConfig
     from penstock.serving.link import WorkerLink
 
-__all__ = ["COMMAND", "WorkerProcess", "not_started", "start_process"]
+__all__ = ["COMMAND", "Death", "WorkerProcess", "not_started", "start_process", "unwritten_bytes"]
 
 _STOP_S: Final = 5.0
 
@@ -36,6 +38,25 @@ async def start_process(config: WorkerConfig, command: Sequence[str] = COMMAND) 
     return process
 
 
+@dataclass(frozen=True)
+class Death:
+    """How a process ended.  ``cause``: "signal", "exit", "hang"; ``why`` is for people."""
+
+    cause: str
+    why: str
+
+
+def unwritten_bytes(pid: int, plan: pb.Plan) -> int:
+    """Of the memory that a process planned, what the kernel does not count as its own: mapped weights, pages of keys
+    and values that nobody wrote yet, and what is still to be loaded."""
+    own = 0
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                own = int(line.split()[1]) * 1024
+    return max(plan.weight_bytes, plan.total_bytes - own)
+
+
 class WorkerProcess:
     """A process and its link.  ``hang_s``: how long its engine's loop may stand."""
 
@@ -44,22 +65,8 @@ class WorkerProcess:
         self._process = process
         self._watch = asyncio.ensure_future(link.watch(hang_s))
 
-    @property
-    def unwritten_bytes(self) -> int:
-        """Of the memory that it planned, what the kernel does not count as its own: mapped weights, pages of keys and
-        values that nobody wrote yet."""
-        plan = self.link.plan
-        if plan is None:
-            return 0
-        own = 0
-        with suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-                if line.startswith("RssAnon:"):
-                    own = int(line.split()[1]) * 1024
-        return max(plan.weight_bytes, plan.total_bytes - own) if own < plan.total_bytes else plan.weight_bytes
-
-    async def ended(self) -> str:
-        """Until the process is over; why."""
+    async def ended(self) -> Death:
+        """Until the process is over; how that came."""
         exited = asyncio.ensure_future(self._process.wait())
         gone = asyncio.ensure_future(self.link.gone.wait())
         try:
@@ -72,9 +79,13 @@ class WorkerProcess:
         finally:
             gone.cancel()
             exited.cancel()
-        why = "its engine's loop stood still" if self.link.is_hung else _how(self._process.returncode)
-        self._end(why)
-        return why
+        status = self._process.returncode
+        if self.link.is_hung:
+            death = Death("hang", "its engine's loop stood still")
+        else:
+            death = Death("signal" if status is not None and status < 0 else "exit", _how(status))
+        self._end(death.why)
+        return death
 
     async def stop(self) -> None:
         """Tell it to end, and end it when it does not."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -18,9 +20,10 @@ from penstock.serving.answer import NewsAnswer
 from penstock.serving.backend import ModelCard, WorkerState
 from penstock.serving.blame import Blame
 from penstock.serving.config import ModelOptions, WorkerConfig
-from penstock.serving.fleet import Fleet, Launcher
+from penstock.serving.fleet import CAUSES, Fleet, Launcher
 from penstock.serving.journey import Journey
 from penstock.serving.local import embedding_of, in_order, score_of
+from penstock.serving.logs import tell
 from penstock.serving.wire import figures_from, sampling_to
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class RemoteBackend:
         self._is_updating = False
         self._is_draining = False
         self._changed = asyncio.Event()
+        self._deaths: Counter[str] = Counter()
         self._past: dict[str, pb.Figures] = {}
         self._known: dict[str, WorkerLink] = {}
         self._update_lock = asyncio.Lock()
@@ -69,11 +73,14 @@ class RemoteBackend:
             self._is_updating = True
             version = self._version + 1
             config = WorkerConfig("", "", self.name, path, version, verify, 0, self._options)
-            fleet = Fleet(self._launcher, config, self._num_workers, self._on_change)
+            fleet = Fleet(self._launcher, config, self._num_workers, self._on_change, self._deaths)
             try:
                 await fleet.start()
             except BaseException as error:
                 self._error = f"{path}: {str(error) or 'given up'}"
+                if version > 1:
+                    text = f"{self.name}: version {version} is not taken ({self._error})"
+                    tell("update_failed", text, logging.WARNING, model=self.name, path=path, reason=self._error)
                 raise
             finally:
                 self._is_updating = False
@@ -81,6 +88,8 @@ class RemoteBackend:
             old, self._fleet = self._fleet, fleet
             if old is not None:
                 self._old.append(old)
+                text = f"{self.name}: requests go to version {version} ({path}) now"
+                tell("model_updated", text, model=self.name, path=path, version=version)
             self._on_change()
             strangers = [link for link in self._joined if link.weights_id != fleet.weights_id]
             # Whoever asked for the switch may leave now: what ran before ends all the same.
@@ -109,8 +118,19 @@ class RemoteBackend:
                 f"{self.name}: requests here have up to {self.card.max_len} tokens, which this worker does not hold"
             )
         self._joined.append(link)
-        link.on_gone = lambda: self._joined.remove(link)
+        link.on_gone = lambda: self._leave(link)
+        tell(
+            "worker_joined",
+            f"{self.name}: worker {link.name} joined from another machine",
+            model=self.name,
+            worker=link.name,
+        )
         self._on_change()
+
+    def _leave(self, link: WorkerLink) -> None:
+        self._joined.remove(link)
+        text = f"{self.name}: worker {link.name} of another machine is gone"
+        tell("worker_left", text, logging.WARNING, model=self.name, worker=link.name, open_requests=link.num_lost)
 
     async def _dismiss(self, link: WorkerLink) -> None:
         """Let a worker of another machine end what it has, and tell it to stop."""
@@ -201,8 +221,8 @@ class RemoteBackend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether some worker takes requests and its engine's loop turned recently."""
-        return not self._is_draining and self.heartbeat_age_s < self._launcher.patience.hang_s
+        """Whether some worker takes requests, was heard of lately and has an engine whose loop turns."""
+        return not self._is_draining and any(link.is_fresh for link in self._links)
 
     @property
     def error(self) -> str:
@@ -215,7 +235,10 @@ class RemoteBackend:
         return min((link.heartbeat_age_s for link in self._links), default=math.inf)
 
     def choose(self, names: Sequence[bytes]) -> WorkerLink:
-        """The worker that knows most of the prompt among those with hardly more to do than the least busy one."""
+        """The worker that knows most of the prompt among those with hardly more to do than the least busy one.
+
+        One that stands is chosen where no other is there: it may go on, and else the request is tried again.
+        """
         if self._is_draining:
             raise UnavailableError(f"{self.name} is about to end", 5.0)
         links = self._links
@@ -225,6 +248,7 @@ class RemoteBackend:
                 if self._fleet is None
                 else self._fleet.unavailable(self.name)
             )
+        links = [link for link in links if link.is_fresh] or links
         if len(links) == 1:
             return links[0]
         least = min(link.num_open for link in links)
@@ -324,6 +348,10 @@ class RemoteBackend:
         """The sums over its workers, those that are gone included, as last heard."""
         heard = [link.figures for link in self._all_links if link.figures is not None]
         return figures_from([*heard, *self._past.values()]) if heard or self._past else None
+
+    def deaths(self) -> dict[str, int]:
+        """Its workers that ended without being asked to, by cause; each was replaced, or is to be."""
+        return {cause: self._deaths[cause] for cause in CAUSES}
 
     def plans(self) -> list[pb.Plan]:
         """The memory that each of its ready workers planned."""

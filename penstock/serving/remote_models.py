@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Launcher
+from penstock.serving.logs import tell
 from penstock.serving.remote import RemoteBackend
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ class RemoteModels:
 
     async def load(self, model: str, name: str = "") -> RemoteBackend:
         """Load a model under a name; as Models has it."""
-        name = check_name(name or Path(model).stem)
+        try:
+            name = check_name(name or Path(model).stem)
+        except InvalidArgumentError as error:
+            if name:
+                raise
+            raise InvalidArgumentError(f"{model}: {error}; give it a name of its own (NAME=PATH)") from None
         if self.is_draining:
             raise UnavailableError("the service is about to end", 5.0)
         if name in self._backends:
@@ -81,6 +87,7 @@ class RemoteModels:
         await backend.close()
         if self._backends.get(name) is backend:
             del self._backends[name]
+        tell("model_unloaded", f"{name} is unloaded", model=name)
 
     async def update(self, name: str, model: str) -> RemoteBackend:
         """Switch to other weights; the file's checksums are looked at."""

@@ -25,6 +25,7 @@ from penstock.serving.settings import DoorSettings
 
 if TYPE_CHECKING:
     from penstock.serving import wire_pb2 as pb
+    from penstock.serving.traces import Traces
 
 __all__ = ["ServiceSettings", "run_service"]
 
@@ -35,6 +36,7 @@ _MIB: Final = 1 << 20
 class ServiceSettings:
     """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each.
     ``worker_door``: where workers of other machines join.  ``admin_socket``: where models are loaded and unloaded.
+    ``otlp_traces_endpoint``: the URL that spans of requests are sent to; "" makes none.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -44,6 +46,7 @@ class ServiceSettings:
     patience: Patience = field(default_factory=Patience)
     worker_door: WorkerDoor | None = None
     admin_socket: Path | None = None
+    otlp_traces_endpoint: str = ""
 
 
 class _Signals:
@@ -83,7 +86,8 @@ async def run_service(settings: ServiceSettings) -> int:
     primary = Primary(settings.patience, door=settings.worker_door)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
-    listeners, changes = _listeners(models, settings)  # reads keys and certificate: nothing runs yet
+    traces = _traces(settings)
+    listeners, changes = _listeners(models, settings, traces)  # reads keys and certificate: nothing runs yet
     stop_now = asyncio.Event()
 
     def hurry() -> None:
@@ -103,7 +107,7 @@ async def run_service(settings: ServiceSettings) -> int:
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            print(_greeting(urls, models, settings.door, primary.port), flush=True)
+            print(_greeting(urls, models, settings, primary.port), flush=True)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
@@ -126,14 +130,26 @@ async def run_service(settings: ServiceSettings) -> int:
             listener.close()
         await models.stop()
         await primary.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
         signals.close()
 
 
-def _listeners(models: RemoteModels, settings: ServiceSettings) -> tuple[list[Listener], Changes]:
+def _traces(settings: ServiceSettings) -> Traces | None:
+    if not settings.otlp_traces_endpoint:
+        return None
+    from penstock.serving.traces import Traces
+
+    return Traces(settings.otlp_traces_endpoint)
+
+
+def _listeners(
+    models: RemoteModels, settings: ServiceSettings, traces: Traces | None
+) -> tuple[list[Listener], Changes]:
     """The public door, the admin's where it is asked for, and the changes that come through that one."""
     from penstock.serving.app import make_app
 
-    door, changes = make_app(models, settings.door), Changes(models)
+    door, changes = make_app(models, settings.door, traces), Changes(models)
     listeners = [Listener(door, door.settings)]
     if settings.admin_socket is not None:
         from penstock.serving.admin import make_admin
@@ -159,12 +175,12 @@ async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
             await closing
 
 
-def _greeting(urls: Sequence[str], models: RemoteModels, door: DoorSettings, worker_port: int) -> str:
+def _greeting(urls: Sequence[str], models: RemoteModels, settings: ServiceSettings, worker_port: int) -> str:
     """Where it answers, what it runs, what that takes, and something to try."""
-    url = urls[0]
+    url, door, context_len = urls[0], settings.door, settings.options.limits.context_len
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
-        lines.append(f"  {backend.name}: {_described(backend)}")
+        lines.append(f"  {backend.name}: {_described(backend, context_len)}")
         lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
     lines += [f"  models are loaded, updated and unloaded at {admin}" for admin in urls[1:]]
     if worker_port:
@@ -178,9 +194,11 @@ def _greeting(urls: Sequence[str], models: RemoteModels, door: DoorSettings, wor
     return "\n".join(lines)
 
 
-def _described(backend: RemoteBackend) -> str:
+def _described(backend: RemoteBackend, context_len: int) -> str:
     card, plans = backend.card, backend.plans()
     text = f"{card.source}, {card.network}, {card.scheme}, context {card.max_len}"
+    if context_len > card.max_len:
+        text += f" (the model's; {context_len} was asked for)"
     if plans:
         workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
         text += f"; {workers}, {plans[0].num_threads} threads each, {plans[0].max_requests} requests a step"

@@ -232,6 +232,11 @@ class Entries:
         }
 
 
+def _reach(path: str) -> tuple[list[int], int]:
+    """How far a check came that stopped at a path: by the items of lists that it had passed, then by depth."""
+    return [int(number) for number in re.findall(r"\[([0-9]+)\]", path)], len(path)
+
+
 @dataclass(frozen=True)
 class Either:
     """One of several shapes; ``expected`` names them in words."""
@@ -246,7 +251,7 @@ class Either:
             try:
                 return shape.check(value, path)
             except MisfitError as misfit:
-                if misfit.path != path and (deepest is None or len(misfit.path) > len(deepest.path)):
+                if misfit.path != path and (deepest is None or _reach(misfit.path) > _reach(deepest.path)):
                     deepest = misfit
         raise deepest or _expected(path, self.expected, value)
 

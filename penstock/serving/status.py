@@ -57,11 +57,24 @@ MODEL_STATUS: Final = Members(
         **_CARD,
         **dict.fromkeys(_COUNTS, _COUNT),
         "num_finished": Entries("[a-z]+", _COUNT, 16),
+        "num_restarts": Entries("[a-z]+", _COUNT, 16),
         "window": Text(),
         "latency": Members("Latencies", dict.fromkeys(_LATENCIES, _PERCENTILES), _LATENCIES),
         "workers": Items(_WORKER, 0, None),
     },
-    ("id", "state", "is_ready", "error", "heartbeat_age_s", *_COUNTS, "num_finished", "window", "latency", "workers"),
+    (
+        "id",
+        "state",
+        "is_ready",
+        "error",
+        "heartbeat_age_s",
+        *_COUNTS,
+        "num_finished",
+        "num_restarts",
+        "window",
+        "latency",
+        "workers",
+    ),
 )
 STATUS: Final = Members(
     "Status",
@@ -94,6 +107,7 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
         "heartbeat_age_s": _age(backend.heartbeat_age_s),
         **{name: 0 if figures is None else getattr(figures, name) for name in _COUNTS},
         "num_finished": {} if figures is None else dict(figures.num_finished),
+        "num_restarts": dict(backend.deaths()),
         "window": f"the last {WINDOW} requests; of tokens, the last {WINDOW} pieces",
         "latency": {name: noted.percentiles(name) for name in _LATENCIES},
         "workers": [

@@ -186,6 +186,8 @@ def news_to(news: News, message: pb.News) -> None:
         message.finish_reason = news.finish_reason
     if news.timings is not None:
         message.timings.update(news.timings)
+    if news.seed is not None:
+        message.seed = news.seed
     if news.opening is not None:
         _opening_to(news.opening, message.opening)
     if news.vector is not None:
@@ -215,6 +217,8 @@ def news_from(message: pb.News) -> News:
     news = News(message.key, message.index, message.text, list(message.token_ids), is_last=message.is_last)
     if message.has_logprobs:
         news.logprobs = [*map(_logprob_from, message.logprobs)]
+    if message.HasField("seed"):
+        news.seed = message.seed
     if message.HasField("opening"):
         news.opening = _opening_from(message.opening)
     if message.finish_reason:

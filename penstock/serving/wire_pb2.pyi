@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromWorker(_message.Message):
-    __slots__ = ("join", "ready", "failed", "taken", "step", "beat")
+    __slots__ = ("join", "ready", "failed", "taken", "step", "beat", "planned")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     ready: Ready
     failed: Error
     taken: Taken
     step: Step
     beat: Beat
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    planned: Planned
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("submit", "score", "embed", "abort", "stop")
@@ -47,6 +49,12 @@ class Join(_message.Message):
     model: str
     pid: int
     def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Planned(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("card", "files", "plan", "max_open", "weights_id")
@@ -136,12 +144,14 @@ class Taken(_message.Message):
     def __init__(self, key: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("turn_age_s", "figures")
+    __slots__ = ("turn_age_s", "figures", "longest_turn_s")
     TURN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_TURN_S_FIELD_NUMBER: _ClassVar[int]
     turn_age_s: float
     figures: Figures
-    def __init__(self, turn_age_s: _Optional[float] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ...) -> None: ...
+    longest_turn_s: float
+    def __init__(self, turn_age_s: _Optional[float] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., longest_turn_s: _Optional[float] = ...) -> None: ...
 
 class Figures(_message.Message):
     __slots__ = ("numbers", "counts")
@@ -185,7 +195,7 @@ class Step(_message.Message):
     def __init__(self, news: _Optional[_Iterable[_Union[News, _Mapping]]] = ...) -> None: ...
 
 class News(_message.Message):
-    __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "opening", "timings", "vector", "error", "is_last", "has_logprobs")
+    __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "opening", "timings", "vector", "error", "is_last", "has_logprobs", "seed")
     class TimingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +215,7 @@ class News(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     HAS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     key: int
     index: int
     text: str
@@ -217,7 +228,8 @@ class News(_message.Message):
     error: Error
     is_last: bool
     has_logprobs: bool
-    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ...) -> None: ...
+    seed: int
+    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top_ids", "top_logprobs")

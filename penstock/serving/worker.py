@@ -26,6 +26,7 @@ import grpc
 from penstock.errors import PenstockError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
+from penstock.serving.pulse import BEAT_S, Pulse
 from penstock.serving.wire import (
     JOIN,
     MESSAGE_OPTIONS,
@@ -44,10 +45,11 @@ if TYPE_CHECKING:
 
     from penstock.engine.feed import Feed, News
     from penstock.engine.llm import LLM
+    from penstock.lite.core import Plan
+    from penstock.runtime.program import ProgramLimits
 
-__all__ = ["BEAT_S", "Worker", "main", "serve_channel", "weights_id"]
+__all__ = ["Worker", "main", "serve_channel", "weights_id"]
 
-BEAT_S: Final = 0.5
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: what it is, and where its metadata lies."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -100,14 +102,14 @@ class Worker:
         from penstock.engine.feed import Feed
 
         start = time.perf_counter()
-        opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config))
+        opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config, self._hand_over_plan))
         asked = asyncio.ensure_future(self._call.read())
         await asyncio.wait((opening, asked), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():  # told to stop, or the primary is gone: what loads goes with the process
             asked.result()  # or was refused
             return 1
         try:
-            llm = opening.result()
+            llm, longest_turn_s = opening.result()
         except Exception as error:
             if not self._config.address.startswith("unix:"):  # there the primary says it
                 print(f"penstock worker: {error}", file=sys.stderr, flush=True)
@@ -116,7 +118,7 @@ class Worker:
             return 1
         self._feed = Feed(llm, self._hand_over)
         self._send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
-        beats = asyncio.ensure_future(self._beat())
+        beats = asyncio.ensure_future(self._beat(Pulse(longest_turn_s)))
         try:
             while (message := await asked) is not grpc.aio.EOF:
                 if message.HasField("stop"):
@@ -159,12 +161,16 @@ class Worker:
             feed.abort(message.abort.key)
 
     def _take(self, key: int, call: Callable[[int], None]) -> None:
-        taken = pb.Taken(key=key)
+        """Begin a request.  Only a refusal is told: a message more would delay the first step."""
         try:
             call(key)
         except Exception as error:
-            taken.error.CopyFrom(error_to(error))
-        self._send(pb.FromWorker(taken=taken))
+            self._send(pb.FromWorker(taken=pb.Taken(key=key, error=error_to(error))))
+
+    def _hand_over_plan(self, plan: pb.Plan) -> None:
+        """In the thread that loads."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._send, pb.FromWorker(planned=pb.Planned(plan=plan)))
 
     def _hand_over(self, news: list[News]) -> None:
         """In the engine's thread."""
@@ -198,17 +204,24 @@ class Worker:
             for message in out:
                 await self._call.write(message)
 
-    async def _beat(self) -> None:
+    async def _beat(self, pulse: Pulse) -> None:
         feed = self._feed
-        while feed is not None:
-            beat = pb.Beat(turn_age_s=time.monotonic() - feed.last_turn)
-            beat.figures.CopyFrom(figures_to(feed.llm.engine.figures()))
+        if feed is None:
+            return
+        at_first = feed.llm.engine.figures()  # of warming up, which nobody asked for
+        while True:
+            beat = pb.Beat(turn_age_s=pulse.look(feed.last_turn), longest_turn_s=pulse.longest_s)
+            beat.figures.CopyFrom(figures_to(feed.llm.engine.figures().since(at_first)))
             self._send(pb.FromWorker(beat=beat))
             await asyncio.sleep(BEAT_S)
 
 
-def open_llm(config: WorkerConfig) -> LLM:
-    """The model, its memory planned beside what others hold, and warm: every weight was read once."""
+def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[LLM, float]:
+    """The model, its memory planned beside what others hold, and warm: every weight was read once; and the seconds that
+    a step may well take: that of one token as often as a step has room for, which is slower than all at once.
+
+    ``on_plan`` is told the plan of a file before its weights are read.
+    """
     from penstock.engine.llm import LLM
     from penstock.engine.params import SamplingParams
     from penstock.serving.memory import fit_beside
@@ -216,7 +229,8 @@ def open_llm(config: WorkerConfig) -> LLM:
     options = config.options
     limits = options.limits
     if Path(config.path).is_file():
-        limits = fit_beside(config)
+        limits, plan = fit_beside(config)
+        on_plan(_plan_told(limits, plan))
     elif options.weights == "huge":
         limits = replace(limits, weights="huge")
     llm = LLM(
@@ -226,6 +240,7 @@ def open_llm(config: WorkerConfig) -> LLM:
         limits=limits,
         use_cache=options.use_cache,
         max_chunk=options.engine.max_chunk,
+        max_mixed_tokens=options.engine.max_mixed_tokens,
         prefix_cache=options.engine.prefix_cache,
         max_waiting=options.engine.max_waiting,
         priority_s=options.engine.priority_s,
@@ -233,27 +248,27 @@ def open_llm(config: WorkerConfig) -> LLM:
     try:
         if llm.has_text:
             _ = llm.tokenizer
-        llm.generate([0], SamplingParams(max_tokens=2))
+        warm = llm.generate([0], SamplingParams(max_tokens=2, ignore_eos=True))
         llm.engine.forget_prefixes()
     except BaseException:
         llm.close()
         raise
-    return llm
+    return llm, llm.engine.program.limits.max_tokens * warm.timings["per_token_s"]
+
+
+def _plan_told(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:
+    told = pb.Plan(num_pages=limits.num_pages, max_requests=limits.max_requests)
+    if plan is not None:
+        told.total_bytes, told.weight_bytes, told.kv_bytes = plan.total_bytes, plan.weight_bytes, plan.kv_bytes
+    return told
 
 
 def _ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     from penstock.serving.local import card_of
 
-    program, plan = llm.engine.program, llm.info.plan
-    told = pb.Plan(
-        num_pages=program.limits.num_pages,
-        max_requests=program.limits.max_requests,
-        num_threads=llm.info.num_threads,
-        cpu_level=llm.info.cpu_level,
-        load_s=load_s,
-    )
-    if plan is not None:
-        told.total_bytes, told.weight_bytes, told.kv_bytes = plan.total_bytes, plan.weight_bytes, plan.kv_bytes
+    program = llm.engine.program
+    told = _plan_told(program.limits, llm.info.plan)
+    told.num_threads, told.cpu_level, told.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
     most = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))

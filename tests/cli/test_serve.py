@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from penstock.cli.main import make_parser
 from penstock.cli.serve import settings_of
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import DoorLimits
-from tests.cli.conftest import DEMO
+from tests.cli.conftest import DEMO, ROOT
 
 
 @contextmanager
@@ -90,7 +91,8 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert process.wait(60) == 0
         assert not [child for child in found if child.is_running()]
         log = (tmp_path / "log").read_text()
-        assert not [line for line in log.splitlines() if line.rsplit("|", 1)[-1].strip() in ("torch", "transformers")]
+        unwanted = ("torch", "transformers", "opentelemetry")
+        assert not [line for line in log.splitlines() if line.rsplit("|", 1)[-1].strip() in unwanted]
         assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
 
 
@@ -114,6 +116,7 @@ REFUSED = {
     "a weak key": "key 1 must be",
     "no certificate": "tls_certificate",
     "a page that cannot be": "can match no page",
+    "traces over gRPC": "OTLP's URL over HTTP",
 }
 
 
@@ -132,6 +135,7 @@ def test_what_cannot_be_served_is_said_in_a_line_and_nothing_is_left(
             "a weak key": (DEMO, "--port", 0, "--api-key-file", tmp_path / "key"),
             "no certificate": (DEMO, "--port", 0, "--tls-certificate", tmp_path / "key", "--tls-key", tmp_path / "key"),
             "a page that cannot be": (DEMO, "--port", 0, "--allowed-origin", "https://page.example/"),
+            "traces over gRPC": (DEMO, "--port", 0, "--otlp-traces-endpoint", "grpc://localhost:4317"),
         }[case]
         done = penstock_command("serve", *args, TMPDIR=str(tmp_path / "temporary"))
     assert done.returncode == 1
@@ -156,6 +160,21 @@ def test_options_become_settings() -> None:
     for wrong, named in (("--workers", "--workers"), ("--hang-seconds", "--hang-seconds"), ("--max-open", "num_open")):
         with pytest.raises(InvalidArgumentError, match=named):
             settings_of(parser.parse_args(["serve", "m.psm", wrong, "0"]))
+
+
+def test_the_document_has_every_option_and_its_default() -> None:
+    rows = [line for line in (ROOT / "docs" / "serving.md").read_text().splitlines() if line.startswith("| `--")]
+    told: dict[str, str] = {}
+    for row in rows:
+        names, defaults = row.split("|")[1:3]
+        told |= zip(re.findall(r"`(--[a-z-]+)`", names), map(str.strip, defaults.split(",")), strict=True)
+    serve = make_parser(["serve"]).parse_args(["serve", "m.psm"])
+    own = {
+        f"--{name.replace('_', '-')}": "none" if value in (None, "", []) else "no" if value is False else str(value)
+        for name, value in vars(serve).items()
+        if name not in ("models", "run", "command", "debug")
+    }
+    assert told == own
 
 
 def test_nothing_but_the_service_imports_grpc() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.engine.llm import LLM
 from penstock.serving.settings import DoorSettings
+from penstock.serving.traces import Traces
 from tests.cli.conftest import DEMO
 from tests.engine.conftest import FILES, make_llm
 from tests.serving.service import Service
@@ -26,9 +27,11 @@ def serve(make_llm):
     """Services over fake models, which have a template; each is closed at the end."""
     made: list[Service] = []
 
-    def start(*names: str, settings: DoorSettings | None = None, **sizes: object) -> Service:
+    def start(
+        *names: str, settings: DoorSettings | None = None, traces: Traces | None = None, **sizes: object
+    ) -> Service:
         llms = {name: make_llm(files=CHAT_FILES, **sizes) for name in names or ("fake",)}
-        made.append(Service(llms, settings))
+        made.append(Service(llms, settings, traces))
         return made[-1]
 
     yield start

@@ -17,6 +17,7 @@ from penstock.serving.app import make_app
 from penstock.serving.http import Listener
 from penstock.serving.local import LocalBackend, LocalModels
 from penstock.serving.settings import DoorSettings
+from penstock.serving.traces import Traces
 
 SECONDS = 60.0  # of waiting for what must come
 
@@ -32,8 +33,11 @@ def until(condition: Callable[[], Any], what: str = "it") -> None:
 class Service:
     """A running service; ``models``, ``door`` and ``listener`` belong to its own thread's event loop."""
 
-    def __init__(self, llms: Mapping[str, LLM], settings: DoorSettings | None = None) -> None:
+    def __init__(
+        self, llms: Mapping[str, LLM], settings: DoorSettings | None = None, traces: Traces | None = None
+    ) -> None:
         self.llms = llms
+        self._traces = traces
         self._settings = replace(settings or DoorSettings(), port=0)
         self._started = threading.Event()
         self._error: BaseException | None = None
@@ -54,7 +58,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.models = LocalModels([LocalBackend(llm, name) for name, llm in self.llms.items()])
         try:
-            self.door = make_app(self.models, self._settings)
+            self.door = make_app(self.models, self._settings, self._traces)
             self.listener = Listener(self.door, self._settings)
             self.url = self.listener.open()
             self._started.set()

@@ -48,6 +48,7 @@ class Script:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.answers = list(answers)
         self.num_asked = self.num_connections = 0
+        self.hangs_up = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -60,7 +61,7 @@ class Script:
                     self.num_asked += 1
                     answer = self.answers.pop(0)
                     connection.sendall(answer)
-                    if not answer or answer is STREAM:
+                    if not answer or answer is STREAM or self.hangs_up:
                         break
 
     def close(self) -> None:
@@ -208,11 +209,79 @@ def test_a_stream_that_has_begun_is_never_tried_again(script):
     assert (caught.value.status, server.num_asked) == (0, 1)
 
 
+ENDS = {
+    "in a chunk": STREAM[:-4],
+    "before the last event": STREAM + b"0\r\n\r\n",
+    "no event": STREAM + b"5\r\nx: \n\n\r\n0\r\n\r\n",
+    "no HTTP": b"SMTP ready\r\n",
+    "an error": STREAM + b"%x\r\n%s\r\n" % (len(TOLD) + 8, b"data: " + TOLD + b"\n\n"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_streams_that_end_wrong_raise_for_both(script, end):
+    """The same errors from both clients, whatever of the stream had come."""
+    found = []
+    server = script(ENDS[end], ENDS[end])
+    server.hangs_up = True
+
+    async def main() -> None:
+        async with AsyncClient(server.url, retries=0) as client:
+            async for event in client.stream_complete("x"):
+                found.append(event["choices"][0]["text"])
+
+    for read in (
+        lambda: [found.append(one["choices"][0]["text"]) for one in client.stream_complete("x")],
+        lambda: asyncio.run(main()),
+    ):
+        with Client(server.url, retries=0) as client, pytest.raises(ServiceError) as caught:
+            read()
+        assert caught.value.status == (200 if end == "an error" else 0)
+    assert found == ([] if end in ("in a chunk", "no HTTP") else ["x", "x"])
+    assert server.num_asked == 2
+
+
+def test_a_refusal_of_a_stream_is_tried_again_when_it_may_pass(script):
+    whole = STREAM + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+    server = script(BUSY % 503, whole, BUSY % 429, whole)
+
+    async def main() -> list[str]:
+        async with AsyncClient(server.url) as client:
+            return [one["choices"][0]["text"] async for one in client.stream_complete("x")]
+
+    with Client(server.url) as client:
+        assert [one["choices"][0]["text"] for one in client.stream_complete("x")] == ["x"]
+    assert asyncio.run(main()) == ["x"]
+    assert server.num_asked == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_too_long_is_not_asked_again(stream):
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+        async def main() -> None:
+            async with AsyncClient(url, timeout_s=0.2) as client:
+                if stream:
+                    await anext(client.stream_complete("x"))
+                await client.complete("x")
+
+        with Client(url, timeout_s=0.2) as client, pytest.raises(ServiceError, match=r"nothing came for 0\.2 s"):
+            next(client.stream_complete("x")) if stream else client.complete("x")
+        with pytest.raises(ServiceError, match=r"nothing came for 0\.2 s"):
+            asyncio.run(main())
+        silent.setblocking(False)
+        for _ in range(2):
+            silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
 def test_a_kept_connection_that_was_closed_is_replaced(serve):
     service = serve()
     with Client(service.url, retries=0) as client:
         client.models()
-        for one in service.listener.connections:
+        for one in service.listener.connections.copy():  # the service drops them meanwhile
             service.loop.call_soon_threadsafe(one.transport.close)
         until(lambda: num_connections(service) == 0)
         assert client.models()[0]["id"] == "fake"

@@ -19,7 +19,7 @@ from tests.serving.service import Service, until
 KEY = "a-key-of-twenty-chars"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-OPEN = {"/", "/page/{file}", "/health/live", "/health/ready"}
+OPEN = {"/", "/page/{file}", "/health", "/health/live", "/health/ready"}
 
 
 @pytest.fixture
@@ -259,6 +259,25 @@ def test_methods(demo):
     assert service.ask("GET", "/v1/completions")[1]["allow"] == "POST"
     status, headers, data = service.ask("HEAD", "/v1/models")
     assert (status, data) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/completions", "/v1/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/complete", "/v1/completions"),
+        ("/models/", "/v1/models"),
+        ("/ready", "/health/ready"),
+        ("/zzzz", ""),
+        ("/v1/completions" + "x" * 100, ""),
+    ],
+)
+def test_a_route_that_is_not_there_names_the_nearest(demo, path, near):
+    status, _, data = demo.ask("PUT", path)
+    assert (status, code_of(data)) == (404, "unknown_route")
+    message = json.loads(data)["error"]["message"]
+    assert message.partition("; ")[2] == (f"{near} is the nearest" if near else "")
 
 
 @pytest.mark.parametrize(

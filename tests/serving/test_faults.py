@@ -18,21 +18,25 @@ import psutil
 import pytest
 
 from penstock.engine.llm import LLM
+from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.errors import InternalError, UnavailableError
+from penstock.errors import FileAccessError, InternalError, UnavailableError
 from penstock.graph.export import export_bundle
 from penstock.serving.blame import Blame
 from penstock.serving.fleet import Patience
+from penstock.serving.metrics import Metrics
 from penstock.serving.process import COMMAND
 from penstock.serving.remote import RemoteBackend
 from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.faulty_worker import DEADLY, LATE, STUCK
-from tests.serving.workers import OPTIONS, faulty, pids, service, tokens_of, until
+from tests.serving.workers import OPTIONS, faulty, pids, service, still, tokens_of, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
-IMPATIENT = Patience(hang_s=3.0, least_pause_s=0.05, most_pause_s=0.2)
+CALM = Patience(hang_s=600.0, drain_s=600.0)
+HASTY = Patience(hang_s=600.0, least_pause_s=0.05, most_pause_s=0.2)
+IMPATIENT = replace(HASTY, hang_s=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ class Traffic:
         while True:
             number, ids = rng.randrange(32), []
             try:
-                async with asyncio.timeout(60), await self.backend.submit([number, 7, 9], SEEDED) as answer:
+                async with asyncio.timeout(600), await self.backend.submit([number, 7, 9], SEEDED) as answer:
                     async for delta in answer:
                         ids += delta.token_ids
             except UnavailableError:
@@ -103,18 +107,9 @@ class Traffic:
         assert not self.wrong, self.wrong
 
 
-def still(process: psutil.Process) -> bool:
-    """Stop a process, also one that somebody let go on; False when it is gone."""
-    try:
-        process.suspend()
-    except psutil.NoSuchProcess:
-        return False
-    return True
-
-
 def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
     async def main() -> None:
-        async with service(num_workers=2) as running:
+        async with service(num_workers=2, patience=HASTY) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             for _ in range(3 * CHAOS):
@@ -125,6 +120,7 @@ def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
                 assert not psutil.pid_exists(victim), "it is no zombie"
                 await until(lambda: sum(worker.status == "ready" for worker in backend.workers()) == 2)
                 assert backend.state == "ready"
+            assert backend.deaths() == {"signal": 3 * CHAOS, "exit": 0, "hang": 0, "start": 0}
             await traffic.more()
             await traffic.stop()
             await until(lambda: all(worker.num_open == 0 for worker in backend.workers()))
@@ -161,6 +157,7 @@ def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> N
                 await tokens_of(backend, [STUCK, 5], GREEDY)
             assert time.monotonic() - before > IMPATIENT.hang_s
             assert not psutil.pid_exists(victim)
+            await until(lambda: backend.deaths()["hang"] == 2)
             await until(lambda: backend.is_ready)
             assert len(await tokens_of(backend, [5], GREEDY)) == 12
 
@@ -241,6 +238,7 @@ def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> 
             await until(lambda: bad.state == "failed")
             assert not bad.is_ready
             assert "status 3" in bad.error
+            assert (bad.deaths()["signal"], bad.deaths()["start"] >= 2) == (1, True)
             with pytest.raises(UnavailableError, match="again and again"):
                 await bad.submit([5], GREEDY)
             assert (good.state, len(await tokens_of(good, [5], GREEDY))) == ("ready", 12)
@@ -257,7 +255,7 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
     """Every answer is from one version, whole; no request fails."""
 
     async def main() -> None:
-        async with service(command=COMMAND) as running:
+        async with service(command=COMMAND, patience=CALM) as running:
             backend = await running.models.load(str(versions[0]), "model")
             traffic = Traffic(backend, expected)
             await traffic.more()
@@ -273,8 +271,9 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch) -> None:
-    """No descriptor, no memory for a process: a first load says so, a restart goes on trying."""
+def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, caplog) -> None:
+    """No descriptor, no memory for a process: a first load says so, a restart goes on trying; each is told."""
+    caplog.set_level("INFO", "penstock.serving")
     from penstock.serving import primary
 
     honest, faults = primary.start_process, [OSError(24, "Too many open files")]
@@ -295,6 +294,26 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch) -
             await until(lambda: not faults and backend.is_ready)
             assert len(await tokens_of(backend, [5], GREEDY)) == 12
             assert not running.primary._expected
+            text = Metrics(running.models).text().decode()
+            for cause, count in (("signal", 1), ("start", 2), ("hang", 0)):
+                assert f'penstock:worker_restarts_total{{model_name="v0",cause="{cause}"}} {count}' in text
+            with pytest.raises(FileAccessError):
+                await running.models.update("v0", "/gone.psm")
+            await running.models.update("v0", str(versions[1]))
+            await running.models.unload("v0")
+        told = [record.facts for record in caplog.records if "event" in getattr(record, "facts", {})]
+        assert [(one["event"], one.get("cause"), one["model"]) for one in told] == [
+            ("worker_ready", None, "v0"),
+            ("worker_gone", "signal", "v0"),
+            ("worker_gone", "start", "v0"),
+            ("worker_gone", "start", "v0"),
+            ("worker_ready", None, "v0"),
+            ("update_failed", None, "v0"),
+            ("worker_ready", None, "v0"),
+            ("model_updated", None, "v0"),
+            ("model_unloaded", None, "v0"),
+        ]
+        assert "SIGKILL" in told[1]["message"]
 
     asyncio.run(main())
 
@@ -342,6 +361,31 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
             assert 1 <= len(blamed) <= 2
 
     asyncio.run(main())
+
+
+def test_an_urgent_request_that_kills_workers_is_found_behind_others(versions) -> None:
+    """It comes last and has a place first: those that it overtook only waited, and it is refused all the same."""
+    options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("scheduled"), options=options) as running:
+            backend = await running.models.load(str(versions[0]))
+            asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(8)]
+            await until(lambda: backend.workers()[0].num_open == 8)
+            with pytest.raises(InternalError, match="refused"):
+                await tokens_of(backend, [DEADLY], GREEDY, RequestOptions(priority=-100))
+            await until(lambda: backend.deaths()["signal"] == 2)
+            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(outcome, UnavailableError) or len(outcome) == 12
+
+    asyncio.run(main())
+
+
+def test_waiting_through_three_deaths_counts_as_one() -> None:
+    blame = Blame()
+    assert [blame.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
+    blame.clear(b"x")
+    assert blame.add_wait(b"x", "7") == 0
 
 
 def test_equal_requests_share_the_blame_of_one_death() -> None:

@@ -10,6 +10,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.engine.params import SamplingParams
@@ -17,7 +18,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.serving.joining import read_token
 from penstock.serving.primary import WorkerDoor
 from tests.cli.conftest import environment
-from tests.serving.workers import DEMO, service, tokens_of, until
+from tests.serving.workers import DEMO, service, still, tokens_of, until
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 TOKEN = "0123456789abcdef" * 3
@@ -65,7 +66,9 @@ def joining(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, m
         process.stderr.close()
 
 
-def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path) -> None:
+def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path, caplog) -> None:
+    caplog.set_level("INFO", "penstock.serving")
+
     async def main() -> None:
         async with service(door=door) as running:
             backend = await running.models.load(str(DEMO))
@@ -86,6 +89,10 @@ def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path) -> Non
                 await until(lambda: process.poll() == 0)
 
     asyncio.run(main())
+    told = [record.facts["event"] for record in caplog.records if "event" in getattr(record, "facts", {})]
+    assert [event for event in told if event.startswith("worker_")] == [
+        "worker_ready", "worker_joined", "worker_left", "worker_joined", "worker_left",
+    ]  # fmt: skip
 
 
 def test_who_may_not_join_is_told_why(door, certificate, tmp_path) -> None:
@@ -119,6 +126,39 @@ def test_other_weights_may_not_join(door, certificate, tmp_path) -> None:
             with joining(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: process.poll() is not None)
                 assert "its own is another one" in process.stderr.read()
+
+    asyncio.run(main())
+
+
+def test_an_update_that_nobody_waits_for_still_dismisses_a_worker_that_joined(door, certificate, tmp_path) -> None:
+    """Whoever asked for new weights leaves while a request of the old ones is open far away: that one ends whole, then
+    its worker."""
+
+    async def main() -> None:
+        async with service(door=door) as running:
+            backend = await running.models.load(str(DEMO), "demo")
+            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+                await until(lambda: len(backend.workers()) == 2)
+                joined, far = backend._joined[0], psutil.Process(process.pid)
+                asked: list[asyncio.Future[list[int]]] = []
+                joined.weights_id = "those before"
+                assert still(far)
+                while not joined.num_open:
+                    assert len(asked) < 50
+                    asked.append(asyncio.ensure_future(tokens_of(backend, [5, 6], GREEDY)))
+                    await asyncio.sleep(0)
+                updating = asyncio.ensure_future(running.models.update("demo", str(DEMO)))
+                await until(lambda: still(far) and backend.card.version == 2)
+                assert not updating.done()
+                updating.cancel()
+                await asyncio.gather(updating, return_exceptions=True)
+                assert (joined.status, joined.num_open) == ("draining", 1)
+                far.resume()
+                found = await asyncio.gather(*asked)
+                assert found == [found[0]] * len(asked)
+                assert len(found[0]) == 8
+                await until(lambda: process.poll() == 0)
+                await until(lambda: [worker.version for worker in backend.workers()] == [2])
 
     asyncio.run(main())
 

@@ -1,10 +1,15 @@
-"""Prompts that no context holds, and texts that take long to read: neither may cost the others anything."""
+"""Prompts that no context holds, and bodies and texts that take long to read: none may cost the others anything."""
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
+
+from penstock.errors import InvalidFileError
+from penstock.serving import door
+from penstock.serving.json_bounds import MAX_NESTS, MAX_VALUES, check_counts
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,47 @@ def test_a_conversation_that_no_context_holds_is_refused(serve, num_words):
             status, error = service.refused(path, messages=messages)
             assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert service.models.list()[0].figures().num_steps == 0
+
+
+@pytest.mark.parametrize(
+    "piece", [b"[],", b"[1],", b"{},", b'["\\\\",{}],', b"[" * 60 + b"]" * 60 + b",", b"1,", b'"",']
+)
+def test_more_values_than_may_be_are_refused_before_they_are_parsed(demo, piece, monkeypatch):
+    monkeypatch.setattr(door, "parse_json", lambda *_: pytest.fail("it was parsed"))
+    most = MAX_VALUES if piece.count(b"[") + piece.count(b"{") == 0 else MAX_NESTS
+    body = b'{"prompt": [' + (piece * (most // piece.count(b",") + 1))[:-1] + b"]}"
+    status, _, data = demo.ask("POST", "/v1/completions", body)
+    error = json.loads(data)["error"]
+    assert (status, error["code"]) == (400, "invalid_json")
+    assert "lists and objects" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '"{' * 100_000, "\\" * 300_000 + "[{" * 50_000, "," * (MAX_VALUES + 9)]
+)
+def test_what_a_text_holds_is_not_counted(text):
+    """Wherever a slice of the counting begins and ends."""
+    data = json.dumps({"prompt": ["x", text, "y"], "n": 1}).encode()
+    check_counts(data, "body")
+    with pytest.raises(InvalidFileError, match=rf"found {3 + MAX_VALUES + 1} and 2"):
+        check_counts(data[:-1] + b"," + b"," * (MAX_VALUES - 1), "body")
+
+
+def test_others_are_answered_while_a_large_body_is_parsed(demo, monkeypatch):
+    begun, let_go, real = threading.Event(), threading.Event(), door.parse_json
+
+    def slow(data, file):
+        begun.set()
+        assert let_go.wait(60)
+        return real(data, file)
+
+    monkeypatch.setattr(door, "parse_json", slow)
+    body = {"prompt": "x " * 40_000}
+    asking = threading.Thread(target=demo.ask, args=("POST", "/v1/completions", body))
+    asking.start()
+    try:
+        assert begun.wait(60)
+        assert demo.ask("GET", "/health/live")[0] == 200
+    finally:
+        let_go.set()
+        asking.join()

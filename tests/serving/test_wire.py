@@ -104,6 +104,7 @@ def test_news_round_trip() -> None:
         News(2, 1, "", [], [], "length", Opening(3, 1), {"total_s": 0.1}, np.float32([1.5, -0.1]), None, True),
         News(3, error=InvalidArgumentError("no"), is_last=True),
         News(4, 0, "x", [7]),
+        News(4, 1, "y", [8], seed=2**64 - 1),
     ]
     for news in many:
         message = pb.News()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from penstock.errors import (
 )
 from penstock.serving import memory
 from penstock.serving.config import WorkerConfig
+from penstock.serving.own_folder import OwnFolder, remove_stale
+from penstock.serving.process import unwritten_bytes
 from tests.cli.conftest import environment
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
 
@@ -59,13 +62,16 @@ def test_answers_scores_and_embeddings_are_the_engines() -> None:
             assert reasons[index] == choice.finish_reason
         assert answer.prompt_logprobs == result.prompt_logprobs
         assert answer.num_prompt_tokens == len(result.prompt_token_ids)
-        assert params.seed is None or answer.seed == result.seed
+        seeds = {index: choice.seed for index, choice in enumerate(result.choices)}
+        assert params.seed is None or answer.seeds == seeds
         assert answer.timings["total_s"] > 0
 
     async def main() -> None:
         async with service() as running:
             backend = await running.models.load(str(DEMO))
             assert backend.tokenizer is not None
+            await until(lambda: backend.figures() is not None)
+            assert (backend.figures().num_steps, backend.figures().num_finished) == (0, {}), "warming up does not count"
             assert backend.tokenizer.encode(PROMPTS[0]) == wanted[0].prompt_token_ids
             await asyncio.gather(*(one(backend, r, p) for r, p in zip(wanted, PARAMS, strict=True)))
             assert (await backend.score(score.token_ids, 2)) == score
@@ -97,11 +103,12 @@ def test_refusals_come_through_by_class() -> None:
             with pytest.raises(DeadlineError):
                 await tokens_of(backend, [5, 6], ENDLESS, RequestOptions(deadline_s=1e-6))
             first = await backend.submit([5], ENDLESS)
-            second = await backend.submit([6], ENDLESS)
+            second = asyncio.ensure_future(backend.submit([6], ENDLESS))  # returns with its first token, and waits
+            await until(lambda: backend.workers()[0].num_open == 2)
             with pytest.raises(QueueFullError):
                 await backend.submit([7], ENDLESS)
             await first.aclose()
-            await second.aclose()
+            await (await second).aclose()
             await until(lambda: backend.figures().num_finished.get("abort", 0) == 2)
             assert await tokens_of(backend, [5], SamplingParams(max_tokens=3, ignore_eos=True))
 
@@ -183,18 +190,60 @@ def test_a_package_in_the_folder_of_the_start_is_not_taken(tmp_path, monkeypatch
 
 
 def test_a_model_is_planned_beside_what_others_hold() -> None:
-    fits = memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
-    assert fits.num_pages == 1024
+    fits, plan = memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
+    assert (fits.num_pages, plan.total_bytes > plan.kv_bytes > 0) == (1024, True)
     with pytest.raises(OutOfMemoryError, match="can be had"):
         memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), reserved_bytes=2**50, options=OPTIONS))
 
     async def main() -> None:
         async with service() as running:
             await running.models.load(str(DEMO))
-            process = next(iter(running.primary._processes))
-            assert process.unwritten_bytes >= process.link.plan.weight_bytes > 0
+            ((link, pid),) = running.primary._planned.items()
+            assert unwritten_bytes(pid, link.plan) >= link.plan.weight_bytes > 0
 
     asyncio.run(main())
+
+
+def test_models_load_side_by_side_but_plan_one_after_the_other(tmp_path) -> None:
+    """Each knows of the memory that the others planned, also of those whose weights are not read yet."""
+    paths = [tmp_path / f"{name}.psm" for name in ("a", "b")]
+    for path in paths:
+        path.symlink_to(DEMO)
+
+    async def main() -> None:
+        async with service(command=faulty("waits")) as running:
+            primary = running.primary
+            loading = [asyncio.ensure_future(running.models.load(str(path))) for path in paths]
+            await until(lambda: len(primary._planned) == 2)
+            assert not any(one.done() for one in loading)
+            paths[1].with_suffix(".go").touch()
+            assert await tokens_of(await loading[1], [5], replace_tokens(3))
+            assert not loading[0].done(), "the second need not wait for the first"
+            loading[0].cancel()
+            await asyncio.gather(loading[0], return_exceptions=True)
+            await until(lambda: len(primary._planned) == 1)
+            assert len(running.models.list()) == 1
+
+    asyncio.run(main())
+
+
+def test_folders_of_the_dead_alone_are_removed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living, dead, full, open_to_all = (OwnFolder() for _ in range(4))
+    for folder in (dead, full, open_to_all):
+        os.close(folder._lock)  # as the kernel does when a process is killed
+    dead.socket.touch()
+    (full.path / "more").touch()
+    open_to_all.path.chmod(0o755)
+    (tmp_path / "penstock-file").touch()
+    (tmp_path / "penstock-other").mkdir(0o700)
+    (tmp_path / "penstock-link").symlink_to(open_to_all.path)
+    before = {path.name for path in tmp_path.iterdir()}
+    remove_stale(tmp_path)
+    assert before - {path.name for path in tmp_path.iterdir()} == {dead.path.name}
+    assert {path.name for path in full.path.iterdir()} == {"owner", "more"}
+    living.remove()
+    assert not living.path.exists()
 
 
 def test_draining_lets_open_requests_end() -> None:
@@ -264,6 +313,9 @@ def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
     except psutil.TimeoutExpired as error:
         worker.kill()
         raise AssertionError("the worker outlives its primary") from error
+    assert len(list(tmp_path.glob("penstock-*"))) == 1
+    remove_stale(tmp_path)  # as the next primary does
+    assert list(tmp_path.glob("penstock-*")) == []
 
 
 def test_a_stranger_may_not_join() -> None:

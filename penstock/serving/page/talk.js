@@ -21,6 +21,7 @@ export function setModel(next) {
   const chat = isChat();
   field("mode").textContent = model && !chat ? "This model has no chat template: it continues what you write." : "";
   field("system-field").hidden = !chat;
+  log.classList.toggle("continues", !chat); // code, more often than not: spaces must keep their width
   prompt.placeholder = chat ? "Message" : "Text to continue";
   field("prompt-label").textContent = prompt.placeholder;
   log.dataset.empty = model ? (chat ? "Say something." : "Write the beginning of a text.") : "";

@@ -1,0 +1,51 @@
+"""``penstock models``: what a running service serves, changed from a shell."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.errors import ServiceError
+from penstock.serving.admin_client import AdminClient
+from tests.cli.conftest import DEMO
+from tests.cli.test_serve import serving
+
+
+def test_models_come_change_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "admin.sock"
+    spaced = Path(shutil.copy(DEMO, tmp_path / "my model.psm"))
+
+    def models(*arguments: object, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main(["models", *map(str, arguments)]) == status
+        out, err = capsys.readouterr()
+        return err if status else out
+
+    sizes = ("--max-requests", "4", "--threads", "1", "--context-len", "4096")
+    with serving(f"first={DEMO}", "--admin-socket", path, *sizes, cwd=tmp_path) as (_, _, said):
+        assert "context 1024 (the model's; 4096 was asked for)" in said
+        asked = ("--admin-socket", path)
+        assert models(*asked).split()[:4] == ["first", "ready", "version", "1"]
+        assert models(*asked) == models("list", *asked) == models(*asked, "list")
+        refusal = models("load", spaced, *asked, status=1)
+        assert "not 'my model'; give it a name of its own (NAME=PATH)" in refusal
+        loaded = models("load", f"second={spaced}", *asked)
+        assert loaded.startswith("second  ready  version 1  my model.psm, w8a8  context 1024  1 of 1 workers ready")
+        assert "version 2" in models("update", f"second={DEMO}", *asked)
+        found = json.loads(models(*asked, "--json"))
+        assert [(one["id"], one["version"]) for one in found["models"]] == [("first", 1), ("second", 2)]
+        assert models("unload", "second", *asked) == "second  unloaded\n"
+        assert "'second'" in models("unload", "second", *asked, status=1)
+        assert "update takes NAME=PATH" in models("update", DEMO, *asked, status=1)
+        assert "no such file" in models("load", tmp_path / "gone.psm", *asked, status=1)
+        with pytest.raises(ServiceError) as refused:
+            AdminClient(path).load("relative.psm")
+        assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+        assert refused.value.request_id
+        assert models(*asked).count("\n") == 1
+    assert "no service answers" in models("--admin-socket", tmp_path / "gone.sock", status=1)
+    assert "--admin-socket is missing" in models(status=1)
