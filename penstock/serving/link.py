@@ -218,8 +218,7 @@ class WorkerLink:
         self._open.clear()
         self.num_lost = len(lost)
         num_places = self.plan.max_requests if self.plan is not None else 0
-        num_places -= sum(request.answer.has_begun for request in lost)
-        for request in lost:  # in the order in which the engine gives places
+        for request in lost:  # in the order in which the engine gives places; what had begun may have ended unheard
             error = LostWorkerError(why, request.answer.has_begun or num_places > 0)
             num_places -= not request.answer.has_begun
             if not request.taken.done():

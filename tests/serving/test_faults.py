@@ -22,7 +22,6 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
 from penstock.graph.export import export_bundle
-from penstock.serving.blame import Blame
 from penstock.serving.fleet import Patience
 from penstock.serving.metrics import Metrics
 from penstock.serving.process import COMMAND
@@ -358,7 +357,7 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
             found = await asyncio.gather(*asked, return_exceptions=True)
             assert sum(isinstance(one, UnavailableError) for one in found) <= 2
             assert all(isinstance(one, UnavailableError) or len(one) == 12 for one in found)
-            assert 1 <= len(blamed) <= 2
+            assert 1 <= len(blamed) <= 4  # two that ran, two that may have come after them
 
     asyncio.run(main())
 
@@ -379,18 +378,3 @@ def test_an_urgent_request_that_kills_workers_is_found_behind_others(versions) -
                 assert isinstance(outcome, UnavailableError) or len(outcome) == 12
 
     asyncio.run(main())
-
-
-def test_waiting_through_three_deaths_counts_as_one() -> None:
-    blame = Blame()
-    assert [blame.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
-    blame.clear(b"x")
-    assert blame.add_wait(b"x", "7") == 0
-
-
-def test_equal_requests_share_the_blame_of_one_death() -> None:
-    blame = Blame()
-    assert [blame.add(b"x", "first"), blame.add(b"x", "first"), blame.add(b"y", "first")] == [1, 1, 1]
-    assert [blame.add(b"x", "second"), blame.num_deaths(b"x"), blame.num_deaths(b"z")] == [2, 2, 0]
-    blame.clear(b"x")
-    assert blame.num_deaths(b"x") == 0
