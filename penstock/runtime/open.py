@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 
-__all__ = ["MODES", "Opened", "open_program"]
+__all__ = ["MODES", "Opened", "bundle_of", "open_program"]
 
 MODES = ("graph", "eager")
 SIDE_FILES = (
@@ -156,21 +157,9 @@ def _open_folder(
     progress: Callable[[Any], None] | None,
 ) -> Opened:
     try:
-        if use_cache:
-            from penstock.runtime.cache import Cache
-
-            bundle = Cache().find_or_build(folder, scheme, network, progress)
+        with bundle_of(folder, scheme, network, use_cache, progress) as bundle:
             opened = _open_bundle(bundle, None, threads, limits)
-        else:
-            import tempfile
-
-            from penstock.runtime.build import build_in_child
-
-            # The open bundle stays readable after its name is gone, so nothing is left however the process ends.
-            with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
-                bundle = Path(temporary) / "model.psm"
-                build_in_child(folder, bundle, scheme=scheme, network=network, progress=progress)
-                opened = _open_bundle(bundle, None, threads, limits)
+        if not use_cache:
             opened.bundle = None
     except OutOfMemoryError as error:
         hint = "" if scheme is not None else "; --scheme w8a8 or w4a8 makes the weights smaller"
@@ -179,6 +168,33 @@ def _open_folder(
         opened.notes += _suggestion(opened.program)
     opened.source = folder
     return opened
+
+
+@contextmanager
+def bundle_of(
+    folder: Path,
+    scheme: str | None,
+    network: str | None = None,
+    use_cache: bool = True,
+    progress: Callable[[Any], None] | None = None,
+) -> Iterator[Path]:
+    """The bundle that a checkpoint folder makes: the cache's, else one that is gone afterwards.
+
+    A bundle that is open then stays readable after its name is gone, so nothing is left however the process ends.
+    """
+    if use_cache:
+        from penstock.runtime.cache import Cache
+
+        yield Cache().find_or_build(folder, scheme, network, progress)
+        return
+    import tempfile
+
+    from penstock.runtime.build import build_in_child
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        bundle = Path(temporary) / "model.psm"
+        build_in_child(folder, bundle, scheme=scheme, network=network, progress=progress)
+        yield bundle
 
 
 def _suggestion(program: Program) -> list[str]:

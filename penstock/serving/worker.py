@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from penstock.errors import PenstockError
+from penstock.errors import OutOfMemoryError, PenstockError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
 from penstock.serving.pulse import BEAT_S, Pulse
@@ -220,31 +220,12 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     """The model, its memory planned beside what others hold, and warm: every weight was read once; and the seconds that
     a step may well take: that of one token as often as a step has room for, which is slower than all at once.
 
-    ``on_plan`` is told the plan of a file before its weights are read.
+    ``on_plan`` is told the plan before weights are read.
     """
-    from penstock.engine.llm import LLM
     from penstock.engine.params import SamplingParams
-    from penstock.serving.memory import fit_beside
 
-    options = config.options
-    limits = options.limits
-    if Path(config.path).is_file():
-        limits, plan = fit_beside(config)
-        on_plan(_plan_told(limits, plan))
-    elif options.weights == "huge":
-        limits = replace(limits, weights="huge")
-    llm = LLM(
-        config.path,
-        scheme=options.scheme,
-        threads=options.threads,
-        limits=limits,
-        use_cache=options.use_cache,
-        max_chunk=options.engine.max_chunk,
-        max_mixed_tokens=options.engine.max_mixed_tokens,
-        prefix_cache=options.engine.prefix_cache,
-        max_waiting=options.engine.max_waiting,
-        priority_s=options.engine.priority_s,
-    )
+    with ExitStack() as stack:
+        llm = _open_planned(config, on_plan, stack)
     try:
         if llm.has_text:
             _ = llm.tokenizer
@@ -254,6 +235,39 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
         llm.close()
         raise
     return llm, llm.engine.program.limits.max_tokens * warm.timings["per_token_s"]
+
+
+def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stack: ExitStack) -> LLM:
+    """A folder makes its bundle first, so that the plan of either is known before a weight is read."""
+    from penstock.engine.llm import LLM
+    from penstock.serving.memory import fit_beside
+
+    options, hint = config.options, ""
+    scheme = options.scheme
+    if Path(config.path).is_dir():
+        from penstock.runtime.open import bundle_of
+
+        bundle = stack.enter_context(bundle_of(Path(config.path), scheme, use_cache=options.use_cache))
+        config = replace(config, path=str(bundle))
+        scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
+    limits = options.limits
+    if Path(config.path).is_file():
+        try:
+            limits, plan = fit_beside(config)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(f"{error}{hint}") from None
+        on_plan(_plan_told(limits, plan))
+    return LLM(
+        config.path,
+        scheme=scheme,
+        threads=options.threads,
+        limits=limits,
+        max_chunk=options.engine.max_chunk,
+        max_mixed_tokens=options.engine.max_mixed_tokens,
+        prefix_cache=options.engine.prefix_cache,
+        max_waiting=options.engine.max_waiting,
+        priority_s=options.engine.priority_s,
+    )
 
 
 def _plan_told(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:

@@ -31,7 +31,9 @@ from penstock.serving import memory
 from penstock.serving.config import WorkerConfig
 from penstock.serving.own_folder import OwnFolder, remove_stale
 from penstock.serving.process import unwritten_bytes
+from penstock.serving.worker import open_llm
 from tests.cli.conftest import environment
+from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
 
 PROMPTS = ["def fib(n):", "import os\n\n", "class Tree:\n    def __init__(self", "x = [1, 2, 3"]
@@ -202,6 +204,25 @@ def test_a_model_is_planned_beside_what_others_hold() -> None:
             assert unwritten_bytes(pid, link.plan) >= link.plan.weight_bytes > 0
 
     asyncio.run(main())
+
+
+def test_a_folder_is_planned_beside_what_others_hold(tmp_path, monkeypatch) -> None:
+    """Its bundle is made first; the plan is told before weights are read, and one that does not fit is refused."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    folder, plans = write_checkpoint(tmp_path / "tiny"), []
+    options = replace(OPTIONS, weights="huge", use_cache=False)
+    config = WorkerConfig("", "", "tiny", str(folder), reserved_bytes=2**50, options=options)
+    with pytest.raises(OutOfMemoryError, match=r"can be had.*--scheme w8a8"):
+        open_llm(config, plans.append)
+    assert not plans
+    llm, _ = open_llm(replace(config, reserved_bytes=0), plans.append)
+    with llm:
+        assert [plan.total_bytes for plan in plans] == [llm.info.plan.total_bytes]
+        assert llm.populate_s > 0, "weights are copied as asked"
+        assert len(llm.generate([5, 6], replace_tokens(3)).token_ids) == 3
+    llm, _ = open_llm(replace(config, reserved_bytes=0, options=replace(options, scheme="w8a8")), plans.append)
+    with llm:
+        assert llm.info.scheme == "w8a8"
 
 
 def test_models_load_side_by_side_but_plan_one_after_the_other(tmp_path) -> None:
