@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "serve",
-        help="answer requests over HTTP, as OpenAI's API has it",
+        help="answer requests over HTTP, as OpenAI's API has it, and gRPC",
         description="Serve models over OpenAI's routes, with a web page at / and metrics. The lines that it begins "
         "with say its address and a request to try. Ctrl-C lets open requests end, a second one does not.",
     )
@@ -53,6 +53,12 @@ def _add_door_options(parser: argparse.ArgumentParser) -> None:
     door = parser.add_argument_group("where it listens, and to whom it answers")
     door.add_argument("--host", default="127.0.0.1", help="127.0.0.1 (default): this machine alone")
     door.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    door.add_argument(
+        "--grpc-port",
+        type=int,
+        metavar="N",
+        help="speak gRPC there, the Open Inference Protocol v2; 0 takes a free one; off unless given",
+    )
     door.add_argument("--api-key-file", type=Path, metavar="FILE", help="API keys, one a line")
     door.add_argument("--insecure", action="store_true", help="let others in without a key")
     door.add_argument(
@@ -205,6 +211,7 @@ def _door(args: argparse.Namespace) -> DoorSettings:
     return DoorSettings(
         host=args.host,
         port=args.port,
+        grpc_port=args.grpc_port,
         keys_file=args.api_key_file,
         insecure=args.insecure,
         hosts=tuple(args.allowed_host),

@@ -30,7 +30,7 @@ from penstock.serving.shapes import MisfitError
 if TYPE_CHECKING:
     from penstock.serving.traces import Traces
 
-__all__ = ["Door"]
+__all__ = ["REQUEST_ID", "Door"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -55,9 +55,9 @@ class Door:
         self.routes, self.models, self.settings = routes, models, settings
         self.metrics = metrics or Metrics(models)
         self.num_open = 0
-        self._keys, self._traces = keys, traces
+        self.keys, self.traces = keys, traces
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
-        self._origins = frozenset(settings.origins)
+        self.origins = frozenset(settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -67,8 +67,8 @@ class Door:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
-        if self._traces is not None:
-            call.trace = self._traces.begin(headers)
+        if self.traces is not None:
+            call.trace = self.traces.begin(headers)
         operation, status = None, 499  # unless answered: the client went away, or the service ends
         self.num_open += 1
         try:
@@ -94,7 +94,7 @@ class Door:
         if call.origin and scope["method"] == "OPTIONS" and methods:
             return _preflight(path, methods)
         is_open = operation is not None and operation.is_open
-        if self._keys is not None and not is_open and not self._keys.knows(headers.get(b"authorization")):
+        if self.keys is not None and not is_open and not self.keys.knows(headers.get(b"authorization")):
             raise RefusalError(
                 401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
             )
@@ -130,7 +130,7 @@ class Door:
         origin = headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1").lower()
-            if text in self._origins:
+            if text in self.origins:
                 return text
             if text.partition("://")[2] != host:
                 message = "this service does not answer to pages of that Origin"
@@ -235,8 +235,8 @@ class Door:
         seconds = time.perf_counter() - call.arrived
         route = operation.path if operation is not None else "none"
         self.metrics.http(scope["method"], route, status, seconds)
-        if self._traces is not None and call.trace is not None and operation is not None:
-            self._traces.end(call, call.trace, operation, status)
+        if self.traces is not None and call.trace is not None and operation is not None:
+            self.traces.end(call, call.trace, operation, status)
         level = logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO  # probes come each second
         if LOG.isEnabledFor(level):
             client = scope.get("client") or ("", 0)

@@ -130,6 +130,8 @@ class Metrics:
         self._of_model: dict[str, ModelMetrics] = {}
         self._http: Counter[tuple[str, str, int]] = Counter()
         self._http_seconds: dict[str, _Histogram] = {}
+        self._grpc: Counter[tuple[str, str]] = Counter()
+        self._grpc_seconds: dict[str, _Histogram] = {}
 
     def of_model(self, name: str) -> ModelMetrics:
         """Those of one model, which is loaded."""
@@ -144,6 +146,14 @@ class Metrics:
         histogram = self._http_seconds.get(route)
         if histogram is None:
             histogram = self._http_seconds[route] = _Histogram(_LONG)
+        histogram.add(seconds)
+
+    def grpc(self, path: str, code: str, seconds: float) -> None:
+        """A request over gRPC was answered: the method's path, and the code's name."""
+        self._grpc[path, code] += 1
+        histogram = self._grpc_seconds.get(path)
+        if histogram is None:
+            histogram = self._grpc_seconds[path] = _Histogram(_LONG)
         histogram.add(seconds)
 
     def text(self) -> bytes:
@@ -205,6 +215,17 @@ class Metrics:
         _head(out, "http_request_duration_seconds", "histogram", "From arrival to the end of the answer.")
         for route, histogram in self._http_seconds.items():
             out += histogram.lines("http_request_duration_seconds", f'handler="{route}"')
+        _head(out, "grpc_server_handled_total", "counter", "gRPC requests by method and code, those of streams too.")
+        for (path, code), count in self._grpc.items():
+            out.append(f'grpc_server_handled_total{{{_grpc_labels(path)},grpc_code="{code}"}} {count}')
+        _head(out, "grpc_server_handling_seconds", "histogram", "From arrival to the end of the answer.")
+        for path, histogram in self._grpc_seconds.items():
+            out += histogram.lines("grpc_server_handling_seconds", _grpc_labels(path))
+
+
+def _grpc_labels(path: str) -> str:
+    service, _, method = path.removeprefix("/").rpartition("/")
+    return f'grpc_service="{service}",grpc_method="{method}"'
 
 
 def _head(out: list[str], name: str, kind: str, note: str) -> None:

@@ -23,31 +23,44 @@ __all__ = ["CODES", "ERROR", "RefusalError", "misfit_refusal", "refusal_of"]
 
 @dataclass(frozen=True)
 class Code:
-    """One way to be refused: OpenAI's ``type``, what it means, and whether the same request may succeed later."""
+    """One way to be refused: OpenAI's ``type``, gRPC's code, what it means, and whether the same request may succeed
+    later.
+    """
 
     type: str
+    grpc: str
     meaning: str
     is_retriable: bool = False
 
 
 CODES: Final[dict[int, Code]] = {
-    400: Code("invalid_request_error", "the body, a field or a header is wrong; `param` names the field"),
-    401: Code("authentication_error", "the key is missing or wrong"),
-    403: Code("permission_error", "the Host or Origin header is not one that this service answers to"),
-    404: Code("not_found_error", "no such route or model"),
-    405: Code("invalid_request_error", "the route has other methods: `Allow` lists them"),
-    408: Code("timeout_error", "the body did not arrive in time", is_retriable=True),
-    413: Code("invalid_request_error", "the body is larger than may be"),
-    415: Code("invalid_request_error", "the body is not `application/json`, or is compressed"),
+    400: Code(
+        "invalid_request_error", "INVALID_ARGUMENT", "the body, a field or a header is wrong; `param` names the field"
+    ),
+    401: Code("authentication_error", "UNAUTHENTICATED", "the key is missing or wrong"),
+    403: Code(
+        "permission_error", "PERMISSION_DENIED", "the Host or Origin header is not one that this service answers to"
+    ),
+    404: Code("not_found_error", "NOT_FOUND", "no such route or model"),
+    405: Code("invalid_request_error", "UNIMPLEMENTED", "the route has other methods: `Allow` lists them"),
+    408: Code("timeout_error", "DEADLINE_EXCEEDED", "the body did not arrive in time", is_retriable=True),
+    413: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the body is larger than may be"),
+    415: Code("invalid_request_error", "UNIMPLEMENTED", "the body is not `application/json`, or is compressed"),
     429: Code(
-        "rate_limit_error", "as many requests wait as may: come back after `Retry-After` seconds", is_retriable=True
+        "rate_limit_error",
+        "RESOURCE_EXHAUSTED",
+        "as many requests wait as may: come back after `Retry-After` seconds",
+        is_retriable=True,
     ),
-    431: Code("invalid_request_error", "the headers are too many or too large"),
-    500: Code("server_error", "a bug of ours; the log has more under the request id"),
+    431: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the headers are too many or too large"),
+    500: Code("server_error", "INTERNAL", "a bug of ours; the log has more under the request id"),
     503: Code(
-        "unavailable_error", "the model is not ready, or the service is stopping: come back later", is_retriable=True
+        "unavailable_error",
+        "UNAVAILABLE",
+        "the model is not ready, or the service is stopping: come back later",
+        is_retriable=True,
     ),
-    504: Code("timeout_error", "the answer was not done in the time that the request was given"),
+    504: Code("timeout_error", "DEADLINE_EXCEEDED", "the answer was not done in the time that the request was given"),
 }
 """Every status beside 200 that a route answers with; ``docs/serving.md`` shows the same table."""
 

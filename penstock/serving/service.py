@@ -7,7 +7,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from penstock.serving.settings import DoorSettings
 
 if TYPE_CHECKING:
     from penstock.serving import wire_pb2 as pb
+    from penstock.serving.grpc_listener import GrpcListener
     from penstock.serving.traces import Traces
 
 __all__ = ["ServiceSettings", "run_service"]
@@ -92,15 +93,15 @@ async def run_service(settings: ServiceSettings) -> int:
 
     def hurry() -> None:
         stop_now.set()
-        for listener in listeners:
+        for listener in listeners.values():
             listener.stop(at_once=True)
 
     signals = _Signals(hurry)
     tasks: list[asyncio.Future[Any]] = []
     try:
         await primary.open()
-        urls = [listener.open() for listener in listeners]
-        serving = asyncio.gather(*(listener.serve() for listener in listeners))
+        urls = {name: listener.open() for name, listener in listeners.items()}
+        serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
         asked = asyncio.ensure_future(signals.asked.wait())
         loading = asyncio.ensure_future(_load(models, settings))
         tasks += [serving, asked, loading]
@@ -116,7 +117,7 @@ async def run_service(settings: ServiceSettings) -> int:
         loading.cancel()
         await changes.close()
         await _drain(models, stop_now)
-        for listener in listeners:
+        for listener in listeners.values():
             listener.stop()
         await serving
         return 130 if signals.first is signal.SIGINT else 0
@@ -126,7 +127,7 @@ async def run_service(settings: ServiceSettings) -> int:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for listener in listeners:
+        for listener in listeners.values():
             listener.close()
         await models.stop()
         await primary.close()
@@ -145,17 +146,21 @@ def _traces(settings: ServiceSettings) -> Traces | None:
 
 def _listeners(
     models: RemoteModels, settings: ServiceSettings, traces: Traces | None
-) -> tuple[list[Listener], Changes]:
-    """The public door, the admin's where it is asked for, and the changes that come through that one."""
+) -> tuple[dict[str, Listener | GrpcListener], Changes]:
+    """The public doors, the admin's where it is asked for, and the changes that come through that one."""
     from penstock.serving.app import make_app
 
     door, changes = make_app(models, settings.door, traces), Changes(models)
-    listeners = [Listener(door, door.settings)]
+    listeners: dict[str, Listener | GrpcListener] = {"http": Listener(door, door.settings)}
+    if settings.door.grpc_port is not None:
+        from penstock.serving.grpc_listener import GrpcListener
+
+        listeners["grpc"] = GrpcListener(door)
     if settings.admin_socket is not None:
         from penstock.serving.admin import make_admin
 
         admin = make_admin(changes, models, door.metrics)
-        listeners.append(Listener(admin, admin.settings, settings.admin_socket))
+        listeners["admin"] = Listener(admin, admin.settings, settings.admin_socket)
     return listeners, changes
 
 
@@ -175,14 +180,18 @@ async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
             await closing
 
 
-def _greeting(urls: Sequence[str], models: RemoteModels, settings: ServiceSettings, worker_port: int) -> str:
+def _greeting(urls: Mapping[str, str], models: RemoteModels, settings: ServiceSettings, worker_port: int) -> str:
     """Where it answers, what it runs, what that takes, and something to try."""
-    url, door, context_len = urls[0], settings.door, settings.options.limits.context_len
+    url, door, context_len = urls["http"], settings.door, settings.options.limits.context_len
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
         lines.append(f"  {backend.name}: {_described(backend, context_len)}")
         lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
-    lines += [f"  models are loaded, updated and unloaded at {admin}" for admin in urls[1:]]
+    if "grpc" in urls:
+        tls = "" if door.tls_certificate is None else ", over TLS"
+        lines.append(f"  gRPC, the Open Inference Protocol v2, at {urls['grpc']}{tls}")
+    if "admin" in urls:
+        lines.append(f"  models are loaded, updated and unloaded at {urls['admin']}")
     if worker_port:
         lines.append(f"  workers of other machines join at port {worker_port}")
     if models.list():

@@ -62,7 +62,7 @@ class DoorSettings:
     ``port`` 0 takes a free one.  ``keys_file`` holds API keys, one a line; without it nobody is asked for one, which
     is refused for a ``host`` that others reach unless ``insecure``.  ``hosts`` are further names for the Host header,
     "*" for any; ``origins`` are pages of other hosts that browsers may call from.  ``tls_certificate`` and ``tls_key``
-    are PEM files.
+    are PEM files.  ``grpc_port``: where gRPC is spoken, at the same host; None: nowhere.
     """
 
     host: str = "127.0.0.1"
@@ -73,12 +73,14 @@ class DoorSettings:
     origins: tuple[str, ...] = ()
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    grpc_port: int | None = None
     limits: DoorLimits = field(default_factory=DoorLimits)
 
     def __post_init__(self) -> None:
         """Refuse what would open the service to the world, or not at all."""
-        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
-            raise InvalidArgumentError(f"port must be a whole number from 0 to 65535, not {self.port!r}")
+        for name, port in (("port", self.port), ("grpc_port", 0 if self.grpc_port is None else self.grpc_port)):
+            if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+                raise InvalidArgumentError(f"{name} must be a whole number from 0 to 65535, not {port!r}")
         if not is_loopback(self.host) and self.keys_file is None and not self.insecure:
             raise InvalidArgumentError(
                 f"host {self.host} is reached by others: give --api-key-file, or --insecure to serve everybody"

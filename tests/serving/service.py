@@ -61,8 +61,17 @@ class Service:
             self.door = make_app(self.models, self._settings, self._traces)
             self.listener = Listener(self.door, self._settings)
             self.url = self.listener.open()
+            listeners = [self.listener]
+            if self._settings.grpc_port is not None:
+                from penstock.serving.grpc_listener import GrpcListener
+
+                self.grpc = GrpcListener(self.door)
+                self.grpc_address = self.grpc.open()
+                listeners.append(self.grpc)
+            self._listeners = listeners
+            serving = asyncio.gather(*(one.serve() for one in listeners))
             self._started.set()
-            await self.listener.serve()
+            await serving
         finally:
             await self.models.close()
 
@@ -127,6 +136,7 @@ class Service:
     def close(self) -> None:
         """Stop it and wait for its end."""
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.listener.stop, True)
+            for one in self._listeners:
+                self.loop.call_soon_threadsafe(one.stop, True)
             self._thread.join(SECONDS)
         assert not self._thread.is_alive()

@@ -31,8 +31,9 @@ def test_every_test_that_is_named_exists():
 
 def test_the_documents_tables_are_the_codes():
     text = (ROOT / "docs" / "serving.md").read_text()
-    rows = {int(a): (b, c) for a, b, c in re.findall(r"^\| (\d{3}) \| `(\w+)` \| (.*) \|$", text, re.MULTILINE)}
-    assert rows == {status: (code.type, code.meaning) for status, code in CODES.items()}
+    found = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    rows = {int(status): tuple(rest) for status, *rest in found}
+    assert rows == {status: (code.type, code.grpc, code.meaning) for status, code in CODES.items()}
     limits = dict(re.findall(r"^\| `(\w+)` \| ([\d,.]+) \|", text, re.MULTILINE))
     assert limits == {name: f"{value:,}" for name, value in vars(DoorLimits()).items()}
     routes = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", text))

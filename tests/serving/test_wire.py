@@ -17,35 +17,66 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
-from penstock.serving import wire
+from penstock.serving import health_pb2, oip_pb2, reflection_pb2, wire
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.backend import ModelCard
 from penstock.serving.config import ModelOptions, WorkerConfig
 
-PROTO = Path(penstock.serving.__file__).parent / "wire.proto"
+FOLDER = Path(penstock.serving.__file__).parent
 
 
-def test_the_generated_code_is_that_of_the_proto() -> None:
-    """Messages, fields, numbers, types and whether they repeat, read from the text."""
-    text = re.sub(r"//.*", "", PROTO.read_text())
-    written: dict[str, dict[str, tuple[int, str]]] = {}
-    for name, body in re.findall(r"message (\w+) \{((?:[^{}]|\{[^}]*\})*)\}", text):
-        fields = re.findall(r"\s((?:repeated |optional )?)([\w<>, ]+?) (\w+) = (\d+);", body)
-        written[name] = {field: (int(number), label + kind.strip()) for label, kind, field, number in fields}
-    generated: dict[str, dict[str, tuple[int, str]]] = {}
-    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
-        generated[name] = {field.name: (field.number, _kind(field)) for field in message.fields}
-    assert written == generated
+@pytest.mark.parametrize("generated", [pb, oip_pb2, health_pb2, reflection_pb2], ids=lambda one: one.DESCRIPTOR.package)
+def test_the_generated_code_is_that_of_the_proto(generated) -> None:
+    """Messages, fields, numbers, types, whether they repeat, and methods, read from the text."""
+    text = re.sub(r"//.*", "", (FOLDER / Path(generated.DESCRIPTOR.name).name).read_text())
+    found: dict[str, dict[str, tuple[int, str]]] = {}
+    _add(found, generated.DESCRIPTOR.message_types_by_name.values())
+    assert _written(text) == found
+    methods = re.findall(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);", text)
+    (service,) = generated.DESCRIPTOR.services_by_name.values()
+    assert methods == [
+        (
+            one.name, "stream " * one.client_streaming, one.input_type.name,
+            "stream " * one.server_streaming, one.output_type.name,
+        )
+        for one in service.methods
+    ]  # fmt: skip
     assert wire.JOIN == "/penstock.v1.Primary/Join"
-    assert "rpc Join(stream FromWorker) returns (stream ToWorker);" in text
+
+
+def _written(text: str) -> dict[str, dict[str, tuple[int, str]]]:
+    found: dict[str, dict[str, tuple[int, str]]] = {}
+    inside: list[str] = []  # names of messages, "" for what else has braces
+    for line in text.splitlines():
+        if opened := re.match(r"\s*(message|oneof|enum|service) (\w+) \{", line):
+            inside.append(opened[2] if opened[1] == "message" else "")
+            if opened[1] == "message":
+                found[".".join(filter(None, inside))] = {}
+        elif field := re.match(r"\s*((?:repeated |optional )?)(\w[\w<>, ]*?) (\w+) = (\d+);", line):
+            found[".".join(filter(None, inside))][field[3]] = (int(field[4]), field[1] + field[2].strip())
+        if line.rstrip().endswith("}"):
+            inside.pop()
+    return found
+
+
+def _add(found: dict[str, dict[str, tuple[int, str]]], messages) -> None:
+    for message in messages:
+        if not message.GetOptions().map_entry:
+            name = message.full_name.removeprefix(message.file.package + ".")
+            found[name] = {field.name: (field.number, _kind(field)) for field in message.fields}
+            _add(found, message.nested_types)
 
 
 def _kind(field) -> str:
-    names = {1: "double", 3: "int64", 4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32", 17: "sint32"}
+    names = {
+        1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32",
+        17: "sint32",
+    }  # fmt: skip
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields
         return f"map<{_kind(key)}, {_kind(value)}>"
-    kind = field.message_type.name if field.message_type is not None else names[field.type]
+    other = field.message_type or field.enum_type
+    kind = other.name if other is not None else names[field.type]
     label = "repeated " if field.is_repeated else ""
     optional = field.containing_oneof is not None and field.containing_oneof.name.startswith("_")
     return ("optional " if optional else label) + kind

@@ -1,0 +1,283 @@
+"""The gRPC door of the service: nothing reaches a method before it was checked here, as in ``door``.
+
+In this order: the metadata's size, Origin, the key, the method, how many requests are open, the message's time, size
+and fields.  Every method of every service goes through ``GrpcDoor``, also those that do not exist.  Keys, limits,
+counts and metrics are those of the HTTP door beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from penstock.serving.call import Call
+from penstock.serving.door import LOG, REQUEST_ID
+from penstock.serving.message_bounds import BadMessageError, check_fields
+from penstock.serving.refusals import CODES, MAX_MESSAGE_CHARS, RefusalError, refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.serving.door import Door
+
+__all__ = ["GoneError", "GrpcCall", "GrpcDoor", "Method", "Outcome", "trailers_of"]
+
+_LARGE_MESSAGE: Final = 1 << 16
+_NO_DEADLINE_S: Final = 1e9
+NO_KEY: Final = "the API key is missing or wrong: send the metadata authorization: Bearer KEY"
+
+
+class GoneError(Exception):
+    """The client went away, or takes nothing."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: its full name, what it is asked with, and what answers.
+
+    ``run`` returns the reply, or None when it has written itself.  ``is_stream``: it reads its messages itself.
+    ``is_open``: no key is asked for.  ``is_work``: it counts among the requests that may be open.
+    """
+
+    name: str
+    request: Any
+    run: Callable[[GrpcCall], Awaitable[Any]]
+    is_stream: bool = False
+    is_open: bool = False
+    is_work: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a request ended: a status of the table of refusals, 200, or 499 for a client that went away."""
+
+    status: int = 499
+    refusal: RefusalError | None = None
+
+    @property
+    def code(self) -> str:
+        """gRPC's name for it."""
+        return {200: "OK", 499: "CANCELLED"}.get(self.status) or CODES[self.status].grpc
+
+
+@dataclass
+class GrpcCall:
+    """An RPC that was let in.  ``is_known``: it brought a key, or none is needed.  ``facts`` go into the log line."""
+
+    door: GrpcDoor
+    method: Method
+    context: Any
+    request_id: str
+    headers: Mapping[bytes, bytes]
+    is_known: bool
+    message: Any = None
+    arrived: float = field(default_factory=time.perf_counter)
+    facts: dict[str, Any] = field(default_factory=dict)
+    asked: Call | None = None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the client's deadline; very many when it has none."""
+        found = self.context.time_remaining()
+        return _NO_DEADLINE_S if found is None else float(found)
+
+    def request(self, body: dict[str, Any]) -> Call:
+        """A request to a model, for the parts that know no gRPC."""
+        http = self.door.http
+        call = Call(self.request_id, {}, body, http.models, http.settings, http.metrics, _no_send)
+        call.arrived, call.facts = self.arrived, self.facts
+        if http.traces is not None:
+            call.trace = http.traces.begin(self.headers)
+        self.asked = call
+        return call
+
+    async def read(self) -> bytes | None:
+        """The client's next message; None after the last.  GoneError when the RPC is over."""
+        try:
+            data = await self.context.read()
+        except grpc.aio.BaseError as error:
+            raise GoneError(str(error)) from error
+        return None if data is grpc.aio.EOF else bytes(data)
+
+    async def write(self, message: Any) -> None:
+        """Send a message.  GoneError when the RPC is over, or nobody takes anything of it for ``write_s``."""
+        try:
+            async with asyncio.timeout(self.door.limits.write_s):
+                await self.context.write(message.SerializeToString())
+        except TimeoutError:
+            self.facts["gone"] = "slow reader"
+            raise GoneError("slow reader") from None
+        except grpc.aio.BaseError as error:
+            raise GoneError(str(error)) from error
+
+    async def parsed(self, data: bytes) -> Any:
+        """A message of the method's type; RefusalError for bytes that are none."""
+
+        def parse() -> Any:
+            try:
+                check_fields(data, self.method.request.DESCRIPTOR)
+                return self.method.request.FromString(data)
+            except (BadMessageError, DecodeError) as error:
+                raise RefusalError(400, f"this is no {self.method.request.DESCRIPTOR.name}: {error}") from None
+
+        return parse() if len(data) < _LARGE_MESSAGE else await asyncio.to_thread(parse)
+
+
+async def _no_send(message: Any) -> None:
+    raise RuntimeError("an answer over gRPC is no HTTP message")
+
+
+class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Lets RPCs in.  ``http`` is the door beside it, whose keys, limits, counts and metrics it shares."""
+
+    def __init__(self, http: Door, methods: Sequence[Method]) -> None:
+        self.http, self.limits = http, http.settings.limits
+        self.stopping = asyncio.Event()
+        """Set when streams that have nothing left to do are to end."""
+        self._methods = {f"/{one.name}": one for one in methods}
+
+    def service(self, details: Any) -> Any:
+        """gRPC asks here who answers a method: whatever it is, this door does."""
+        return grpc.stream_stream_rpc_method_handler(partial(self._serve, details.method))
+
+    async def _serve(self, path: str, _requests: Any, context: Any) -> None:
+        metadata = [(_bytes(key), _bytes(value)) for key, value in context.invocation_metadata() or ()]
+        headers = dict(metadata)
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
+        method = self._methods.get(path) or _unknown(path)
+        call = GrpcCall(self, method, context, request_id, headers, self._knows(headers))
+        outcome = Outcome()
+        with self.counted(outcome, call):
+            self._let_in(call, metadata)
+            with self.opened() if method.is_work else nullcontext():
+                if not method.is_stream:
+                    call.message = await call.parsed(await self._read(call))
+                reply = await method.run(call)
+                if reply is not None:
+                    await call.write(reply)
+        trailers = trailers_of(request_id, outcome.refusal)
+        if outcome.refusal is None:
+            context.set_trailing_metadata(trailers)
+        else:
+            code = getattr(grpc.StatusCode, outcome.code)
+            await context.abort(code, str(outcome.refusal)[:MAX_MESSAGE_CHARS], trailers)
+
+    @contextmanager
+    def counted(self, outcome: Outcome, call: GrpcCall) -> Iterator[None]:
+        """Notes how what is inside ends: in ``outcome``, the metrics and the log."""
+        try:
+            yield
+            outcome.status = 200
+        except GoneError:
+            raise asyncio.CancelledError from None
+        except asyncio.CancelledError:
+            if call.remaining_s <= 0:
+                outcome.status = 504
+            raise
+        except Exception as error:
+            refusal = outcome.refusal = refusal_of(error, call.request_id)
+            outcome.status = refusal.status
+            call.facts["error"] = str(error)[:1000]
+            if refusal.status == 500:
+                LOG.error("request %s failed", call.request_id, exc_info=error)
+        finally:
+            self._note(call, outcome)
+
+    def _knows(self, headers: Mapping[bytes, bytes]) -> bool:
+        return self.http.keys is None or self.http.keys.knows(headers.get(b"authorization"))
+
+    def _let_in(self, call: GrpcCall, metadata: Sequence[tuple[bytes, bytes]]) -> None:
+        """Everything but the message is seen to be in order."""
+        if len(metadata) > self.limits.num_headers:
+            raise RefusalError(431, f"the metadata has more than {self.limits.num_headers} entries")
+        names = [name for name, _ in metadata]
+        for single in (b"authorization", b"origin"):
+            if names.count(single) > 1:
+                raise RefusalError(400, f"the metadata {single.decode()} appears twice", code="invalid_header")
+        origin = call.headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").lower() not in self.http.origins:
+            raise RefusalError(403, "this service does not answer to pages of that Origin", code="origin_not_allowed")
+        if not call.is_known and not call.method.is_open:
+            raise RefusalError(401, NO_KEY, code="invalid_api_key")
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """One more request is open; 429 when as many are already as may be."""
+        if self.http.num_open >= self.limits.num_open:
+            raise RefusalError(
+                429, "as many requests are open already as may be: come back later", code="too_many_requests"
+            )
+        self.http.num_open += 1
+        try:
+            yield
+        finally:
+            self.http.num_open -= 1
+
+    async def _read(self, call: GrpcCall) -> bytes:
+        """The message of a method that has one."""
+        try:
+            async with asyncio.timeout(self.limits.body_s):
+                data = await call.read()
+        except TimeoutError:
+            message = f"the message did not arrive in {self.limits.body_s:g} s"
+            raise RefusalError(408, message, code="body_too_slow") from None
+        if data is None:
+            raise RefusalError(400, "the message is missing", code="missing_required_parameter")
+        return data
+
+    def _note(self, call: GrpcCall, outcome: Outcome) -> None:
+        """Count an RPC or a request of a stream, and write its line of the log."""
+        seconds = time.perf_counter() - call.arrived
+        path = f"/{call.method.name}"
+        self.http.metrics.grpc(path if path in self._methods else "none", outcome.code, seconds)
+        level = logging.INFO if call.method.is_work or outcome.status >= 400 else logging.DEBUG
+        if LOG.isEnabledFor(level):
+            line = {
+                "request_id": call.request_id,
+                "method": "gRPC",
+                "path": path[:200],
+                "status": outcome.status,
+                "code": outcome.code,
+                "seconds": round(seconds, 6),
+                "client": _host_of(call.context.peer()),
+                **call.facts,
+            }
+            LOG.log(level, "%s %s", call.request_id, outcome.code, extra={"facts": line})
+
+
+def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata: the request's id, and of a refusal what HTTP says in headers and in its body."""
+    found = [("x-request-id", request_id)]
+    if refusal is not None:
+        found += [(name.decode(), value.decode()) for name, value in refusal.headers if name == b"retry-after"]
+        for name, text in (("error-code", refusal.code), ("error-param", refusal.param)):
+            if text:
+                found.append((name, ascii(text)[1:-1]))
+    return tuple(found)
+
+
+def _unknown(path: str) -> Method:
+    async def nobody(call: GrpcCall) -> None:
+        raise RefusalError(405, "there is no such method: reflection lists them", code="unknown_method")
+
+    return Method(path.removeprefix("/"), None, nobody, is_stream=True)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+
+
+def _host_of(peer: str) -> str:
+    """The address of "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"."""
+    return peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "")

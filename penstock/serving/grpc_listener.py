@@ -1,0 +1,98 @@
+"""The listener of the gRPC door: a port at the host of the HTTP one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from penstock.errors import FileAccessError
+from penstock.serving.grpc_door import GrpcDoor
+from penstock.serving.joining import read_bytes
+from penstock.serving.oip_grpc import oip_methods
+
+if TYPE_CHECKING:
+    from penstock.serving.door import Door
+    from penstock.serving.settings import DoorLimits
+
+__all__ = ["GrpcListener"]
+
+_LAST_WORDS_S: Final = 5.0
+_STREAMS_OF_CONNECTION: Final = 1024
+
+
+def _options(limits: DoorLimits) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.so_reuseport", 0),  # else a second service takes half of the connections of a port, and nobody is told
+        ("grpc.max_receive_message_length", limits.body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", limits.header_bytes),
+        ("grpc.absolute_max_metadata_size", limits.header_bytes),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is small on the way may be large
+        ("grpc.max_concurrent_streams", _STREAMS_OF_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", limits.num_connections),
+        ("grpc.max_connection_idle_ms", int(limits.keep_alive_s * 1000)),
+        ("grpc.server_handshake_timeout_ms", int(limits.header_s * 1000)),
+        ("grpc.keepalive_time_ms", int(limits.write_s * 1000)),  # a client whose machine is gone says nothing
+        ("grpc.keepalive_timeout_ms", int(limits.write_s * 1000)),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
+
+
+class GrpcListener:
+    """gRPC beside an HTTP door.  ``open`` binds the port, ``serve`` answers until ``stop`` is called."""
+
+    def __init__(self, http: Door) -> None:
+        settings = http.settings
+        self.door = GrpcDoor(http, oip_methods())
+        self._settings = settings
+        self._tls: Any = None
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            pair = (read_bytes(settings.tls_key), read_bytes(settings.tls_certificate))
+            self._tls = grpc.ssl_server_credentials([pair])
+        self._server: Any = None
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+
+    def open(self) -> str:
+        """Bind the port; returns the address.  FileAccessError when the system refuses it."""
+        settings = self._settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port or 0}"
+        limits = settings.limits
+        self._server = grpc.aio.server(options=_options(limits), maximum_concurrent_rpcs=limits.num_connections)
+        self._server.add_generic_rpc_handlers((self.door,))
+        try:
+            if self._tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._tls)
+        except RuntimeError as error:
+            raise FileAccessError(f"{address}: cannot listen for gRPC there: {error}") from error
+        return f"{host}:{port}"
+
+    async def serve(self) -> None:
+        """Answer; returns once ``stop`` was called and what ran has ended."""
+        if self._server is None:
+            self.open()
+        await self._server.start()
+        hurried = asyncio.ensure_future(self._stop_now.wait())
+        try:
+            await self._stop.wait()
+            ending = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
+            await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurried.cancel()
+            await self._server.stop(0)
+
+    def stop(self, at_once: bool = False) -> None:
+        """Take no more requests; those that run may end unless ``at_once``, streams without any end now."""
+        if at_once:
+            self._stop_now.set()
+        self.door.stopping.set()
+        self._stop.set()
+
+    def close(self) -> None:
+        """The port is given back when ``serve`` ends; one that never served gives it back with this object."""
+        self._server = None

@@ -1,0 +1,67 @@
+"""How many fields a message of a client's may have: two bytes can make a hundred once they are parsed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["MAX_FIELDS", "BadMessageError", "check_fields"]
+
+MAX_FIELDS: Final = 16_384
+_MESSAGE: Final = 11
+"""The type of a field that is a message, in a descriptor."""
+_MAX_DEPTH: Final = 16
+
+
+class BadMessageError(Exception):
+    """Bytes that are no such message, or one of too many fields."""
+
+
+def check_fields(data: bytes, descriptor: Any) -> None:
+    """Refuse a message of more than MAX_FIELDS fields, those of the messages in it included, before it is parsed.
+
+    Packed numbers are one field.  Time goes with the fields, of which no more are looked at than may be.
+    """
+    left, todo = MAX_FIELDS, [(0, len(data), descriptor, 0)]
+    while todo:
+        at, end, kind, depth = todo.pop()
+        if depth > _MAX_DEPTH:
+            raise BadMessageError("the message nests too deep")
+        while at < end:
+            left -= 1
+            if left < 0:
+                raise BadMessageError(f"the message has more than {MAX_FIELDS} fields")
+            tag, at = _varint(data, at, end)
+            wire_type = tag & 7
+            if wire_type == 0:
+                _, at = _varint(data, at, end)
+            elif wire_type == 1:
+                at += 8
+            elif wire_type == 5:
+                at += 4
+            elif wire_type == 2:
+                size, at = _varint(data, at, end)
+                field = kind.fields_by_number.get(tag >> 3)
+                if field is not None and field.type == _MESSAGE:
+                    if at + size > end:
+                        raise _CUT_OFF
+                    todo.append((at, at + size, field.message_type, depth + 1))
+                at += size
+            else:
+                raise BadMessageError("the message has a field of a type that is not known here")
+        if at != end:
+            raise _CUT_OFF
+
+
+_CUT_OFF: Final = BadMessageError("the message ends inside of a field")
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise _CUT_OFF
