@@ -9,6 +9,8 @@ import grpc
 
 from penstock.errors import FileAccessError
 from penstock.serving.grpc_door import GrpcDoor
+from penstock.serving.grpc_health import HealthMethods
+from penstock.serving.grpc_reflection import reflection_methods
 from penstock.serving.joining import read_bytes
 from penstock.serving.oip_grpc import oip_methods
 
@@ -46,7 +48,7 @@ class GrpcListener:
 
     def __init__(self, http: Door) -> None:
         settings = http.settings
-        self.door = GrpcDoor(http, oip_methods())
+        self.door = GrpcDoor(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
         self._settings = settings
         self._tls: Any = None
         if settings.tls_certificate is not None and settings.tls_key is not None:
