@@ -121,7 +121,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     import asyncio
+    import os
 
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own between those of JSON
     from penstock.serving.logs import JsonLines
     from penstock.serving.service import run_service
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +48,16 @@ def demo() -> Iterator[Service]:
     service = Service({"demo": LLM(DEMO)})
     yield service
     service.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost that signs itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", *names, "-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "certificate.pem", folder / "key.pem"

@@ -73,7 +73,7 @@ def channel(service: Service, *options: tuple[str, Any]) -> Iterator[grpc.Channe
 def call(service: Service, method: str, data: bytes, metadata: Any = (), timeout: float = SECONDS) -> bytes:
     """Send bytes to a method; RpcError when it refuses."""
     with channel(service) as found:
-        rpc = found.unary_unary(method, _registered_method=False)
+        rpc = found.unary_unary(method)
         answer: bytes = rpc(data, timeout=timeout, metadata=metadata)
         return answer
 
@@ -94,6 +94,7 @@ def request(**fields: Any) -> pb.ModelInferRequest:
         one.contents.bytes_contents.append(b"the")
     if "max_tokens" not in found.parameters:
         found.parameters["max_tokens"].int64_param = 2
+        found.parameters["temperature"].double_param = 0
     return found
 
 

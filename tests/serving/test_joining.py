@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,19 +21,6 @@ from tests.serving.workers import DEMO, service, still, tokens_of, until
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 TOKEN = "0123456789abcdef" * 3
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for localhost that signs itself, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", *names, "-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "certificate.pem", folder / "key.pem"
 
 
 @pytest.fixture

@@ -68,13 +68,17 @@ def test_no_route_changes_what_is_served():
     }
 
 
-def test_one_port_is_open():
-    """Of the service and its workers, whatever the host."""
-    process = start("serve", DEMO, "--port", "0", "--insecure", "--host", "0.0.0.0")  # noqa: S104
+@pytest.mark.parametrize("grpc", [(), ("--grpc-port", "0")], ids=["http", "grpc"])
+def test_one_port_is_open(grpc):
+    """Of the service and its workers, whatever the host; with gRPC its own, too."""
+    process = start("serve", DEMO, "--port", "0", "--insecure", "--host", "0.0.0.0", *grpc)  # noqa: S104
     try:
-        first = process.stdout.readline().decode()
-        assert "serves at" in first, process.stderr.read().decode()
-        port = int(re.search(r":(\d+)", first.partition("//")[2])[1])
+        said = process.stdout.readline().decode()
+        assert "serves at" in said, process.stderr.read().decode()
+        while "try: curl" not in said:
+            said += process.stdout.readline().decode()
+        ports = {int(port) for port in re.findall(r" at (?:http://)?[\d.]+:(\d+)", said)}
+        assert len(ports) == (2 if grpc else 1)
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         assert len(family) > 1
         end = time.monotonic() + SECONDS
@@ -84,7 +88,7 @@ def test_one_port_is_open():
             listening = [
                 one.laddr.port for one in found if one.status == psutil.CONN_LISTEN or one.type.name != "SOCK_STREAM"
             ]
-        assert listening == [port]
+        assert sorted(listening) == sorted(ports)
     finally:
         process.terminate()
         process.communicate(timeout=SECONDS)
