@@ -23,7 +23,8 @@ from google.protobuf.message import DecodeError
 from penstock.serving.call import Call
 from penstock.serving.door import LOG, REQUEST_ID
 from penstock.serving.message_bounds import BadMessageError, check_fields
-from penstock.serving.refusals import CODES, MAX_MESSAGE_CHARS, RefusalError, refusal_of
+from penstock.serving.operations import Operation
+from penstock.serving.refusals import MAX_MESSAGE_CHARS, RefusalError, grpc_code, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ class Outcome:
     @property
     def code(self) -> str:
         """gRPC's name for it."""
-        return {200: "OK", 499: "CANCELLED"}.get(self.status) or CODES[self.status].grpc
+        return grpc_code(self.status)
 
 
 @dataclass
@@ -241,6 +242,10 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         seconds = time.perf_counter() - call.arrived
         path = f"/{call.method.name}"
         self.http.metrics.grpc(path if path in self._methods else "none", outcome.code, seconds)
+        if self.http.traces is not None and call.method.is_work:
+            asked = call.asked or call.request({})
+            if asked.trace is not None:
+                self.http.traces.end(asked, asked.trace, _operation(path), outcome.status)
         level = logging.INFO if call.method.is_work or outcome.status >= 400 else logging.DEBUG
         if LOG.isEnabledFor(level):
             line = {
@@ -265,6 +270,15 @@ def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[st
             if text:
                 found.append((name, ascii(text)[1:-1]))
     return tuple(found)
+
+
+def _operation(path: str) -> Operation:
+    """A method as traces know routes."""
+
+    async def nobody(call: Call) -> None:
+        raise RuntimeError("a method of gRPC is no route")
+
+    return Operation("gRPC", path, "infer", "", nobody, ())
 
 
 def _unknown(path: str) -> Method:

@@ -33,7 +33,9 @@ _METHOD: Final = "penstock.v1.Primary"
 _LAST_WORDS_S: Final = 1.0
 _JOIN_S: Final = 10.0
 _MOST_STREAMS: Final = 1024
-_PINGS: Final = (  # of workers far away, who want to know that this machine is there
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # else two services share the workers of a port, and nobody is told
+    # of workers far away, who want to know that this machine is there
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
@@ -78,7 +80,7 @@ class Primary:
         """Begin to listen."""
         self._folder = OwnFolder()
         self.address = f"unix:{self._folder.socket}"
-        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_PINGS), maximum_concurrent_rpcs=_MOST_STREAMS)
+        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_OPTIONS), maximum_concurrent_rpcs=_MOST_STREAMS)
         join = grpc.stream_stream_rpc_method_handler(
             self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
         )

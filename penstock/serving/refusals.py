@@ -18,7 +18,7 @@ from penstock.errors import (
 )
 from penstock.serving.shapes import Members, MisfitError, Text, optional
 
-__all__ = ["CODES", "ERROR", "RefusalError", "misfit_refusal", "refusal_of"]
+__all__ = ["CODES", "ERROR", "RefusalError", "grpc_code", "misfit_refusal", "refusal_of"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,12 @@ CODES: Final[dict[int, Code]] = {
     504: Code("timeout_error", "DEADLINE_EXCEEDED", "the answer was not done in the time that the request was given"),
 }
 """Every status beside 200 that a route answers with; ``docs/serving.md`` shows the same table."""
+
+
+def grpc_code(status: int) -> str:
+    """gRPC's name for a status of the table, for 200, and for 499: the client went away."""
+    return {200: "OK", 499: "CANCELLED"}.get(status) or CODES[status].grpc
+
 
 _DETAIL = Members(
     "ErrorDetail",

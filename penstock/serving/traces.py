@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.serving.refusals import grpc_code
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Trace", "Traces", "check_endpoint"]
 
 _HEADERS: Final = ("traceparent", "tracestate")
-_KINDS: Final = {"complete": "text_completion", "chat": "chat", "embed": "embeddings"}
+_KINDS: Final = {"complete": "text_completion", "chat": "chat", "embed": "embeddings", "infer": "text_completion"}
 """Operations that have spans, and what the conventions call them."""
 _ASKED: Final = ("max_tokens", "temperature", "top_p", "n")
 _EXPORT_S: Final = 5.0
@@ -135,6 +136,21 @@ def _parts(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
     return [("queue", 0.0, queued), ("prefill", queued, first), ("decode", first, total)]
 
 
+def _protocol(operation: Operation, status: int) -> dict[str, Any]:
+    """What the conventions say of HTTP's requests, and of gRPC's."""
+    if operation.method == "gRPC":
+        service, _, method = operation.path.removeprefix("/").rpartition("/")
+        return {
+            "rpc.system": "grpc", "rpc.service": service, "rpc.method": method,
+            "rpc.response.status_code": grpc_code(status),
+        }  # fmt: skip
+    return {
+        "http.request.method": operation.method,
+        "http.route": operation.path,
+        "http.response.status_code": status,
+    }
+
+
 def _attributes(call: Call, trace: Trace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
     """Of a request's span: what was asked, what came, how long it took (seconds; of several prompts the slowest)."""
     found: dict[str, Any] = {
@@ -142,9 +158,7 @@ def _attributes(call: Call, trace: Trace, operation: Operation, status: int, end
         "gen_ai.provider.name": "penstock",
         "gen_ai.request.id": call.request_id,
         "gen_ai.latency.e2e": ended - call.arrived,
-        "http.request.method": operation.method,
-        "http.route": operation.path,
-        "http.response.status_code": status,
+        **_protocol(operation, status),
     }
     if status >= 400:
         found["error.type"] = str(status)

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tritonclient.grpc as triton
 
 from penstock.cli.main import make_parser
 from penstock.cli.serve import settings_of
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import DoorLimits
 from tests.cli.conftest import DEMO, ROOT
+from tests.serving.grpc_client import Stream, tensor
 
 
 @contextmanager
@@ -91,9 +93,25 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert process.wait(60) == 0
         assert not [child for child in found if child.is_running()]
         log = (tmp_path / "log").read_text()
-        unwanted = ("torch", "transformers", "opentelemetry")
+        unwanted = ("torch", "transformers", "opentelemetry", "penstock.serving.grpc_door", "penstock.serving.oip_pb2")
         assert not [line for line in log.splitlines() if line.rsplit("|", 1)[-1].strip() in unwanted]
         assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
+
+
+def test_the_grpc_door_drains(tmp_path: Path) -> None:
+    with serving(DEMO, "--grpc-port", "0", "--max-requests", "4", cwd=tmp_path) as (process, _, said):
+        address = re.search(r"gRPC, the Open Inference Protocol v2, at (\S+)\n", said)[1]
+        with triton.InferenceServerClient(address) as client:
+            stream = Stream(client)
+            stream.ask([tensor("text_input", ["a"])], max_tokens=900, ignore_eos=True)
+            first, _ = stream.next()
+            process.send_signal(signal.SIGTERM)
+            (rest,) = stream.answers(1).values()
+            assert sum(one.as_numpy("num_output_tokens")[0] for one in (first, *rest)) == 900, "it ends whole"
+            error = stream.next()[1]  # then the stream, which nobody closed, does
+            assert error.status() == "StatusCode.UNAVAILABLE"
+            client.stop_stream(cancel_requests=True)
+        assert process.wait(60) == 0
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

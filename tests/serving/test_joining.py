@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ import pytest
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.serving.joining import read_token
-from penstock.serving.primary import WorkerDoor
+from penstock.serving.primary import Primary, WorkerDoor
 from tests.cli.conftest import environment
 from tests.serving.workers import DEMO, service, still, tokens_of, until
 
@@ -79,6 +80,16 @@ def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path, caplog
     assert [event for event in told if event.startswith("worker_")] == [
         "worker_ready", "worker_joined", "worker_left", "worker_joined", "worker_left",
     ]  # fmt: skip
+
+
+def test_a_port_where_workers_join_is_not_shared(door) -> None:
+    async def main() -> None:
+        async with service(door=door) as running:
+            second = Primary(door=replace(door, port=running.primary.port))
+            with pytest.raises(FileAccessError, match=str(running.primary.port)):
+                await second.open()
+
+    asyncio.run(main())
 
 
 def test_who_may_not_join_is_told_why(door, certificate, tmp_path) -> None:

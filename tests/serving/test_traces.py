@@ -12,7 +12,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces, check_endpoint
+from tests.serving.grpc_client import SERVICE, call, refused, request
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -122,6 +124,33 @@ def test_a_request_is_a_span_with_its_parts(serve, collector, caplog) -> None:
         record.facts.get("trace_id") for record in caplog.records if record.facts.get("path", "").startswith("/v1/c")
     ]
     assert ids == [TRACE, own.trace_id.hex(), TRACE, TRACE]
+
+
+def test_a_request_over_grpc_is_a_span(serve, collector) -> None:
+    traces = Traces(collector.url)
+    service = serve("fake", traces=traces, settings=DoorSettings(grpc_port=0))
+    metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "mine"))
+    call(service, SERVICE + "ModelInfer", request().SerializeToString(), metadata)
+    refused(service, SERVICE + "ModelInfer", request(model_name="other").SerializeToString())
+    call(service, SERVICE + "ServerLive", b"")
+    service.close()
+    traces.close()
+    named, wrong = (span for span in collector.spans if span.name == "llm_request")
+    assert (named.trace_id.hex(), named.parent_span_id.hex()) == (TRACE, PARENT)
+    parts = [span.name for span in collector.spans if span.parent_span_id == named.span_id]
+    assert parts == ["queue", "prefill", "decode"]
+    expected = {
+        "gen_ai.request.id": "mine",
+        "gen_ai.request.model": "fake",
+        "gen_ai.usage.completion_tokens": 2,
+        "rpc.system": "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelInfer",
+        "rpc.response.status_code": "OK",
+    }
+    told = _plain(named.attributes)
+    assert {name: told[name] for name in expected} == expected
+    assert (_plain(wrong.attributes)["rpc.response.status_code"], wrong.status.code) == ("NOT_FOUND", 2)
 
 
 def test_a_collector_that_is_away_costs_no_request(serve, collector) -> None:
