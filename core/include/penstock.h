@@ -131,6 +131,8 @@ PS_API ps_status ps_program_create(ps_model* model, ps_context* context,
                                    const ps_program_options* options, ps_program** out);
 PS_API void ps_program_destroy(ps_program* program); /* before its model and context */
 
+#define PS_BATCH_HIDDEN 1u /* ps_program_hidden will be called: else rows that no logits are made of may be left out */
+
 /* One step: num_tokens tokens of num_requests requests, flat. */
 typedef struct ps_batch {
   uint32_t struct_size;
@@ -140,6 +142,7 @@ typedef struct ps_batch {
   const int32_t* request_starts; /* [num_requests+1]; first 0, last num_tokens, strictly ascending */
   const int32_t* page_tables;    /* [num_page_groups][num_requests][page_table_width]; -1: freed or unused */
   const int32_t* output_rows;    /* [num_rows]; indices of tokens whose logits are wanted */
+  uint32_t flags;
 } ps_batch;
 
 /* How to sample: arrays of one entry a row.  The order of processing is that of docs/numerics.md. */
@@ -194,7 +197,8 @@ PS_API ps_status ps_program_step(ps_program* program, const ps_batch* batch, con
 /* The last step's logits, [num_rows][vocab] f32, in the program's memory until the next run. */
 PS_API ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab);
 /* The last step's hidden rows, [num_tokens][width] f32, that its output rows were picked from: of a language model those
- * of the last norm.  In the program's memory until the next run.  PS_UNSUPPORTED for a graph that picks them otherwise. */
+ * of the last norm.  In the program's memory until the next run, of a step with PS_BATCH_HIDDEN.  PS_UNSUPPORTED for a
+ * graph that picks them otherwise. */
 PS_API ps_status ps_program_hidden(const ps_program* program, const float** hidden, int32_t* num_tokens, int32_t* width);
 /* Of a graph that ends in argmax or topk, the last step's ids [num_rows][k], best first, and of topk their logits [num_rows][k],
  * else null.  In the program's memory until the next run.  Such a graph is sampled greedily and has no logits beside. */
@@ -232,6 +236,8 @@ typedef struct ps_node_info {
   int64_t rows, cols;               /* of its first weight */
   int32_t layout;                   /* ps_layout of its first weight; 0: it has none */
   int32_t num_kv_heads, head_dim, window; /* of its state; 0 without one */
+  int32_t kept; /* 1: where a step wants the logits of half its tokens at most, each once and in order, and does not have
+                   PS_BATCH_HIDDEN, the node runs over the wanted tokens alone */
 } ps_node_info;
 PS_API ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out);
 

@@ -193,6 +193,8 @@ ps_status ps_program_hidden(const ps_program* program, const float** hidden, int
                 "hidden: expected a graph that picks its output rows by one gather_rows of f32 [T, n], found another");
   }
   PS_TRY(has_run(program));
+  if (!program->has_hidden)
+    return fail(PS_INVALID_ARGUMENT, "hidden: expected a step that was asked for them (PS_BATCH_HIDDEN)");
   *hidden = reinterpret_cast<const float*>(program->temporaries.data() + program->plan.offsets[value]);
   *num_tokens = static_cast<int32_t>(program->symbols[ROLE_TOKENS]);
   *width = static_cast<int32_t>(program->model->graph.values[value].row_elements);

@@ -30,6 +30,9 @@ void bind_scratch(ps_program* p) {
   p->request_starts = take_i32(int64_t{o.max_requests} + 1);
   p->page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
   p->output_rows = take_i32(o.max_rows);
+  p->kept_rows = take_i32(o.max_tokens);
+  p->kept_positions = take_i32(o.max_tokens);
+  p->kept_request = take_i32(o.max_tokens);
   p->owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
   p->slots = take_i32(o.num_slots);
   for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = -1;
@@ -46,7 +49,14 @@ uint8_t* value_data(const ps_program& p, const Value& value) {
   return p.temporaries.data() + p.plan.offsets[value.root] + bytes;
 }
 
-ps_status bind_operand(ps_program* p, const Operand& operand, Tensor* out) {
+// A size that is the step's, or constant.
+ps_status bind_dim(ps_program* p, const Dim& dim, int64_t* out) {
+  *out = evaluate(dim, p->plan.symbols);
+  return is_constant(dim) || p->patches.push(Patch{out, dim}) ? PS_OK : no_memory();
+}
+
+// `kept`: of a kept node.
+ps_status bind_operand(ps_program* p, const Operand& operand, bool kept, Tensor* out) {
   const Graph& graph = p->model->graph;
   if (operand.kind == OPERAND_NONE) return PS_OK;
   const Spec spec = spec_of(graph, operand);
@@ -54,12 +64,15 @@ ps_status bind_operand(ps_program* p, const Operand& operand, Tensor* out) {
   out->dtype = spec.dtype;
   out->layout = spec.layout;
   for (int32_t d = 0; d < spec.rank; ++d) {
-    out->dims[d] = evaluate(spec.dims[d], p->plan.symbols);
-    if (!is_constant(spec.dims[d]) && !p->patches.push(Patch{&out->dims[d], spec.dims[d]})) return no_memory();
+    Dim dim = spec.dims[d];
+    if (kept && dim.symbol == ROLE_TOKENS) dim.symbol = kKeptTokens;
+    PS_TRY(bind_dim(p, dim, &out->dims[d]));
   }
   if (operand.kind == OPERAND_VALUE) {
     const Value& value = graph.values[operand.index];
     out->data = value_data(*p, value);
+    if (kept && operand.index == graph.inputs[INPUT_POSITIONS])
+      out->data = reinterpret_cast<uint8_t*>(p->kept_positions);
     out->row_stride = value.row_stride;
   } else if (operand.kind == OPERAND_WEIGHT) {
     const Weight& weight = graph.weights[operand.index];
@@ -77,6 +90,11 @@ ps_status bind_operand(ps_program* p, const Operand& operand, Tensor* out) {
 
 void run_nothing(const Call&, int64_t, int64_t, int32_t) {}
 
+Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
+  const bool empty = p.options.flags & PS_PROGRAM_EMPTY_KERNELS;
+  return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
+}
+
 ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* call) {
   Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
   call->kernels = p->context->kernels;
@@ -85,20 +103,20 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
     in[i] = spec_of(p->model->graph, node.inputs[i]);
   }
   PS_TRY(kOps[node.op].infer(in, call->attrs, out));
-  for (int32_t i = 0; i < run.node.num_inputs; ++i) PS_TRY(bind_operand(p, run.node.inputs[i], &call->in[i]));
+  for (int32_t i = 0; i < run.node.num_inputs; ++i)
+    PS_TRY(bind_operand(p, run.node.inputs[i], node.kept, &call->in[i]));
   for (int32_t i = 0; i < run.node.num_outputs; ++i) {
-    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, run.node.outputs[i]}, &call->out[i]));
+    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, run.node.outputs[i]}, node.kept, &call->out[i]));
   }
   call->gated = run.gated;
   call->scratch = p->scratch.data();
   call->thread_scratch = p->thread_scratch;
   call->thread_scratch_bytes = p->plan.thread_scratch;
-  call->token_request = p->token_request;
+  call->token_request = node.kept ? p->kept_request : p->token_request;
   const Phases phases = kOps[node.op].phases(*call);
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
-    const bool empty = p->options.flags & PS_PROGRAM_EMPTY_KERNELS;
-    Step step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
+    Step step = make_step(*p, call, phase);
     const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > 1 && node.inputs[1].kind == OPERAND_WEIGHT;
     if (streams) {
       step.weights = call->in[1].data;
@@ -108,6 +126,22 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
     if (!p->steps.push(step) || !p->phases.push(phase)) return no_memory();
   }
   return PS_OK;
+}
+
+// Before the first kept node.
+ps_status bind_move(ps_program* p, Call* call) {
+  const Graph& graph = p->model->graph;
+  const KeptSources& sources = p->plan.sources;
+  for (int32_t i = 0; i < sources.count; ++i) {
+    const KeptSource& source = sources.items[i];
+    const Value& root = graph.values[source.root];
+    Tensor& t = call->in[i];
+    t = Tensor{value_data(*p, root) + source.begin * 4, PS_F32, 2, 0, {0, source.end - source.begin}, root.row_stride};
+    PS_TRY(bind_dim(p, Dim{kKeptTokens, 1, 0}, &t.dims[0]));
+  }
+  PS_TRY(bind_dim(p, Dim{ROLE_TOKENS, 1, 0}, &call->out[0].dims[0]));
+  call->token_request = p->kept_rows;
+  return p->steps.push(make_step(*p, call, &kMoveKept)) && p->phases.push(&kMoveKept) ? PS_OK : no_memory();
 }
 
 // A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
@@ -158,6 +192,12 @@ Accesses accesses_of(const ps_program& p, const Node& node, int32_t node_index, 
   return out;
 }
 
+Accesses accesses_of_move(const ps_program& p) {
+  Accesses out;
+  for (int32_t i = 0; i < p.plan.sources.count; ++i) add_value(p, p.plan.sources.items[i].root, true, false, &out);
+  return out;
+}
+
 }  // namespace
 
 int64_t state_offset(const ps_program& program, int32_t state) {
@@ -174,8 +214,12 @@ int64_t state_offset(const ps_program& program, int32_t state) {
 ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
-  if (!p->calls.resize(graph.nodes.size())) return no_memory();  // once: steps point into it
-  for (int64_t i = 0; i < graph.nodes.size(); ++i) {
+  const int64_t count = graph.nodes.size();
+  if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves kept rows
+  bool moved = p->plan.sources.count == 0;
+  for (int32_t i : p->plan.order) {
+    if (graph.nodes[i].kept && !moved) PS_TRY(bind_move(p, &p->calls[count]));
+    moved |= graph.nodes[i].kept;
     if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->calls[i]));
   }
   if (!p->shares.allocate(p->context->pool.num_threads() * static_cast<int64_t>(sizeof(Share)))) return no_memory();
@@ -194,7 +238,9 @@ ps_status place_barriers(ps_program* p) {
   for (int64_t s = 0; s < p->steps.size(); ++s) {
     Step& step = p->steps[s];
     const int64_t node = step.call - p->calls.data();
-    const Accesses now = accesses_of(*p, p->plan.nodes[node].node, static_cast<int32_t>(node), *p->phases[s]);
+    const Accesses now = node == p->plan.nodes.size()
+                             ? accesses_of_move(*p)
+                             : accesses_of(*p, p->plan.nodes[node].node, static_cast<int32_t>(node), *p->phases[s]);
     bool barrier = group.size() > kMaxGroup;
     for (int32_t i = 0; i < now.count && !barrier; ++i) {
       for (const Access& before : group) barrier |= conflict(now.items[i], before);

@@ -25,6 +25,8 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   PS_TRY(check_count("num_tokens", b.num_tokens, 1, o.max_tokens));
   PS_TRY(check_count("num_requests", b.num_requests, 1, o.max_requests));
   PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
+  if (b.flags & ~PS_BATCH_HIDDEN)
+    return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", b.flags);
   const bool has_pages = p.model->graph.page_groups.size() > 0;
   PS_TRY(check_count("page_table_width", b.page_table_width, has_pages ? 1 : 0, INT32_MAX));
   const char* missing = !b.token_ids                       ? "token_ids"
@@ -79,6 +81,21 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   return PS_OK;
 }
 
+// The tokens of kept nodes.  Moving rows together costs as much as some of the work that it saves, so that fewer than
+// half must be wanted, each once and in order.
+void take_kept(ps_program* p, const ps_batch& b) {
+  p->has_hidden = b.flags & PS_BATCH_HIDDEN;
+  bool few = !p->has_hidden && b.num_rows <= b.num_tokens / 2;
+  for (int32_t r = 1; few && r < b.num_rows; ++r) few = p->output_rows[r] > p->output_rows[r - 1];
+  p->num_kept = few ? b.num_rows : b.num_tokens;
+  for (int32_t k = 0; k < p->num_kept; ++k) {
+    const int32_t row = p->kept_rows[k] = few ? p->output_rows[k] : k;
+    p->kept_positions[k] = p->positions[row];
+    p->kept_request[k] = p->token_request[row];
+  }
+  for (int32_t k = 0; few && p->plan.sources.count > 0 && k < p->num_kept; ++k) p->output_rows[k] = k;
+}
+
 ps_status take_batch(ps_program* p, const ps_batch& b) {
   PS_TRY(check_counts(*p, b));
   PS_TRY(take_tokens(p, b));
@@ -98,17 +115,19 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
     p->output_rows[r] = row;
   }
   fill_token_request(batch, p->token_request);
+  take_kept(p, b);
   return PS_OK;
 }
 
 // Sizes of the step into the calls; most steps have those of the step before.
 void set_symbols(ps_program* p, const ps_batch& b) {
-  int64_t symbols[NUM_ROLES];
+  int64_t symbols[NUM_ROLES + 1];
   const int64_t most = p->plan.symbols[ROLE_PAGES];
   symbols[ROLE_TOKENS] = b.num_tokens;
   symbols[ROLE_REQUESTS] = b.num_requests;
   symbols[ROLE_PAGES] = b.page_table_width < most ? b.page_table_width : most;
   symbols[ROLE_ROWS] = b.num_rows;
+  symbols[kKeptTokens] = p->num_kept;
   if (memcmp(symbols, p->symbols, sizeof(symbols)) == 0) return;
   memcpy(p->symbols, symbols, sizeof(symbols));
   for (const Patch& patch : p->patches) *patch.target = evaluate(patch.dim, symbols);
@@ -132,6 +151,11 @@ int64_t estimate(const ps_program& p, int64_t num_tokens) {
 ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
   const Step& s = p.steps[step];
   const int64_t node = s.call - p.calls.data();
+  if (node == p.plan.nodes.size()) {  // moving kept rows is what the step before it does at last
+    ps_span span = label_span(p, step - 1, thread);
+    ++span.phase;
+    return span;
+  }
   int32_t phase = 0;
   while (step - phase > 0 && p.steps[step - phase - 1].call == s.call) ++phase;
   return ps_span{static_cast<int32_t>(node), phase, thread, 0, 0, 0, 0};

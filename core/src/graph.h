@@ -88,6 +88,7 @@ struct Node {
   Operand inputs[kMaxOperands];
   int32_t outputs[kMaxOutputs];
   Attr attrs[kMaxAttrs];  // as in the file; validation puts them into the schema's order
+  bool kept;              // found by validation: kept.h
 };
 
 struct Segment {

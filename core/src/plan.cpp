@@ -10,7 +10,7 @@ namespace ps {
 namespace {
 
 struct Block {
-  int32_t value, first, last;  // alive from node to node
+  int32_t value, first, last;  // alive from node to node, in the program's order
   int64_t bytes, offset;
 };
 
@@ -44,9 +44,10 @@ ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* block
   if (!last.resize(graph.values.size())) return no_memory();
   if (!first.resize(graph.values.size())) return no_memory();
   for (int32_t& node : first) node = -1;
-  for (int64_t n = 0; n < plan.nodes.size(); ++n) {
-    if (plan.nodes[n].skipped) continue;
-    const Node& node = plan.nodes[n].node;
+  for (int64_t n = 0; n < plan.order.size(); ++n) {
+    const RunNode& run = plan.nodes[plan.order[n]];
+    if (run.skipped) continue;
+    const Node& node = run.node;
     for (int32_t i = 0; i < node.num_outputs; ++i) first[node.outputs[i]] = static_cast<int32_t>(n);
     for (int32_t i = 0; i < node.num_inputs; ++i) {
       if (node.inputs[i].kind == OPERAND_VALUE) last[graph.values[node.inputs[i].index].root] = static_cast<int32_t>(n);
@@ -133,7 +134,8 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
   }
   plan->sample_scratch = graph.tail < 0 ? sample_scratch_bytes(graph.vocab_size) : 0;
   const int64_t tables = graph.page_groups.size() * o.max_requests * max_table_width(graph);  // each factor is bounded
-  const int64_t counts[] = {o.max_tokens, o.max_tokens, o.max_tokens, int64_t{o.max_requests} + 1, tables, o.max_rows};
+  const int64_t t = o.max_tokens;
+  const int64_t counts[] = {t, t, t, int64_t{o.max_requests} + 1, tables, o.max_rows, t, t, t};
   plan->batch_bytes = 0;
   for (int64_t count : counts) plan->batch_bytes += round_up(count * 4, 64);
   plan->owner_bytes = round_up(graph.page_groups.size() * o.num_pages * static_cast<int64_t>(sizeof(PageOwner)), 64);
@@ -171,8 +173,11 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   out->symbols[ROLE_REQUESTS] = o.max_requests;
   out->symbols[ROLE_PAGES] = max_table_width(graph);
   out->symbols[ROLE_ROWS] = o.max_rows;
+  out->symbols[kKeptTokens] = o.max_tokens;
   out->shared_scratch = out->thread_scratch = out->kv_page_bytes = out->kv_bytes = 0;
   PS_TRY(fuse_nodes(graph, *context.kernels, &out->nodes));
+  PS_TRY(order_nodes(graph, &out->order));
+  out->sources = find_sources(graph);
   PS_TRY(plan_temporaries(graph, out));
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));

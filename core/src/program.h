@@ -6,6 +6,7 @@
 
 #include "context.h"
 #include "fuse.h"
+#include "kept.h"
 #include "model.h"
 #include "ops.h"
 #include "pages.h"
@@ -14,8 +15,10 @@ namespace ps {
 
 // Where everything lies; made from limits alone, before anything is allocated.
 struct Plan {
-  int64_t symbols[NUM_ROLES];  // the most of each that a step may have
-  Vec<RunNode> nodes;          // as the program runs them
+  int64_t symbols[NUM_ROLES + 1];  // the most of each that a step may have; kKeptTokens is the last
+  Vec<RunNode> nodes;              // as the program runs them
+  Vec<int32_t> order;              // in which it runs them
+  KeptSources sources;             // of its kept nodes
   Vec<int64_t> offsets;        // of each value's root in the temporaries; -1: elsewhere
   Vec<int64_t> sizes;          // bytes of each value's root in the temporaries
   int64_t temporary_bytes, logits_bytes, kv_bytes, kv_page_bytes;
@@ -67,13 +70,16 @@ struct ps_program {
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
-  int64_t symbols[ps::NUM_ROLES] = {-1, -1, -1, -1};  // of the last step
-  int32_t num_rows = -1;                              // of the last step; -1: none yet
+  int64_t symbols[ps::NUM_ROLES + 1] = {-1, -1, -1, -1, -1};  // of the last step
+  int32_t num_rows = -1;                                      // of the last step; -1: none yet
+  int32_t num_kept = 0;                                       // tokens of its kept nodes
+  bool has_hidden = false;                                    // the last step has its hidden rows
   int64_t token_bytes = 0;   // of weights, that one token reads
   uint32_t step_number = 0;
   // The batch's private copies, inside the scratch memory.
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
           *output_rows = nullptr, *token_request = nullptr, *slots = nullptr;
+  int32_t *kept_rows = nullptr, *kept_positions = nullptr, *kept_request = nullptr;  // of the tokens of kept nodes
   ps::PageOwner* owners = nullptr;
   uint8_t *thread_scratch = nullptr, *sample_scratch = nullptr;
 };

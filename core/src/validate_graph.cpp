@@ -1,3 +1,4 @@
+#include "kept.h"
 #include "layout.h"
 #include "validate.h"
 
@@ -237,7 +238,8 @@ ps_status validate_graph(Graph* graph) {
   PS_TRY(validate_inputs(graph));
   PS_TRY(validate_nodes(graph));
   graph->hidden = find_hidden(*graph);
-  return validate_output(graph);
+  PS_TRY(validate_output(graph));
+  return find_kept(graph);
 }
 
 }  // namespace ps

@@ -84,6 +84,7 @@ class BatchLayout:
             request_starts=starts,
             page_tables=self._page_tables(chunks),
             output_rows=rows,
+            hidden=any(chunk.request.pooling is not None for chunk in chunks),
         )
 
     def _page_tables(self, chunks: Sequence[Chunk]) -> np.ndarray:

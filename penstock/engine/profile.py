@@ -177,6 +177,7 @@ class _Profiler:
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
+        self.kept = [node.kept for node in spans.node_infos(program.model)]
         self.peaks = Peaks(program.context)
 
     def report(self) -> ProfileReport:
@@ -320,7 +321,9 @@ class _Profiler:
         noted = {int(node) for one in kept[0].spans for node in np.unique(one["node"])}
         costs = [Cost() for _ in self.graph.nodes]
         for step in steps:
-            for cost, more in zip(costs, node_costs(self.graph, step.size, self.kv_token_bytes), strict=True):
+            for cost, more in zip(
+                costs, node_costs(self.graph, step.size, self.kv_token_bytes, self.kept), strict=True
+            ):
                 cost.add(more)
         rows: list[Row] = []
         for node, cost, work, wait, busy in zip(

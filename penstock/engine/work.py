@@ -26,7 +26,10 @@ _PER_ELEMENT = {
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step as its costs see it: tokens of each request after how many earlier ones, table width, rows of logits."""
+    """A step as its costs see it: tokens of each request after how many earlier ones, table width, rows of logits.
+
+    Those are wanted of the last token of each of the last requests.
+    """
 
     starts: tuple[int, ...]
     lens: tuple[int, ...]
@@ -37,6 +40,15 @@ class StepSize:
     def num_tokens(self) -> int:
         """Tokens of all requests."""
         return sum(self.lens)
+
+    @property
+    def of_kept(self) -> StepSize:
+        """The step as kept nodes see it: the wanted tokens alone, where they are half of it at most."""
+        if 2 * self.num_rows > self.num_tokens:
+            return self
+        first = len(self.lens) - self.num_rows
+        starts = tuple(start + length - 1 for start, length in zip(self.starts[first:], self.lens[first:], strict=True))
+        return StepSize(starts, (1,) * self.num_rows, self.width, self.num_rows)
 
     def sizes(self) -> dict[str, int]:
         """By the symbols of a graph."""
@@ -81,15 +93,21 @@ def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
     return seen, read
 
 
-def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float) -> list[Cost]:
-    """The cost of every node in a step.  ``kv_token_bytes``: keys and values of one token over all states."""
+def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, kept: Sequence[bool]) -> list[Cost]:
+    """The cost of every node in a step.
+
+    ``kv_token_bytes``: keys and values of one token over all states; ``kept``: which run over the wanted tokens alone.
+    """
     width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
     per_element = kv_token_bytes / width if width else 0.0
-    return [_node_cost(graph, node, step, per_element) for node in graph.nodes]
+    steps = {False: step, True: step.of_kept}
+    return [_node_cost(graph, node, steps[k], per_element) for node, k in zip(graph.nodes, kept, strict=True)]
 
 
 def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float) -> Cost:
     sizes, cost = step.sizes(), Cost()
+    if not sizes["T"]:
+        return cost
     values = [graph.values[o.name] for o in node.inputs if o.kind == "value"]
     outputs = [graph.values[name] for name in node.outputs]
     cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*values, *outputs]))

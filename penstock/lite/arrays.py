@@ -16,6 +16,8 @@ __all__ = [
     "sampled_struct", "sampling_struct",
 ]  # fmt: skip
 
+BATCH_HIDDEN = 1  # PS_BATCH_HIDDEN
+
 
 @dataclass(frozen=True)
 class StepBatch:
@@ -23,6 +25,7 @@ class StepBatch:
 
     ``token_ids`` [T] (-1-s: the token last sampled in slot s), ``positions`` [T] ascending by one within a request,
     ``request_starts`` [B+1], ``page_tables`` [page groups, B, width] (-1: freed or unused), ``output_rows`` [R].
+    ``hidden``: its hidden rows will be asked for, those of tokens that no logits are wanted of too.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -30,6 +33,7 @@ class StepBatch:
     request_starts: npt.NDArray[np.int32]
     page_tables: npt.NDArray[np.int32]
     output_rows: npt.NDArray[np.int32]
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
         request_starts=_pointer(batch.request_starts, i32, (num_requests + 1,), "request_starts"),
         page_tables=_pointer(batch.page_tables, i32, (num_page_groups, num_requests, width), "page_tables"),
         output_rows=_pointer(batch.output_rows, i32, (num_rows,), "output_rows"),
+        flags=BATCH_HIDDEN if batch.hidden else 0,
     )
     return struct
 

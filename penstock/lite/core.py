@@ -214,7 +214,8 @@ class CoreProgram(Handle):
 
     def hidden(self) -> npt.NDArray[np.float32]:
         """The last step's hidden rows [T, width] that its output rows were picked from: of a language model those of
-        the last norm.  A view that the next step overwrites; UnsupportedError for a graph that picks them otherwise.
+        the last norm.  A view that the next step overwrites; InvalidArgumentError when the batch did not ask for them
+        (``StepBatch.hidden``), UnsupportedError for a graph that picks them otherwise.
         """
         return self._floats("ps_program_hidden")
 

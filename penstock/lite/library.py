@@ -108,6 +108,7 @@ class NodeInfoStruct(ctypes.Structure):
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
         ("window", c_int32),
+        ("kept", c_int32),
     ]
 
 
@@ -123,6 +124,7 @@ class BatchStruct(ctypes.Structure):
         ("request_starts", c_void_p),
         ("page_tables", c_void_p),
         ("output_rows", c_void_p),
+        ("flags", c_uint32),
     ]
 
 

@@ -53,7 +53,8 @@ class NodeInfo:
 
     ``output`` and ``shape`` are its first output's ("" and () without one); ``weight_bytes`` is what one step reads
     of its weights (of a table one row); ``rows``, ``cols`` and ``layout`` (a ``ps_layout``) are its first weight's, 0
-    without one; ``num_kv_heads``, ``head_dim`` and ``window`` its state's.  ``scheme`` is a linear's, else "".
+    without one; ``num_kv_heads``, ``head_dim`` and ``window`` its state's.  ``scheme`` is a linear's, else "".  A
+    ``kept`` one runs over the wanted tokens alone where at most half of a step's are wanted.
     """
 
     op: str
@@ -68,6 +69,7 @@ class NodeInfo:
     num_kv_heads: int
     head_dim: int
     window: int
+    kept: bool
 
 
 def node_infos(model: Model) -> list[NodeInfo]:
@@ -95,6 +97,7 @@ def _node_info(model: Model, index: int) -> NodeInfo:
         num_kv_heads=out.num_kv_heads,
         head_dim=out.head_dim,
         window=out.window,
+        kept=bool(out.kept),
     )
 
 

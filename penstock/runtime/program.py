@@ -127,7 +127,8 @@ class Program(Protocol):
         """The last step's logits, [R, vocab]: a view that the next ``run`` overwrites."""
 
     def hidden(self) -> NDArray[np.float32]:
-        """The last step's rows behind the last norm, [T, hidden_size]: a view that the next ``run`` overwrites."""
+        """The last step's rows behind the last norm, [T, hidden_size], of a batch with ``hidden``: a view that the next
+        ``run`` overwrites."""
 
     def sample(self, sampling: Sampling) -> Sampled:
         """Sample every row of the last step."""

@@ -21,7 +21,7 @@ from tests.core.tiny_graph import HIDDEN, R, c, tiny_graph, tiny_values, value, 
 def hidden_in_chunks(program: CoreProgram, chunks: list[int]) -> npt.NDArray[np.float32]:
     rows, at = [], 0
     for size in chunks:
-        program.run(batch([(at, PROMPT[at : at + size], (3, 7))], output_rows=i32()))
+        program.run(batch([(at, PROMPT[at : at + size], (3, 7))], output_rows=i32(), hidden=True))
         rows.append(program.hidden().copy())
         at += size
     return np.concatenate(rows)
@@ -30,7 +30,7 @@ def hidden_in_chunks(program: CoreProgram, chunks: list[int]) -> npt.NDArray[np.
 def test_logits_are_made_of_the_hidden_rows(model: Model, context: Context) -> None:
     head = tiny_values(tiny_graph())["lm_head.weight"]
     with CoreProgram(model, context, OPTIONS) as program:
-        program.run(batch([(0, PROMPT, (1, 2))]))
+        program.run(batch([(0, PROMPT, (1, 2))], hidden=True))
         assert program.hidden().shape == (len(PROMPT), model.info.hidden_size) == (len(PROMPT), HIDDEN)
         np.testing.assert_allclose(program.hidden() @ head.T, program.logits(), rtol=1e-4, atol=1e-4)
 
@@ -50,11 +50,16 @@ def test_hidden_rows_have_the_same_bits_in_other_chunks_memory_and_threads(
     assert len(found) == 1
 
 
-def test_hidden_rows_are_refused_before_a_step_and_where_rows_are_picked_otherwise(
+def test_hidden_rows_are_refused_of_steps_that_were_not_asked_for_them_and_where_rows_are_picked_otherwise(
     model: Model, context: Context, tmp_path: Path
 ) -> None:
-    with CoreProgram(model, context, OPTIONS) as program, pytest.raises(InvalidArgumentError, match="a step before"):
-        program.hidden()
+    with CoreProgram(model, context, OPTIONS) as program:
+        with pytest.raises(InvalidArgumentError, match="a step before"):
+            program.hidden()
+        for rows in (i32(), np.arange(len(PROMPT), dtype=np.int32)):
+            program.run(batch([(0, PROMPT, (1, 2))], output_rows=rows))
+            with pytest.raises(InvalidArgumentError, match="asked for them"):
+                program.hidden()
     graph = tiny_graph()
     gather = next(node for node in graph.nodes if node.op == "gather_rows")
     graph.values["again"] = dataclasses.replace(graph.values["last"], name="again", shape=(R, c(HIDDEN)))
@@ -65,6 +70,6 @@ def test_hidden_rows_are_refused_before_a_step_and_where_rows_are_picked_otherwi
         CoreProgram(other, context, OPTIONS) as program,
     ):
         assert other.info.hidden_size == 0
-        program.run(batch([(0, PROMPT, (1, 2))]))
+        program.run(batch([(0, PROMPT, (1, 2))], hidden=True))
         with pytest.raises(UnsupportedError, match="one gather_rows"):
             program.hidden()

@@ -38,7 +38,7 @@ def tail_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
 
 
 def step() -> Any:
-    return batch([(0, PROMPT, (1, 2))])
+    return batch([(0, PROMPT, (1, 2))], hidden=True)
 
 
 @pytest.mark.parametrize("scheme", ["f32", "w4a8"])
@@ -65,7 +65,7 @@ def test_ids_are_those_of_the_logits(
                 assert values is not None
                 assert values.tobytes() == np.take_along_axis(logits, order, 1).tobytes()
             hidden = program.hidden().copy()
-            program.run(batch([(40, [-3], (1, 2))], output_rows=i32()))  # the token that slot 2 remembers
+            program.run(batch([(40, [-3], (1, 2))], output_rows=i32(), hidden=True))  # slot 2's token
             assert program.hidden().shape == (1, hidden.shape[1])
             assert program.tail()[0].shape == (0, k)
 

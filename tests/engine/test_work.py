@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from penstock.engine.profile import Profile, _Profiler
-from penstock.engine.work import StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
+from penstock.graph.ir import Graph
 from penstock.lite.core import Model
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
@@ -26,8 +27,13 @@ def graph(tmp_path_factory):
     return read_graph(write_bundle(path, tiny_graph("w8a8", windows=(0, 32))))[0]
 
 
+def costs_of(graph: Graph, step: StepSize, kv_token_bytes: float) -> list[Cost]:
+    """Of nodes that all run over every token."""
+    return node_costs(graph, step, kv_token_bytes, [False] * len(graph.nodes))
+
+
 def test_linears_multiply_every_weight_for_every_token(graph):
-    costs = dict(zip((node.name for node in graph.nodes), node_costs(graph, STEP, 1.0), strict=True))
+    costs = dict(zip((node.name for node in graph.nodes), costs_of(graph, STEP, 1.0), strict=True))
     assert costs["layers.0.mlp.down"].num_ops == 2 * 5 * FFN * HIDDEN
     assert costs["lm_head"].num_ops == 2 * 2 * HIDDEN * VOCAB  # wanted rows alone
     weight = graph.weights["layers.0.mlp.down.weight"]
@@ -36,7 +42,7 @@ def test_linears_multiply_every_weight_for_every_token(graph):
 
 def test_attention_counts_keys_within_the_window(graph):
     per_token = 128.0  # over all states, which are alike
-    costs = node_costs(graph, STEP, per_token)
+    costs = costs_of(graph, STEP, per_token)
     heads_dim = 32
     for node, cost in zip(graph.nodes, costs, strict=True):
         if node.op != "attention":
@@ -51,13 +57,29 @@ def test_attention_counts_keys_within_the_window(graph):
         assert cost.num_bytes - read * per_token / 2 - activations <= 4 * (5 + 3 + 2 * 2 * 3)  # positions, tables
 
 
+def test_kept_nodes_cost_what_the_wanted_tokens_do(graph):
+    prompt = StepSize(starts=(5, 40), lens=(30, 20), width=3, num_rows=1)
+    last = StepSize(starts=(59,), lens=(1,), width=3, num_rows=1)  # the second request's last token
+    kept = [node.name.startswith("layers.1.mlp") or node.op == "attention" for node in graph.nodes]
+    whole, alone = costs_of(graph, prompt, 128.0), costs_of(graph, last, 128.0)
+    for node, is_kept, all_of_them, one, found in zip(
+        graph.nodes, kept, whole, alone, node_costs(graph, prompt, 128.0, kept), strict=True
+    ):
+        assert found == (one if is_kept else all_of_them), node.name
+    assert node_costs(graph, dataclasses.replace(STEP, num_rows=3), 128.0, kept) == costs_of(
+        graph, dataclasses.replace(STEP, num_rows=3), 128.0
+    )  # most are wanted
+    nothing = node_costs(graph, dataclasses.replace(prompt, num_rows=0), 128.0, kept)
+    assert {(cost.num_bytes, cost.num_ops) for cost, k in zip(nothing, kept, strict=True) if k} == {(0.0, 0.0)}
+
+
 def test_a_token_reads_the_weights_that_the_core_counts():
     graph, _ = read_graph(DEMO)
     step = StepSize((0,), (1,), 1, 1)
     bare = dataclasses.replace(
         graph, weights={k: dataclasses.replace(w, num_bytes=0) for k, w in graph.weights.items()}
     )
-    with_weights, without = (sum(c.num_bytes for c in node_costs(g, step, 0.0)) for g in (graph, bare))
+    with_weights, without = (sum(c.num_bytes for c in costs_of(g, step, 0.0)) for g in (graph, bare))
     with Model.open(DEMO) as model:
         assert with_weights - without == model.info.weight_bytes_per_token
 
