@@ -146,9 +146,11 @@ void kv_append(const KvAppendArgs& a, int64_t begin, int64_t end) {
     int32_t position = a.batch.positions[t];
     int64_t entry = int64_t(a.batch.token_request[t]) * a.batch.page_table_width + position / kPageTokens;
     uint8_t* page = a.kv.data + a.batch.page_table[entry] * a.kv.page_bytes;
-    for (int64_t h = 0; h < a.kv.num_kv_heads; ++h)
-      append_head(a.kv.layout, page + h * head_bytes, position % kPageTokens, a.k + t * a.k_stride + h * dim,
-                  a.v + t * a.v_stride + h * dim, dim);
+    for (int64_t h = 0; h < a.kv.num_kv_heads; ++h) {
+      const float *k = a.k + t * a.k_stride + h * dim, *v = a.v + t * a.v_stride + h * dim;
+      if (t + 1 < end) ask_for_row(k + a.k_stride, dim), ask_for_row(v + a.v_stride, dim);
+      append_head(a.kv.layout, page + h * head_bytes, position % kPageTokens, k, v, dim);
+    }
   }
 }
 
