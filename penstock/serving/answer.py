@@ -33,6 +33,9 @@ class NewsAnswer:
         self.last: News | None = None
         self.on_settled: Callable[[], None] = lambda: None
         """Called when something came of it: its first news, its last, an error, or its reader's leaving."""
+        self.take_now: Callable[[Delta], bool] | None = None
+        """Offered what comes in the middle of an answer while its reader waits, who is then not woken for it; False
+        leaves it to the reader.  What it raises, the reader gets."""
         self._on_abort: Callable[[], None] | None = on_abort
         self._unread: deque[Delta] = deque()
         self._error: BaseException | None = None
@@ -54,10 +57,12 @@ class NewsAnswer:
         if news.error is not None:
             self.fail(news.error)
             return
-        self._append(news)
+        if self.take_now is None or settles or not self._is_taken_now(news):
+            self._append(news)
         if news.is_last:
             self._ended, self._on_abort, self.is_complete = True, None, True
-        self._wake()
+        if self._unread or settles or self._error is not None:
+            self._wake()
         if settles:
             self.on_settled()
 
@@ -68,6 +73,17 @@ class NewsAnswer:
         self._error, self._ended, self._on_abort = error, True, None
         self._wake()
         self.on_settled()
+
+    def _is_taken_now(self, news: News) -> bool:
+        """Whether ``take_now`` took it: not when its reader is behind, nor the end of an answer."""
+        reader, take_now = self._reader, self.take_now
+        if take_now is None or reader is None or reader.done() or self._unread or news.finish_reason is not None:
+            return False
+        try:
+            return take_now(Delta(news.index, news.text, news.token_ids, None, news.logprobs))
+        except Exception as error:
+            self._error = error
+            return True
 
     def _append(self, news: News) -> None:
         for unread in self._unread:  # of a reader who is behind: as many as there are answers

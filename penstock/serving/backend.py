@@ -9,7 +9,7 @@ InternalError), with NotFoundError for a model that is not there and Unavailable
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -79,6 +79,8 @@ class Answer(Protocol):
     prompt_logprobs: list[TokenLogprobs | None] | None
     timings: Mapping[str, float]
     """``Timings.summary`` of the first answer, once it has ended."""
+    take_now: Callable[[Delta], bool] | None
+    """When set, is offered what comes in the middle of an answer while the reader waits; True: it has taken it."""
 
     def __aiter__(self) -> Self: ...
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.serving.refusals import RefusalError
 
@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from penstock.serving.settings import DoorSettings
     from penstock.serving.traces import Trace
 
-__all__ = ["DONE", "Call", "Events", "Headers", "Receive", "Reply", "Scope", "Send", "json_reply", "quoted"]
+__all__ = [
+    "DIRECT_BODY",
+    "DONE",
+    "Body",
+    "Call",
+    "Events",
+    "Headers",
+    "Receive",
+    "Reply",
+    "Scope",
+    "Send",
+    "json_reply",
+    "quoted",
+]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -29,6 +42,7 @@ Headers = list[tuple[bytes, bytes]]
 
 quoted: Final = json.encoder.encode_basestring_ascii  # a text as JSON, in C
 DONE: Final = b"data: [DONE]\n\n"
+DIRECT_BODY: Final = "penstock.body"
 FIXED_HEADERS: Final[Headers] = [
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -56,7 +70,7 @@ class Call:
     """A request that was let in: its checked ``body``, what the path holds, and where answers go.
 
     ``origin`` is that of a page of another host that may call.  ``facts`` go into the log line.  ``is_gone`` says that
-    the client went away.  ``trace`` is there when spans are made of requests.
+    the client went away.  ``trace`` is there when spans are made of requests, ``body_now`` where the server has it.
     """
 
     request_id: str
@@ -72,6 +86,7 @@ class Call:
     is_gone: bool = False
     origin: str = ""
     trace: Trace | None = None
+    body_now: Body | None = None
 
     def model(self) -> Backend:
         """The model that the body names; the only one where it names none."""
@@ -146,14 +161,39 @@ def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, An
             return
 
 
+class Body(Protocol):
+    """The body of an answer that has begun, past ASGI: ``DIRECT_BODY`` of a scope, where the server has it."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a piece can be written now, without waiting for the reader."""
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece, in order with those that were sent."""
+
+
 class Events:
     """A stream of server-sent events.  It begins with the first, so that what fails before is a plain refusal."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
+        self._body = call.body_now
+
+    def write_now(self, make: Callable[[], bytes]) -> bool:
+        """Send the events that ``make`` gives, without waiting; False, and it is not called, when the answer has not
+        begun, its reader is behind, or the server knows nothing else than ASGI."""
+        body = self._body
+        if body is None or not self._call.has_begun or not body.is_free:
+            return False
+        events = make()
+        if events:
+            body.write(events)
+        return True
 
     async def write(self, events: bytes) -> None:
-        """Send events, complete with ``data: `` and the empty line."""
+        """Send events, complete with ``data: `` and the empty line; nothing is sent for none."""
+        if not events:
+            return
         call = self._call
         if not call.has_begun:
             call.has_begun = True

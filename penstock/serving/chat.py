@@ -78,13 +78,17 @@ async def chat(call: Call) -> Reply | None:
     entries: list[list[Any]] = [[] for _ in range(params.n)]
     reasons = [""] * params.n
 
-    async def take(_: int, answer: Answer, delta: Delta) -> None:
+    def keep(_: int, answer: Answer, delta: Delta) -> bool:
         texts[delta.index].append(delta.text)
         reasons[delta.index] = delta.finish_reason or ""
         if logprobs is not None:
             entries[delta.index] += logprobs.of(delta.logprobs or [])["content"]
+        return True
 
-    await run.run([ids], take)
+    async def take(i: int, answer: Answer, delta: Delta) -> None:
+        keep(i, answer, delta)
+
+    await run.run([ids], take, keep)
     choices = [
         {
             "index": index,
@@ -130,7 +134,7 @@ async def _stream(
     end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
     begun = [False] * n
 
-    async def take(_: int, answer: Answer, delta: Delta) -> None:
+    def event(delta: Delta) -> bytes:
         index, out = delta.index, ""
         if not begun[index]:
             begun[index] = True
@@ -145,10 +149,15 @@ async def _stream(
             reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
             choice = f'{{"index":{index},"delta":{{{piece}}},"logprobs":{listed},"finish_reason":{reason}}}'
             out += begin + choice + end
-        if out:
-            await events.write(out.encode())
+        return out.encode()
 
-    await run.run([ids], take)
+    async def take(_: int, answer: Answer, delta: Delta) -> None:
+        await events.write(event(delta))
+
+    def take_now(_: int, answer: Answer, delta: Delta) -> bool:
+        return events.write_now(lambda: event(delta))
+
+    await run.run([ids], take, take_now)
     last = b"data: [DONE]\n\n"
     if with_usage:
         counts = json.dumps(usage(run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens))

@@ -119,11 +119,15 @@ async def complete(call: Call) -> Reply | None:
         await _stream(call, run, prompts, texts, head)
         return None
 
-    async def take(i: int, answer: Answer, delta: Delta) -> None:
+    def keep(i: int, answer: Answer, delta: Delta) -> bool:
         text = texts[i * n + delta.index]
         text.keep(*text.take(delta, answer.prompt_logprobs if not text.texts else None), delta.finish_reason)
+        return True
 
-    await run.run(prompts, take)
+    async def take(i: int, answer: Answer, delta: Delta) -> None:
+        keep(i, answer, delta)
+
+    await run.run(prompts, take, keep)
     return _whole(head, [text.choice(index) for index, text in texts.items()], run)
 
 
@@ -183,19 +187,25 @@ async def _stream(
     end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
     begun = set()
 
-    async def take(i: int, answer: Answer, delta: Delta) -> None:
+    def event(i: int, answer: Answer, delta: Delta) -> bytes:
         index = i * n + delta.index
         is_first = index not in begun
         begun.add(index)
         text, found = texts[index].take(delta, answer.prompt_logprobs if is_first else None)
         if not text and found is None and delta.finish_reason is None:
-            return  # half a character
+            return b""  # half a character
         logprobs = "null" if found is None else json.dumps(found, separators=(",", ":"))
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         choice = f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        await events.write((begin + choice + end).encode())
+        return (begin + choice + end).encode()
 
-    await run.run(prompts, take)
+    async def take(i: int, answer: Answer, delta: Delta) -> None:
+        await events.write(event(i, answer, delta))
+
+    def take_now(i: int, answer: Answer, delta: Delta) -> bool:
+        return events.write_now(lambda: event(i, answer, delta))
+
+    await run.run(prompts, take, take_now)
     last = b"data: [DONE]\n\n"
     if with_usage:
         counts = json.dumps(usage(run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from penstock.config import parse_json
 from penstock.errors import DeadlineError, InvalidFileError
 from penstock.serving.backend import Models
-from penstock.serving.call import Call, Receive, Reply, Scope, Send
+from penstock.serving.call import DIRECT_BODY, Call, Receive, Reply, Scope, Send
 from penstock.serving.json_bounds import check_counts
 from penstock.serving.keys import ApiKeys
 from penstock.serving.metrics import Metrics
@@ -67,6 +67,7 @@ class Door:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
+        call.body_now = scope.pop(DIRECT_BODY, None)  # which else would hold its own scope
         if self.traces is not None:
             call.trace = self.traces.begin(headers)
         operation, status = None, 499  # unless answered: the client went away, or the service ends

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from penstock.serving.backend import Answer, Backend, Delta
     from penstock.serving.call import Call
 
-__all__ = ["USAGE", "Generation", "Take", "refuse_together", "usage"]
+__all__ = ["USAGE", "Generation", "Take", "TakeNow", "refuse_together", "usage"]
 
 Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
 """What is done with a piece: the prompt's number, its answer, the piece."""
+TakeNow = Callable[[int, "Answer", "Delta"], bool]
+"""The same without waiting; False, and nothing is done, where it would have to wait."""
 
 MOST_AT_ONCE: Final = 32
 """Prompts of one HTTP request that are open at a time: the others wait here, not in the engine's queue."""
@@ -54,16 +56,20 @@ class Generation:
 
     def __init__(self, call: Call, backend: Backend, params: SamplingParams, options: RequestOptions) -> None:
         self._call, self._backend, self._params, self._options = call, backend, params, options
+        self._taking = asyncio.Lock()
         self._metrics = call.metrics.of_model(backend.name)
         self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
 
-    async def run(self, prompts: Sequence[Sequence[int]], take: Take) -> None:
-        """Answer all prompts; each piece goes to ``take``, one at a time.  The first error ends all of them."""
+    async def run(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None = None) -> None:
+        """Answer all prompts; each piece goes to ``take``, one at a time.  The first error ends all of them.
+
+        ``take_now`` gets pieces instead where it need not wait: then no task is woken for them.
+        """
         try:
             if len(prompts) == 1:
-                await self._answer(0, prompts[0], take)
+                await self._answer(0, prompts[0], take, take_now)
             else:
-                await self._answer_all(prompts, take)
+                await self._answer_all(prompts, take, take_now)
         except BaseException as error:
             self._metrics.finished["abort" if isinstance(error, asyncio.CancelledError) else "error"] += 1
             raise
@@ -71,16 +77,12 @@ class Generation:
             facts = self._call.facts
             facts["prompt_tokens"], facts["completion_tokens"] = self.num_prompt_tokens, self.num_output_tokens
 
-    async def _answer_all(self, prompts: Sequence[Sequence[int]], take: Take) -> None:
-        lock, todo = asyncio.Lock(), iter(range(len(prompts)))
-
-        async def take_alone(index: int, answer: Answer, delta: Delta) -> None:
-            async with lock:
-                await take(index, answer, delta)
+    async def _answer_all(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None) -> None:
+        todo = iter(range(len(prompts)))
 
         async def work() -> None:
             for index in todo:
-                await self._answer(index, prompts[index], take_alone, is_first=index == 0)
+                await self._answer(index, prompts[index], take, take_now, is_first=index == 0)
 
         tasks = [asyncio.create_task(work()) for _ in range(min(MOST_AT_ONCE, len(prompts)))]
         try:
@@ -101,26 +103,43 @@ class Generation:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
-    async def _answer(self, index: int, ids: Sequence[int], take: Take, is_first: bool = True) -> None:
+    async def _answer(
+        self, index: int, ids: Sequence[int], take: Take, take_now: TakeNow | None, is_first: bool = True
+    ) -> None:
         metrics, params = self._metrics, self._params
         last: dict[int, float] = {}
         num_output, sent = 0, time.perf_counter()
+
+        def note(delta: Delta) -> None:
+            nonlocal num_output
+            now, count = time.perf_counter(), len(delta.token_ids)
+            before = last.get(delta.index)
+            if before is not None:
+                if count:
+                    metrics.between(now - before, count)
+            elif count and not last:
+                metrics.first_token(now - self._call.arrived)
+            last[delta.index] = now
+            num_output += count
+
         async with await self._begin(ids, is_first) as answer:
+            if take_now is not None:
+
+                def offer(delta: Delta) -> bool:
+                    if self._taking.locked() or not take_now(index, answer, delta):
+                        return False
+                    note(delta)
+                    return True
+
+                answer.take_now = offer
             async for delta in answer:
-                now, count = time.perf_counter(), len(delta.token_ids)
-                before = last.get(delta.index)
-                if before is not None:
-                    if count:
-                        metrics.between(now - before, count)
-                elif count and not last:
-                    metrics.first_token(now - self._call.arrived)
-                last[delta.index] = now
-                num_output += count
+                note(delta)
                 if delta.finish_reason is not None:
                     if delta.finish_reason == "abort":
                         raise UnavailableError("the model was closed before the answer was done")
                     metrics.finished[delta.finish_reason] += 1
-                await take(index, answer, delta)
+                async with self._taking:
+                    await take(index, answer, delta)
             num_prompt = answer.num_prompt_tokens or len(ids)
             metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
         if self._call.trace is not None:

@@ -7,14 +7,15 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
 from penstock.errors import FileAccessError, InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
-from penstock.serving.wire import MESSAGE_OPTIONS
-from penstock.serving.worker import serve_channel
+from penstock.serving.wire import JOIN, MESSAGE_OPTIONS
+from penstock.serving.worker import Worker
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
 
@@ -24,6 +25,7 @@ _KEEPALIVE: Final = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+_LAST_WORDS_S: Final = 5.0
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
@@ -78,7 +80,7 @@ async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) 
     """One stream; None when it is worth trying again."""
     credentials = grpc.ssl_channel_credentials(root_certificates=ca)
     channel = grpc.aio.secure_channel(config.address, credentials, options=(*MESSAGE_OPTIONS, *_KEEPALIVE))
-    serving = asyncio.ensure_future(serve_channel(config, channel))
+    serving = asyncio.ensure_future(_serve(config, channel))
     stopping = asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -95,3 +97,69 @@ async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) 
         for task in (serving, stopping):
             task.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)
+
+
+async def _serve(config: WorkerConfig, channel: grpc.aio.Channel) -> int:
+    """Join over a channel and serve until told to stop; grpc.aio.AioRpcError when the primary refuses or is gone."""
+    async with channel:
+        call = channel.stream_stream(
+            JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
+        )()
+        stream = _CallStream(call)
+        try:
+            return await Worker(config, stream).run()
+        finally:
+            await stream.close()
+
+
+class _CallStream:
+    """A gRPC call as a worker's stream."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._out: list[pb.FromWorker] = []
+        self._has_out = asyncio.Event()
+        self._writer = asyncio.ensure_future(self._write())
+
+    def send(self, message: pb.FromWorker) -> None:
+        """Send a message, from any thread and without waiting."""
+        with suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._put, message)
+
+    async def read(self) -> pb.ToWorker | None:
+        """The next message; None at the stream's end.  AioRpcError when the primary refused, or is gone."""
+        reader = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait((reader, self._writer), return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():  # nothing can be sent any more: what was sent to here may say why
+                await asyncio.wait((reader,), timeout=_LAST_WORDS_S)
+            if reader.done() and reader.exception() is None and reader.result() is not grpc.aio.EOF:
+                message: pb.ToWorker = reader.result()
+                return message
+        finally:
+            reader.cancel()
+        with suppress(TimeoutError):
+            code = await asyncio.wait_for(self._call.code(), _LAST_WORDS_S)
+            if code is not grpc.StatusCode.OK:  # why, in the primary's words, whichever task saw it first
+                details = await self._call.details()
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        return None
+
+    async def close(self) -> None:
+        """End the call."""
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        self._call.cancel()
+
+    def _put(self, message: pb.FromWorker) -> None:
+        self._out.append(message)
+        self._has_out.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_out.wait()
+            self._has_out.clear()
+            out, self._out = self._out, []
+            for message in out:
+                await self._call.write(message)

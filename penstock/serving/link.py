@@ -22,6 +22,7 @@ from penstock.serving.wire import card_from, error_from, figures_from, news_from
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
+    from penstock.serving.frames import FrameStream
 
 __all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
 
@@ -127,6 +128,7 @@ class WorkerLink:
         self._keys = count(1)
         self._out: list[pb.ToWorker] = []
         self._has_out = asyncio.Event()
+        self._stream: FrameStream[pb.FromWorker] | None = None
         self._is_idle = asyncio.Event()
         self._heard = time.monotonic()
         self._turn_age_s = 0.0
@@ -210,6 +212,8 @@ class WorkerLink:
         self.status = "lost"
         self.gone.set()
         self._has_out.set()
+        if self._stream is not None:
+            self._stream.close()
         why = f"{self.model}: {why}; send the request again"
         if not self.ready.done():
             self.ready.set_exception(LostWorkerError(why))
@@ -314,7 +318,20 @@ class WorkerLink:
 
     def _send(self, message: pb.ToWorker) -> None:
         self._out.append(message)
-        self._has_out.set()
+        if self._stream is not None:
+            self._pour()
+        else:
+            self._has_out.set()
+
+    def pour_into(self, stream: FrameStream[pb.FromWorker]) -> None:
+        """Send the worker what it is to be sent, as fast as it reads; the stream ends when it is gone."""
+        self._stream, stream.on_room = stream, self._pour
+        self._pour()
+
+    def _pour(self) -> None:
+        stream = self._stream
+        while stream is not None and self._out and stream.has_room:
+            stream.send(self._out.pop(0))
 
     async def outgoing(self) -> AsyncIterator[pb.ToWorker]:
         """What the worker is to be sent, until it is gone."""

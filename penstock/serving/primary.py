@@ -5,40 +5,37 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from penstock.engine.text import Tokenizer
-from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError, UnavailableError
+from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.fleet import Patience
+from penstock.serving.frames import FIRST_BYTES, FrameStream
 from penstock.serving.link import LostWorkerError, WorkerLink
 from penstock.serving.own_folder import OwnFolder
 from penstock.serving.process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
-from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, error_to
+from penstock.serving.wire import MAX_MESSAGE_BYTES, PROTOCOL, error_to
 
 if TYPE_CHECKING:
     from penstock.serving.config import WorkerConfig
+    from penstock.serving.far_workers import FarWorkers
 
 __all__ = ["Primary", "WorkerDoor"]
 
-_METHOD: Final = "penstock.v1.Primary"
 _LAST_WORDS_S: Final = 1.0
 _JOIN_S: Final = 10.0
-_MOST_STREAMS: Final = 1024
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # else two services share the workers of a port, and nobody is told
-    # of workers far away, who want to know that this machine is there
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
+_PAUSE_S: Final = 0.2
+_BACKLOG: Final = 64
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,9 @@ class Primary:
         self.adopt: Callable[[WorkerLink], None] = _nobody
         """Takes a worker of another machine that is ready; InvalidArgumentError when there is no place for it."""
         self._folder: OwnFolder | None = None
-        self._server: Any = None
+        self._listener: socket.socket | None = None
+        self._far: FarWorkers | None = None
+        self._meeting: set[asyncio.Future[None]] = set()
         self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
         self._expected: dict[bytes, asyncio.Future[WorkerLink]] = {}
         self._planned: dict[WorkerLink, int] = {}
@@ -80,33 +79,51 @@ class Primary:
         """Begin to listen."""
         self._folder = OwnFolder()
         self.address = f"unix:{self._folder.socket}"
-        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_OPTIONS), maximum_concurrent_rpcs=_MOST_STREAMS)
-        join = grpc.stream_stream_rpc_method_handler(
-            self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
-        )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD, {"Join": join}),))
-        self._server.add_insecure_port(self.address)
-        if self._door is not None:
-            await self._open_door(self._door)
-        await self._server.start()
-
-    async def _open_door(self, door: WorkerDoor) -> None:
-        address = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
+        listener = self._listener = socket.socket(socket.AF_UNIX)
         try:
-            credentials = grpc.ssl_server_credentials([(door.key, door.certificate)])
-            self.port = self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
+            listener.bind(str(self._folder.socket))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            self._hold(self._accept(listener))
+            if self._door is not None:
+                from penstock.serving.far_workers import FarWorkers  # gRPC: for others' machines alone
+
+                self._far = FarWorkers(self._door, self._get_ready, lambda link: self.adopt(link), self.patience.hang_s)
+                self.port = await self._far.open()
+        except BaseException:
             await self.close()
-            raise FileAccessError(f"{address}: cannot listen for workers there: {error}") from error
+            raise
 
     async def close(self) -> None:
         """Stop listening; workers that are left end with their streams."""
-        if self._server is not None:
-            await self._server.stop(0)
-            self._server = None
+        if self._far is not None:
+            await self._far.close()
+            self._far = None
+        for task in self._meeting:
+            task.cancel()
+        await asyncio.gather(*self._meeting, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+
+    def _hold(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._meeting.add(task)
+        task.add_done_callback(self._meeting.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Take workers of this machine until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                own, _ = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is left: it stays in the queue
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._hold(self._meet(own))
 
     async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
         """A worker whose model is loaded; raises what loading raised, UnavailableError when it ended instead.
@@ -186,68 +203,41 @@ class Primary:
     def _forget_plan(self, link: WorkerLink) -> None:
         self._planned.pop(link, None)
 
-    async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
-        """One worker's stream."""
+    async def _meet(self, own: socket.socket) -> None:
+        """One worker's stream.  Who does not know a token that is expected is told nothing."""
+        stream = FrameStream(own, pb.FromWorker.FromString, FIRST_BYTES)
+        link: WorkerLink | None = None
         try:
-            first = await asyncio.wait_for(context.read(), _JOIN_S)
-        except TimeoutError:
-            first = grpc.aio.EOF
-        join = first.join if first is not grpc.aio.EOF else pb.Join()
-        expected = self._find(join.token)
-        is_remote = expected is None and self._is_shared(join.token)
-        if expected is None and not is_remote:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
-        if join.protocol != PROTOCOL:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"
-            )
-        link = WorkerLink(join.model, 0 if is_remote else join.pid)
-        if expected is not None:
-            expected.set_result(link)
-        reader = asyncio.ensure_future(self._read(link, context, is_remote))
-        writer = asyncio.ensure_future(self._write(link, context))
-        try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            refusal = reader.exception() if reader.done() else None
-        finally:
-            link.fail("the worker's stream ended")
-            for task in (reader, writer):
-                task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-        if isinstance(refusal, PenstockError):
-            await self._refuse(context, refusal)
-
-    async def _refuse(self, context: Any, why: PenstockError) -> None:
-        """Tell a worker why, and let it go first: a stream that is broken off in the middle of a write says nothing."""
-        await context.write(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
-        with suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_S):
-                while await context.read() is not grpc.aio.EOF:
-                    pass
-
-    async def _read(self, link: WorkerLink, context: Any, is_remote: bool) -> None:
-        """What the worker says, until its stream ends."""
-        watch: asyncio.Future[None] | None = None
-        try:
-            while (message := await context.read()) is not grpc.aio.EOF and not link.gone.is_set():
+                first = await stream.read()
+            join = pb.Join() if first is None else first.join
+            expected = self._find(join.token)
+            if expected is None:
+                return
+            if join.protocol != PROTOCOL:
+                why = UnavailableError(f"protocol {join.protocol} is not spoken here, but {PROTOCOL}")
+                stream.send(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
+                return
+            stream.most_bytes = MAX_MESSAGE_BYTES
+            link = WorkerLink(join.model, join.pid)
+            expected.set_result(link)
+            link.pour_into(stream)
+            while (message := await stream.read()) is not None:
                 if not message.HasField("ready"):
                     link.hear(message)
                     continue
-                tokenizer = await asyncio.to_thread(self._tokenizer, dict(message.ready.files))
-                link.get_ready(message.ready, tokenizer)
-                if is_remote:
-                    self.adopt(link)
-                    watch = asyncio.ensure_future(link.watch(self.patience.hang_s))
+                await self._get_ready(link, message.ready)
+                stream.listen(link.hear)
+                await stream.ended.wait()
+        except (PenstockError, ValueError, TimeoutError, DecodeError):  # it speaks something else: as if it had ended
+            pass
         finally:
-            if watch is not None:
-                watch.cancel()
+            if link is not None:
+                link.fail("the worker's stream ended")
+            stream.close()
 
-    def _is_shared(self, token: str) -> bool:
-        return self._door is not None and hmac.compare_digest(_digest(self._door.token), _digest(token))
-
-    async def _write(self, link: WorkerLink, context: Any) -> None:
-        async for message in link.outgoing():
-            await context.write(message)
+    async def _get_ready(self, link: WorkerLink, ready: pb.Ready) -> None:
+        link.get_ready(ready, await asyncio.to_thread(self._tokenizer, dict(ready.files)))
 
     def _find(self, token: str) -> asyncio.Future[WorkerLink] | None:
         """Compared by hashes in constant time; a token is good for one worker."""

@@ -7,8 +7,9 @@ import json
 import socket
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from penstock.serving.call import DIRECT_BODY
 from penstock.serving.refusals import CODES
 
 __all__ = ["BoundedProtocol"]
@@ -19,6 +20,28 @@ _PHRASES: Final = {400: "Bad Request", 431: "Request Header Fields Too Large", 5
 
 class _TooLargeError(Exception):
     """More headers, or larger ones, than may be."""
+
+
+class _DirectBody:
+    """The rest of an answer that has begun in chunks, without a message, a coroutine and a look at each for a piece."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_free(self) -> bool:
+        cycle = self._cycle
+        return (
+            cycle.response_started
+            and bool(cycle.chunked_encoding)
+            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+            and cycle.scope["method"] != "HEAD"
+        )
+
+    def write(self, piece: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -85,6 +108,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The application takes over."""
         self._stop_timer()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
+            self.cycle.scope[DIRECT_BODY] = _DirectBody(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up; what our own callbacks raise ends here, too."""

@@ -23,8 +23,8 @@ from penstock.serving import wire_pb2 as pb
 from penstock.serving.backend import ModelCard
 
 __all__ = [
-    "JOIN", "MESSAGE_OPTIONS", "PROTOCOL", "card_from", "card_to", "error_from", "error_to", "figures_from",
-    "figures_to", "news_from", "news_to", "options_from", "options_to", "sampling_from", "sampling_to",
+    "JOIN", "MAX_MESSAGE_BYTES", "MESSAGE_OPTIONS", "PROTOCOL", "card_from", "card_to", "error_from", "error_to",
+    "figures_from", "figures_to", "news_from", "news_to", "options_from", "options_to", "sampling_from", "sampling_to",
 ]  # fmt: skip
 
 JOIN: Final = "/penstock.v1.Primary/Join"
@@ -172,12 +172,11 @@ def _logprob_from(message: pb.Logprob) -> TokenLogprobs:
     return TokenLogprobs(message.token_id, message.logprob, message.rank, top)
 
 
-def news_to(news: News, message: pb.News) -> None:
-    """Fill a message with what a step brought."""
-    message.key, message.index = news.key, news.index
-    message.text = news.text
-    message.token_ids.extend(news.token_ids)
-    message.is_last = news.is_last
+def news_to(news: News, messages: Any) -> None:
+    """Add what a step brought for an answer to the ``news`` of a step's message."""
+    message = messages.add(
+        key=news.key, index=news.index, text=news.text, token_ids=news.token_ids, is_last=news.is_last
+    )
     if news.logprobs is not None:
         message.has_logprobs = True
         for one in news.logprobs:

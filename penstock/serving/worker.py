@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import socket
 import struct
 import sys
 import threading
@@ -19,17 +20,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import grpc
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import OutOfMemoryError, PenstockError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
+from penstock.serving.frames import FrameStream
 from penstock.serving.pulse import BEAT_S, Pulse
 from penstock.serving.wire import (
-    JOIN,
-    MESSAGE_OPTIONS,
+    MAX_MESSAGE_BYTES,
     PROTOCOL,
     card_to,
     error_from,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from penstock.lite.core import Plan
     from penstock.runtime.program import ProgramLimits
 
-__all__ = ["Worker", "main", "serve_channel", "weights_id"]
+__all__ = ["Stream", "Worker", "main", "weights_id"]
 
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: what it is, and where its metadata lies."""
@@ -58,43 +57,32 @@ TEXT_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.j
 """What the primary needs to turn text into token ids."""
 
 
+class Stream(Protocol):
+    """The way to the primary and back."""
+
+    def send(self, message: pb.FromWorker) -> None:
+        """Send a message, from any thread and without waiting."""
+
+    async def read(self) -> pb.ToWorker | None:
+        """The next message; None when the primary ended the stream.  Raises why it ended otherwise."""
+
+
 class Worker:
     """One model behind one stream to the primary."""
 
-    def __init__(self, config: WorkerConfig, call: Any) -> None:
+    def __init__(self, config: WorkerConfig, stream: Stream) -> None:
         self._config = config
-        self._call = call
-        self._loop = asyncio.get_running_loop()
-        self._out: list[pb.FromWorker] = []
-        self._news: list[News] = []
-        self._has_out = asyncio.Event()
+        self._stream = stream
         self._feed: Feed | None = None
 
     async def run(self) -> int:
         """Join, load, serve; the exit status."""
         pid = os.getpid() if self._config.address.startswith("unix:") else 0
         join = pb.Join(protocol=PROTOCOL, token=self._config.token, model=self._config.name, pid=pid)
-        await self._call.write(pb.FromWorker(join=join))
-        writer = asyncio.ensure_future(self._write())
-        reader = asyncio.ensure_future(self._serve())
+        self._stream.send(pb.FromWorker(join=join))
         try:
-            await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():  # nothing can be sent any more: what was sent to here may say why
-                await asyncio.wait((reader,), timeout=_EXIT_S)
-            if reader.done() and isinstance(reader.exception(), PenstockError):
-                reader.result()
-            if reader.done() and reader.exception() is None and reader.result() == 0:
-                return 0
-            with suppress(TimeoutError):
-                code = await asyncio.wait_for(self._call.code(), _EXIT_S)
-                if code is not grpc.StatusCode.OK:  # why, in the primary's words, whichever task saw it first
-                    details = await self._call.details()
-                    raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-            return 1
+            return await self._serve()
         finally:
-            for task in (writer, reader):
-                task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
             if self._feed is not None:
                 await asyncio.to_thread(self._feed.close)
 
@@ -103,7 +91,7 @@ class Worker:
 
         start = time.perf_counter()
         opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config, self._hand_over_plan))
-        asked = asyncio.ensure_future(self._call.read())
+        asked = asyncio.ensure_future(self._stream.read())
         await asyncio.wait((opening, asked), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():  # told to stop, or the primary is gone: what loads goes with the process
             asked.result()  # or was refused
@@ -113,20 +101,21 @@ class Worker:
         except Exception as error:
             if not self._config.address.startswith("unix:"):  # there the primary says it
                 print(f"penstock worker: {error}", file=sys.stderr, flush=True)
-            self._send(pb.FromWorker(failed=error_to(error)))
+            self._stream.send(pb.FromWorker(failed=error_to(error)))
             await asked  # the primary ends the stream
             return 1
         self._feed = Feed(llm, self._hand_over)
-        self._send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
+        self._stream.send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
         beats = asyncio.ensure_future(self._beat(Pulse(longest_turn_s)))
         try:
-            while (message := await asked) is not grpc.aio.EOF:
+            message = await asked
+            while message is not None:
                 if message.HasField("stop"):
                     if message.stop.HasField("why"):
                         raise error_from(message.stop.why)
                     return 0
                 self._do(message)
-                asked = asyncio.ensure_future(self._call.read())
+                message = await self._stream.read()
         finally:
             beats.cancel()
         return 1
@@ -165,44 +154,18 @@ class Worker:
         try:
             call(key)
         except Exception as error:
-            self._send(pb.FromWorker(taken=pb.Taken(key=key, error=error_to(error))))
+            self._stream.send(pb.FromWorker(taken=pb.Taken(key=key, error=error_to(error))))
 
     def _hand_over_plan(self, plan: pb.Plan) -> None:
         """In the thread that loads."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._send, pb.FromWorker(planned=pb.Planned(plan=plan)))
+        self._stream.send(pb.FromWorker(planned=pb.Planned(plan=plan)))
 
     def _hand_over(self, news: list[News]) -> None:
-        """In the engine's thread."""
-        with suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._add, news)
-
-    def _add(self, news: list[News]) -> None:
-        self._news += news
-        self._has_out.set()
-
-    def _send(self, message: pb.FromWorker) -> None:
-        self._flush_news()  # in the order of events
-        self._out.append(message)
-        self._has_out.set()
-
-    def _flush_news(self) -> None:
-        if self._news:
-            news, self._news = self._news, []
-            message = pb.FromWorker()
-            for one in news:
-                news_to(one, message.step.news.add())
-            self._out.append(message)
-
-    async def _write(self) -> None:
-        """Everything that waits to be sent; a primary that reads slowly gets more in one message."""
-        while True:
-            await self._has_out.wait()
-            self._has_out.clear()
-            self._flush_news()
-            out, self._out = self._out, []
-            for message in out:
-                await self._call.write(message)
+        """In the engine's thread, which sends them: another would wait for the interpreter, and for a core."""
+        message = pb.FromWorker()
+        for one in news:
+            news_to(one, message.step.news)
+        self._stream.send(message)
 
     async def _beat(self, pulse: Pulse) -> None:
         feed = self._feed
@@ -212,7 +175,7 @@ class Worker:
         while True:
             beat = pb.Beat(turn_age_s=pulse.look(feed.last_turn), longest_turn_s=pulse.longest_s)
             beat.figures.CopyFrom(figures_to(feed.llm.engine.figures().since(at_first)))
-            self._send(pb.FromWorker(beat=beat))
+            self._stream.send(pb.FromWorker(beat=beat))
             await asyncio.sleep(BEAT_S)
 
 
@@ -319,26 +282,18 @@ def _watch_lifeline() -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-async def serve_channel(config: WorkerConfig, channel: grpc.aio.Channel) -> int:
-    """Join over a channel and serve until told to stop; the exit status.
-
-    Raises grpc.aio.AioRpcError when the primary refuses or is gone.
-    """
-    async with channel:
-        call = channel.stream_stream(
-            JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
-        )()
-        try:
-            return await Worker(config, call).run()
-        finally:
-            call.cancel()
-
-
 async def _join(config: WorkerConfig) -> int:
+    own = socket.socket(socket.AF_UNIX)
     try:
-        return await serve_channel(config, grpc.aio.insecure_channel(config.address, options=MESSAGE_OPTIONS))
-    except grpc.aio.AioRpcError:
+        own.connect(config.address.removeprefix("unix:"))
+    except OSError:  # the primary is gone
+        own.close()
         return 1
+    stream = FrameStream(own, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
+    try:
+        return await Worker(config, stream).run()
+    finally:
+        stream.close()
 
 
 def main() -> int:

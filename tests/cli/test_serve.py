@@ -204,3 +204,9 @@ def test_nothing_but_the_service_imports_grpc() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_service_without_workers_from_elsewhere_and_without_its_port_needs_no_grpc() -> None:
+    script = "import sys, penstock.serving.service, penstock.serving.worker; print('grpc' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

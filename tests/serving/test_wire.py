@@ -138,9 +138,9 @@ def test_news_round_trip() -> None:
         News(4, 1, "y", [8], seed=2**64 - 1),
     ]
     for news in many:
-        message = pb.News()
-        wire.news_to(news, message)
-        again = wire.news_from(pb.News.FromString(message.SerializeToString()))
+        step = pb.Step()
+        wire.news_to(news, step.news)
+        again = wire.news_from(pb.Step.FromString(step.SerializeToString()).news[0])
         for field in dataclasses.fields(News):
             one, other = getattr(news, field.name), getattr(again, field.name)
             if field.name == "vector" and one is not None:

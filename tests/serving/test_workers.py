@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +29,9 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.serving import memory
+from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
+from penstock.serving.frames import FIRST_BYTES
 from penstock.serving.own_folder import OwnFolder, remove_stale
 from penstock.serving.process import unwritten_bytes
 from penstock.serving.worker import open_llm
@@ -340,19 +343,18 @@ def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
 
 
 def test_a_stranger_may_not_join() -> None:
-    import grpc
-
-    from penstock.serving import wire_pb2 as pb
-    from penstock.serving.wire import JOIN
-
     async def main() -> None:
-        async with service() as running, grpc.aio.insecure_channel(running.primary.address) as channel:
-            call = channel.stream_stream(
-                JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
-            )()
-            await call.write(pb.FromWorker(join=pb.Join(protocol=1, token="x" * 64, model="demo")))
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call.read()
-            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        async with service() as running:
+            for first in (
+                pb.FromWorker(join=pb.Join(protocol=1, token="x" * 64, model="demo")).SerializeToString(),
+                pb.FromWorker().SerializeToString(),
+                b"\xff" * 8,  # no message
+                b"\0" * (FIRST_BYTES + 1),  # larger than who is not known yet may send
+            ):
+                reader, writer = await asyncio.open_unix_connection(running.primary.address.removeprefix("unix:"))
+                writer.write(struct.pack("<I", len(first)) + first)
+                assert await reader.read() == b""
+                writer.close()
+            assert len((await running.models.load(str(DEMO))).workers()) == 1  # those that are expected join
 
     asyncio.run(main())

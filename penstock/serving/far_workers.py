@@ -1,0 +1,130 @@
+"""Workers of other machines at the primary: gRPC over TLS, with a token that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from penstock.errors import FileAccessError, PenstockError
+from penstock.serving import wire_pb2 as pb
+from penstock.serving.link import WorkerLink
+from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, error_to
+
+if TYPE_CHECKING:
+    from penstock.serving.primary import WorkerDoor
+
+__all__ = ["FarWorkers"]
+
+_METHOD: Final = "penstock.v1.Primary"
+_JOIN_S: Final = 10.0
+_MOST_STREAMS: Final = 1024
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # else two services share the workers of a port, and nobody is told
+    # of workers far away, who want to know that this machine is there
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class FarWorkers:
+    """Listens where ``door`` says.  ``get_ready`` makes a link ready with what its worker says, ``adopt`` gives it a
+    place among a model's workers; who stands for ``hang_s`` is given up.
+    """
+
+    def __init__(
+        self,
+        door: WorkerDoor,
+        get_ready: Callable[[WorkerLink, pb.Ready], Awaitable[None]],
+        adopt: Callable[[WorkerLink], None],
+        hang_s: float,
+    ) -> None:
+        self._door, self._get_ready, self._adopt, self._hang_s = door, get_ready, adopt, hang_s
+        self._server: Any = None
+
+    async def open(self) -> int:
+        """Begin to listen; the port."""
+        door = self._door
+        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_OPTIONS), maximum_concurrent_rpcs=_MOST_STREAMS)
+        join = grpc.stream_stream_rpc_method_handler(
+            self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD, {"Join": join}),))
+        address = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
+        try:
+            credentials = grpc.ssl_server_credentials([(door.key, door.certificate)])
+            port = int(self._server.add_secure_port(address, credentials))
+        except RuntimeError as error:
+            await self.close()
+            raise FileAccessError(f"{address}: cannot listen for workers there: {error}") from error
+        await self._server.start()
+        return port
+
+    async def close(self) -> None:
+        """Stop listening; workers that are left end with their streams."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
+        """One worker's stream."""
+        try:
+            first = await asyncio.wait_for(context.read(), _JOIN_S)
+        except TimeoutError:
+            first = grpc.aio.EOF
+        join = first.join if first is not grpc.aio.EOF else pb.Join()
+        if not hmac.compare_digest(_digest(self._door.token), _digest(join.token)):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
+        if join.protocol != PROTOCOL:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"
+            )
+        link = WorkerLink(join.model, 0)
+        reader = asyncio.ensure_future(self._read(link, context))
+        writer = asyncio.ensure_future(self._write(link, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            refusal = reader.exception() if reader.done() else None
+        finally:
+            link.fail("the worker's stream ended")
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+        if isinstance(refusal, PenstockError):
+            await self._refuse(context, refusal)
+
+    async def _refuse(self, context: Any, why: PenstockError) -> None:
+        """Tell a worker why, and let it go first: a stream that is broken off in the middle of a write says nothing."""
+        await context.write(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_JOIN_S):
+                while await context.read() is not grpc.aio.EOF:
+                    pass
+
+    async def _read(self, link: WorkerLink, context: Any) -> None:
+        """What the worker says, until its stream ends."""
+        watch: asyncio.Future[None] | None = None
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF and not link.gone.is_set():
+                if not message.HasField("ready"):
+                    link.hear(message)
+                    continue
+                await self._get_ready(link, message.ready)
+                self._adopt(link)
+                watch = asyncio.ensure_future(link.watch(self._hang_s))
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _write(self, link: WorkerLink, context: Any) -> None:
+        async for message in link.outgoing():
+            await context.write(message)
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()

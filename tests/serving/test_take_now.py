@@ -1,0 +1,80 @@
+"""An answer that is taken as it comes: in order, without waking its reader, and left to him where he is behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.engine.feed import News, Opening
+from penstock.serving.answer import NewsAnswer
+
+
+async def rounds(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def piece(text: str, **more) -> News:
+    return News(1, 0, text, [7], **more)
+
+
+def test_what_is_taken_at_once_wakes_no_reader() -> None:
+    async def main() -> None:
+        answer = NewsAnswer(lambda: None)
+        taken: list[str] = []
+        accepts = True
+
+        def take_now(delta) -> bool:
+            if accepts:
+                taken.append(delta.text)
+            return accepts
+
+        answer.take_now = take_now
+        answer.put(piece("a", opening=Opening(1, 1)))  # the first is the reader's
+        assert (await anext(answer)).text == "a"
+        reading = asyncio.ensure_future(anext(answer))
+        await rounds(2)
+        answer.put(piece("b"))
+        answer.put(piece("c"))
+        await rounds(3)
+        assert taken == ["b", "c"]
+        assert not reading.done()
+        accepts = False
+        answer.put(piece("d"))
+        accepts = True
+        answer.put(piece("e"))  # behind one that the reader did not see yet
+        assert (await reading).text == "de"
+        answer.put(piece("f"))  # nobody waits
+        assert (await anext(answer)).text == "f"
+        reading = asyncio.ensure_future(anext(answer))
+        await rounds(2)
+        answer.put(piece("g", finish_reason="length", is_last=True))  # the end is the reader's
+        assert (await reading).finish_reason == "length"
+        assert taken == ["b", "c"]
+        with pytest.raises(StopAsyncIteration):
+            await anext(answer)
+
+    asyncio.run(main())
+
+
+def test_what_taking_raises_is_the_readers() -> None:
+    async def main() -> None:
+        aborted: list[bool] = []
+        answer = NewsAnswer(lambda: aborted.append(True))
+        answer.take_now = lambda delta: [][0]
+        answer.put(piece("a", opening=Opening(1, 1)))
+
+        async def read() -> None:
+            async with answer:
+                async for _ in answer:
+                    pass
+
+        reading = asyncio.ensure_future(read())
+        await rounds(3)
+        answer.put(piece("b"))  # whoever brings the news goes on
+        with pytest.raises(IndexError):
+            await reading
+        assert aborted == [True]
+
+    asyncio.run(main())
