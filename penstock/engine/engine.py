@@ -62,15 +62,13 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._rows = SamplingRows(info.vocab_size)
         self.layout = BatchLayout(len(info.page_windows), limits.max_requests, pages_for(self.max_len))
-        self.num_steps = 0
-        self.num_output_tokens = 0
+        self.num_steps = self.num_output_tokens = 0
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
         self._ids = count()
         self._lock = threading.RLock()
         self._door = threading.RLock()  # who holds it may come in
-        self._num_submitted = 0
-        self._num_ended = 0
+        self._num_submitted = self._num_ended = 0
         self._incoming: deque[Request] = deque()
         self._aborts: deque[Request | int] = deque()  # a number: every request below it
         self._ended: list[Request] = []  # not told to anybody yet
@@ -168,11 +166,13 @@ class Engine:
 
     def await_abort(self, request: Request) -> None:
         """Return when a request that was aborted has ended, at the end of the running step; at once within a step."""
-        while request.status is not Status.FINISHED:
-            if self._lock.acquire(timeout=0.001):  # a lock is not fair: the step's own thread may carry the abort out
-                self._lock.release()
-                self._settle()
+        while not self._lock.acquire(timeout=0.001):  # it is not fair: the step's own thread may carry it out
+            if request.status is Status.FINISHED:
                 return
+        try:  # with the lock held: no other step comes in between
+            self._settle()
+        finally:
+            self._lock.release()
 
     def abort_all(self) -> None:
         """End every request that was submitted before, from any thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,9 +29,18 @@ def environment(**extra: str) -> dict[str, str]:
 def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
     """Start the command; the caller waits for it."""
     command = [sys.executable, "-m", "penstock", *map(str, args)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT, **options
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment(), cwd=ROOT, **(pipes | options))
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for what a process does, by looks: a machine that stands still meanwhile ends nothing."""
+    for _ in range(6000):
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("it did not come true")
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def penstock_command(tmp_path: Path) -> Run:
         command = [sys.executable, "-m", "penstock", *map(str, args)]
         env = environment(PENSTOCK_CACHE_DIR=str(tmp_path / "cache"), **extra)
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=120
+            command, input=stdin, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=600
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done

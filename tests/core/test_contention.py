@@ -103,6 +103,6 @@ def test_threads_that_come_late_or_leave_do_everything_once(tmp_path: Path) -> N
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     program = tmp_path / "core" / "tools" / "thread_check"
-    done = subprocess.run([program, "200"], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([program, "200"], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [int(left) > 0 for left in re.findall(r"(\d+) times a thread left", done.stdout)] == [False] + 4 * [True]

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from penstock.engine import engine as engine_module
 from penstock.engine.llm import LLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.text import Tokenizer
 from penstock.runtime.open import Opened
 from penstock.runtime.program import ProgramLimits
 from tests.engine.fake_program import FakeProgram
+from tests.engine.requests import Later
 
 WORDS = ["the", "cat", "sat", "on", "mat", "Ġthe", "Ġcat", "Ġsat", "END", "ĠEND"]
 
@@ -60,6 +62,14 @@ FILES = {
 @pytest.fixture(params=["byte_level", "byte_fallback"])
 def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer({"tokenizer.json": byte_level_json() if request.param == "byte_level" else byte_fallback_json()})
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> type[Later]:
+    """The clock of engines, by which deadlines are over; ``ahead`` seconds of it are added to the time."""
+    monkeypatch.setattr(Later, "ahead", 0.0)
+    monkeypatch.setattr(engine_module, "time", Later)
+    return Later
 
 
 @pytest.fixture

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 from penstock.engine.request import SamplingParams
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
 WINDOWS = [(0,), (40,), (0, 33)]
+
+
+class Later:
+    """The engine's clock, which a test can put forward."""
+
+    ahead = 0.0
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return time.perf_counter() + cls.ahead
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
 from tests.engine.conftest import FILES
 from tests.engine.requests import PARAMS, PROMPTS, prompt_of, run_alone
+from tests.serving.workers import until
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
@@ -22,13 +22,6 @@ ROOMY = {"context_len": 100_000, "num_pages": 3200}
 
 def all_free(llm) -> bool:
     return all(pool.num_free == pool.num_pages for pool in llm.engine.scheduler.ledger.pools)
-
-
-async def until(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        await asyncio.sleep(0.005)
 
 
 def test_async_streams_get_what_they_would_get_alone(make_llm):
@@ -64,10 +57,11 @@ def test_text_comes_in_pieces_and_ends_with_a_reason(make_llm):
 
 def test_the_event_loop_goes_on_while_steps_run(make_llm):
     llm = make_llm()
-    honest = llm.engine.program.step
+    honest, entered, gate = llm.engine.program.step, threading.Event(), threading.Event()
 
     def slow(*arguments):
-        time.sleep(0.1)
+        entered.set()
+        gate.wait(600)
         return honest(*arguments)
 
     llm.engine.program.step = slow
@@ -75,12 +69,12 @@ def test_the_event_loop_goes_on_while_steps_run(make_llm):
     async def main() -> None:
         async with AsyncLLM(llm) as front:
             task = asyncio.ensure_future(front.generate([5, 6], SamplingParams(max_tokens=5, ignore_eos=True)))
-            num_turns = 0
-            while not task.done():
-                await asyncio.sleep(0.005)
-                num_turns += 1
+            await until(entered.is_set)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not task.done()
+            gate.set()
             assert len((await task).token_ids) == 5
-            assert num_turns > 20
 
     asyncio.run(main())
 
@@ -195,7 +189,7 @@ def test_an_error_of_the_engine_itself_reaches_every_stream_and_the_next_is_serv
             second = await front.stream(prompt_of(6), ENDLESS)
             for stream in (first, second):
                 with pytest.raises(InternalError, match="planted"):
-                    await asyncio.wait_for(read(stream), 20)
+                    await asyncio.wait_for(read(stream), 600)
             assert len((await front.generate(prompt_of(5), PARAMS[0])).token_ids) == 40
 
     async def read(stream) -> None:
@@ -205,15 +199,16 @@ def test_an_error_of_the_engine_itself_reaches_every_stream_and_the_next_is_serv
     asyncio.run(main())
 
 
-def test_a_deadline_ends_a_request_wherever_it_stands(make_llm):
+def test_a_deadline_ends_a_request_wherever_it_stands(make_llm, later):
     llm = make_llm(max_requests=1, **ROOMY)
 
     async def main() -> None:
         async with AsyncLLM(llm) as front:
-            hurry = RequestOptions(deadline_s=0.15)
-            running = await front.stream(prompt_of(5), ENDLESS, hurry)
-            waiting = await front.stream(prompt_of(5), ENDLESS, RequestOptions(deadline_s=0.1))
-            with pytest.raises(DeadlineError, match=r"deadline_s 0\.1 is over: the request still waited"):
+            running = await front.stream(prompt_of(5), ENDLESS, RequestOptions(deadline_s=900))
+            await anext(running)
+            waiting = await front.stream(prompt_of(5), ENDLESS, RequestOptions(deadline_s=800))
+            later.ahead = 901.0
+            with pytest.raises(DeadlineError, match=r"deadline_s 800 is over: the request still waited"):
                 async for _ in waiting:
                     pass
             with pytest.raises(DeadlineError, match=r"had \d+ tokens"):
@@ -295,9 +290,9 @@ def test_threads_beside_the_event_loop_are_served_too(make_llm):
         async with AsyncLLM(llm) as front:
             stream = await front.stream(prompt_of(5), ENDLESS)
             await stream.__anext__()
-            logits = await asyncio.wait_for(asyncio.to_thread(llm.logits, prompt), 20)
+            logits = await asyncio.wait_for(asyncio.to_thread(llm.logits, prompt), 600)
             assert logits.tobytes() == expected
-            result = await asyncio.wait_for(asyncio.to_thread(llm.generate, prompt, PARAMS[0]), 20)
+            result = await asyncio.wait_for(asyncio.to_thread(llm.generate, prompt, PARAMS[0]), 600)
             assert len(result.token_ids) == 40
             with pytest.raises(InvalidArgumentError, match="drives it already"):
                 AsyncLLM(llm)

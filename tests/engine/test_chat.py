@@ -138,7 +138,7 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
     start = time.monotonic()
     with pytest.raises((InvalidFileError, InvalidArgumentError), match="template"):
         render_chat(template, MESSAGES, {})
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60  # without a bound they take hours
 
 
 @pytest.mark.parametrize(

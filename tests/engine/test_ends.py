@@ -6,6 +6,7 @@ import gc
 import signal
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -17,12 +18,71 @@ from tests.engine.requests import PARAMS, PROMPTS, prompt_of
 
 def test_an_abort_from_a_second_thread_frees_everything(make_llm):
     llm = make_llm(context_len=100_000, num_pages=3200)
-    threading.Timer(0.2, llm.abort).start()
-    start = time.monotonic()
+
+    def abort() -> None:
+        while llm.engine.figures().num_running < 2:
+            time.sleep(0.005)
+        llm.abort()
+
+    thread = threading.Thread(target=abort, daemon=True)
+    thread.start()
     results = llm.generate([prompt_of(5), prompt_of(9)], SamplingParams(max_tokens=90_000, ignore_eos=True))
-    assert time.monotonic() - start < 20
+    thread.join()
     assert [r.finish_reason for r in results] == ["abort", "abort"]
     assert not llm.engine.scheduler.has_work
+
+
+class Snatched:
+    """An engine's lock that another thread has: it lets go when somebody waits for it, and is quicker the next time."""
+
+    def __init__(self, lock) -> None:
+        self._lock, self._depth = lock, 0
+        self._is_taken, self._is_wanted, self._is_free, self._is_taken_again, self._is_over = (
+            threading.Event() for _ in range(5)
+        )
+        self._other = threading.Thread(target=self._run)
+        self._other.start()
+        self._is_taken.wait()
+
+    def _run(self) -> None:
+        with self._lock:
+            self._is_taken.set()
+            self._is_wanted.wait()
+        self._is_free.wait()
+        with self._lock:
+            self._is_taken_again.set()
+            self._is_over.wait()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if timeout > 0:
+            self._is_wanted.set()
+        found = self._lock.acquire(blocking, timeout)
+        self._depth += found
+        return found
+
+    def release(self) -> None:
+        self._depth -= 1
+        self._lock.release()
+        if self._depth == 0:
+            self._is_free.set()
+            self._is_taken_again.wait()
+
+    def close(self) -> None:
+        for event in (self._is_wanted, self._is_free, self._is_over):
+            event.set()
+        self._other.join()
+
+
+def test_a_result_right_after_an_abort_is_there_whoever_has_the_engine(make_llm):
+    """Another thread steps: it has the lock at the abort, and again as soon as this one lets go of it."""
+    llm = make_llm()
+    stream = llm.stream("the cat", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    lock = llm.engine._lock
+    with closing(Snatched(lock)) as llm.engine._lock:
+        stream.abort()
+        assert stream.result().finish_reason == "abort"
+    llm.engine._lock = lock
 
 
 def test_a_stream_that_is_dropped_is_aborted(make_llm):

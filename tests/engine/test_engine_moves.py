@@ -7,7 +7,6 @@ alone, or the beginning of them and a reason; in the end all pages are free.
 
 from __future__ import annotations
 
-import time
 from functools import cache
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from penstock.engine import engine as engine_module
 from penstock.engine.embed import Pooling
 from penstock.engine.engine import Engine
 from penstock.engine.logits import PromptScores
@@ -27,6 +25,7 @@ from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.engine.fake_program import FakeProgram
+from tests.engine.requests import Later
 
 VOCAB = 97
 MOST = 12
@@ -43,16 +42,6 @@ SAMPLING = {
     "impossible": ResolvedSampling(allowed_token_ids=(5,), bad_words=((5,),)),
 }  # fmt: skip
 Outcome = tuple[list[int], list[object], list[object], bytes, str]
-
-
-class Later:
-    """The engine's clock, which a test can put forward."""
-
-    ahead = 0.0
-
-    @classmethod
-    def perf_counter(cls) -> float:
-        return time.perf_counter() + cls.ahead
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -245,8 +234,8 @@ class EngineMoves(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def _later(monkeypatch):
-    monkeypatch.setattr(engine_module, "time", Later)
+def _later(later):
+    """Time goes on by the moves."""
 
 
 def forget_aborted(monkeypatch):

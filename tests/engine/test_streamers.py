@@ -72,7 +72,7 @@ def test_transformers_text_streamer_and_ours_print_the_same(llm, theirs, skip_pr
 def test_transformers_iterator_streamer_hands_out_the_answer_meanwhile(llm, theirs):
     from transformers import TextIteratorStreamer
 
-    streamer = TextIteratorStreamer(theirs, skip_prompt=True, timeout=60, skip_special_tokens=True)
+    streamer = TextIteratorStreamer(theirs, skip_prompt=True, timeout=600, skip_special_tokens=True)
     thread = Thread(target=llm.generate, args=(PROMPT, PARAMS), kwargs={"streamer": streamer})
     thread.start()
     pieces = list(streamer)

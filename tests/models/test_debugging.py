@@ -53,7 +53,7 @@ def test_pdb_shows_named_tensors_in_logical_shapes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         cwd=ROOT,
     )
     shown = done.stdout

@@ -38,7 +38,7 @@ class Maker:
 
     def wait(self, count: int) -> None:
         for _ in range(count):
-            assert self.news.acquire(timeout=10)
+            assert self.news.acquire(timeout=600)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_nothing_waits_for_it_and_closing_ends_it(maker):
     closing = threading.Thread(target=ahead.close)
     closing.start()
     maker.gate.set()
-    closing.join(10)
+    closing.join(600)
     assert not closing.is_alive()
     assert len(maker.made) <= 2  # not even the first run is finished
     ahead.use(1000)
@@ -85,7 +85,7 @@ def test_a_system_that_cannot_is_asked_once():
     ahead = PagesAhead(maker, 2, num_pages=100, run_len=20)
     ahead.use(10)
     maker.wait(1)
-    ahead._thread.join(10)
+    ahead._thread.join(600)
     ahead.use(90)
     ahead.close()
     assert maker.made == [(0, 20, 40)]

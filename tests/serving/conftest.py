@@ -14,10 +14,10 @@ from penstock.engine.llm import LLM
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
 from tests.cli.conftest import DEMO
-from tests.engine.conftest import FILES, make_llm
+from tests.engine.conftest import FILES, later, make_llm
 from tests.serving.service import Service
 
-__all__ = ["make_llm"]
+__all__ = ["later", "make_llm"]
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

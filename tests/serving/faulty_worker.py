@@ -1,10 +1,11 @@
-"""A worker with a fault planted in its engine: ``python faulty_worker.py FAULT``.
+"""A worker with faults planted in its engine: ``python faulty_worker.py FAULT[+FAULT]``.
 
 "tokens": a prompt with DEADLY kills the process when a step would run it, one with STUCK makes the step hang, one with
-LATE kills it when three tokens of the answer are out, one with NAP makes a step take 0.8 s in which the process
+LATE makes it hang once three tokens of the answer are out, one with NAP makes a step take 0.8 s in which the process
 runs.  "scheduled": one with DEADLY kills it when it has a place in a
 step.  "waits": the weights are read once a file of the bundle's name with .go lies beside it.  "exits": the process
 ends when its model is loaded for the second time, as told by a file that the first one leaves beside the bundle.
+"crowd": the first process of a bundle begins when CROWD requests are there, and hangs once two of them have a token.
 "slow": a step takes 10 ms longer, so that what a test does to a running request finds it running.
 """
 
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 DEADLY, STUCK, LATE, NAP = 250, 251, 252, 253
+CROWD = 10
 
 
 def main() -> int:
@@ -24,16 +26,14 @@ def main() -> int:
     from penstock.engine.scheduler import Scheduler
     from penstock.serving import worker
 
-    fault = sys.argv[1]
+    faults = sys.argv[1].split("+")
     honest_step, honest_open, honest_schedule = Engine.step, worker.open_llm, Scheduler.schedule
 
     def step(engine):
         for request in engine._everyone():
-            if LATE in request.prompt_ids:
-                time.sleep(0.1)  # what came before is sent
-            if DEADLY in request.prompt_ids or (LATE in request.prompt_ids and len(request.output_ids) >= 3):
+            if DEADLY in request.prompt_ids:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if STUCK in request.prompt_ids:
+            if STUCK in request.prompt_ids or (LATE in request.prompt_ids and len(request.output_ids) >= 3):
                 time.sleep(1000)
             if NAP in request.prompt_ids and len(request.output_ids) == 1:
                 for _ in range(80):
@@ -46,6 +46,21 @@ def main() -> int:
             os._exit(3)
         mark.touch()
         return honest_open(config, on_plan)
+
+    def crowded_step(engine):
+        while len(engine._everyone()) < CROWD:
+            time.sleep(0.01)
+        if sum(bool(request.output_ids) for request in engine._everyone()) == 2:
+            time.sleep(1000)
+        return honest_step(engine)
+
+    def open_first(config, on_plan):
+        mark = Path(config.path).with_suffix(".first")
+        found = honest_open(config, on_plan)  # which warms up, alone
+        if not mark.exists():
+            mark.touch()
+            Engine.step = crowded_step
+        return found
 
     def slow_step(engine):
         time.sleep(0.01)
@@ -66,15 +81,17 @@ def main() -> int:
 
         return honest_open(config, wait)
 
-    if fault == "scheduled":
+    if "scheduled" in faults:
         Scheduler.schedule = schedule
-    if fault == "waits":
+    if "waits" in faults:
         worker.open_llm = open_after
-    if fault == "slow":
+    if "slow" in faults:
         Engine.step = slow_step
-    if fault == "tokens":
+    if "tokens" in faults:
         Engine.step = step
-    if fault == "exits":
+    if "crowd" in faults:
+        worker.open_llm = open_first
+    if "exits" in faults:
         worker.open_llm = open_llm
     return worker.main()
 

@@ -29,7 +29,7 @@ class Connection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=60)
+        super().__init__("localhost", timeout=600)
         self._path = str(path)
 
     def connect(self) -> None:
@@ -103,12 +103,12 @@ def test_models_come_and_go_beside_the_public_door(tmp_path: Path) -> None:
             "/openapi.json",
         }  # fmt: skip
         for method, route in (("GET", "/admin/models"), ("POST", "/admin/models/demo/unload")):
-            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
             connection.request(method, route)
             assert connection.getresponse().status == 404, "not at the public door"
             connection.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
         assert {one.name for one in tmp_path.iterdir()} == {"log"}
 
 
@@ -157,9 +157,12 @@ def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
 
 
 def test_a_client_that_leaves_leaves_no_half_of_a_model(tmp_path: Path) -> None:
+    model, go = tmp_path / "demo.psm", tmp_path / "demo.go"
+    model.symlink_to(DEMO)
+
     async def main() -> None:
         path = tmp_path / "admin.sock"
-        async with service() as running, admin(running.models, path) as (asked, changes):
+        async with service(command=faulty("waits")) as running, admin(running.models, path) as (asked, changes):
             models, at_first = running.models, children()
 
             async def leave_while_it_loads(route: str, body: dict[str, str]) -> None:
@@ -170,43 +173,45 @@ def test_a_client_that_leaves_leaves_no_half_of_a_model(tmp_path: Path) -> None:
                     f"POST /admin/models/{route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     f"Content-Length: {len(data)}\r\n\r\n{data}".encode()
                 )
-                await until(lambda: children() - before)
-                for worker in children() - before:
-                    worker.suspend()  # so that it cannot be quicker than we are
+                await until(lambda: children() - before)  # it waits: it cannot be quicker than we are
                 writer.close()
                 await writer.wait_closed()
                 await until(lambda: not changes._tasks)
 
-            await leave_while_it_loads("load", {"path": str(DEMO)})
+            await leave_while_it_loads("load", {"path": str(model)})
             assert models.list() == []
             assert children() == at_first
-            backend = await models.load(str(DEMO))
+            go.touch()
+            backend = await models.load(str(model))
             before = pids(backend)
-            await leave_while_it_loads("demo/update", {"path": str(DEMO)})
+            go.unlink()
+            await leave_while_it_loads("demo/update", {"path": str(model)})
             assert (pids(backend), backend.state, backend.card.version) == (before, "ready", 1)
-            assert (await asked("POST", "/admin/models/demo/update", {"path": str(DEMO)}))[1]["version"] == 2
+            go.touch()
+            assert (await asked("POST", "/admin/models/demo/update", {"path": str(model)}))[1]["version"] == 2
             assert len(children() - at_first) == 1
 
     asyncio.run(main())
 
 
 def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> None:
+    model = tmp_path / "demo.psm"
+    model.symlink_to(DEMO)
+
     async def main() -> None:
         path = tmp_path / "admin.sock"
-        async with service(command=faulty("slow")) as running, admin(running.models, path) as (asked, changes):
-            loading = asyncio.ensure_future(running.models.load(str(DEMO)))
+        async with service(command=faulty("waits+slow")) as running, admin(running.models, path) as (asked, changes):
+            loading = asyncio.ensure_future(running.models.load(str(model)))
             before = children()
             await until(lambda: children() - before)
-            (worker,) = children() - before
-            worker.suspend()
             status, answer = await asked("POST", "/admin/models/demo/unload")
             assert (status, answer["error"]["message"]) == (503, "demo is not loaded yet")
-            worker.resume()
+            model.with_suffix(".go").touch()
             backend = await loading
             answering = await backend.submit([5, 6], ENDLESS)
             unloading = asyncio.ensure_future(asked("POST", "/admin/models/demo/unload"))
             await until(lambda: backend.state == "draining")
-            status, answer = await asked("POST", "/admin/models/demo/update", {"path": str(DEMO)})
+            status, answer = await asked("POST", "/admin/models/demo/update", {"path": str(model)})
             assert (status, answer["error"]["message"]) == (503, "demo is being changed already")
             await changes.close()
             assert (await unloading)[0] == 503

@@ -27,7 +27,7 @@ from penstock.serving.metrics import Metrics
 from penstock.serving.process import COMMAND
 from penstock.serving.remote import RemoteBackend
 from tests.invariants.checkpoints import write_checkpoint
-from tests.serving.faulty_worker import DEADLY, LATE, STUCK
+from tests.serving.faulty_worker import CROWD, DEADLY, LATE, STUCK
 from tests.serving.workers import OPTIONS, faulty, pids, service, still, tokens_of, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
@@ -35,7 +35,8 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
 CALM = Patience(hang_s=600.0, drain_s=600.0)
 HASTY = Patience(hang_s=600.0, least_pause_s=0.05, most_pause_s=0.2)
-IMPATIENT = replace(HASTY, hang_s=3.0)
+IMPATIENT = replace(HASTY, hang_s=6.0)
+"""Only for what is to hang: on a busy machine an honest worker may stand for seconds, too."""
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +68,18 @@ class Traffic:
 
     def __init__(self, backend: RemoteBackend, expected: list[dict[int, list[int]]], num_clients: int = 3) -> None:
         self.backend, self.expected = backend, expected
-        self.num_right, self.versions, self.num_lost = 0, set(), 0
+        self.versions, self.num_lost = set(), 0
         self.wrong: list[str] = []
+        self._num_right = [0] * num_clients
         self._tasks = [asyncio.ensure_future(self._client(seed)) for seed in range(num_clients)]
 
     async def _client(self, seed: int) -> None:
         rng = random.Random(seed)
         while True:
             number, ids = rng.randrange(32), []
+            own = RequestOptions(cache_salt=f"{rng.random()}")  # no request is blamed for what another one met
             try:
-                async with asyncio.timeout(600), await self.backend.submit([number, 7, 9], SEEDED) as answer:
+                async with await self.backend.submit([number, 7, 9], SEEDED, own) as answer:
                     async for delta in answer:
                         ids += delta.token_ids
             except UnavailableError:
@@ -89,14 +92,15 @@ class Traffic:
             version = answer.version
             self.versions.add(version)
             if ids == self.expected[(version - 1) % 2][number]:
-                self.num_right += 1
+                self._num_right[seed] += 1
             else:
                 self.wrong.append(f"version {version} answered {number} with {ids}")
 
-    async def more(self, count: int = 6) -> None:
-        """Until so many more answers came and were right."""
-        goal = self.num_right + count
-        await until(lambda: self.num_right >= goal or self.wrong)
+    async def more(self) -> None:
+        """Until each client got two more answers and they were right: the second of them, and what it asks now, began
+        after this was called."""
+        before = [*self._num_right]
+        await until(lambda: self.wrong or all(a >= b + 2 for a, b in zip(self._num_right, before, strict=True)))
         assert not self.wrong, self.wrong
 
     async def stop(self) -> None:
@@ -156,9 +160,8 @@ def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> N
                 await tokens_of(backend, [STUCK, 5], GREEDY)
             assert time.monotonic() - before > IMPATIENT.hang_s
             assert not psutil.pid_exists(victim)
-            await until(lambda: backend.deaths()["hang"] == 2)
-            await until(lambda: backend.is_ready)
-            assert len(await tokens_of(backend, [5], GREEDY)) == 12
+            await until(lambda: backend.deaths()["hang"] >= 2)
+            assert len(await tokens_of_when_ready(backend, [5])) == 12
 
     asyncio.run(main())
 
@@ -183,7 +186,7 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
 
 def test_a_request_that_kills_workers_is_refused_and_others_are_served(versions) -> None:
     async def main() -> None:
-        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+        async with service(patience=HASTY, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
             first = pids(backend)
             innocent = [asyncio.ensure_future(tokens_of(backend, [number, 3], GREEDY)) for number in range(4)]
@@ -206,18 +209,20 @@ def test_what_was_sent_is_not_sent_again(versions) -> None:
     """A worker that dies in the middle of an answer: the reader gets what came, and a retriable error."""
 
     async def main() -> None:
-        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+        async with service(patience=HASTY, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
             ids: list[int] = []
 
             async def read() -> None:
                 async with await backend.submit([LATE, 5], GREEDY) as answer:
                     async for delta in answer:
+                        if not ids:
+                            os.kill(pids(backend)[0], signal.SIGKILL)
                         ids.extend(delta.token_ids)
 
             with pytest.raises(UnavailableError, match="send the request again"):
                 await read()
-            assert 1 <= len(ids) <= 4
+            assert 1 <= len(ids) <= 3
             assert len(await tokens_of_when_ready(backend, [6, 5])) == 12
 
     asyncio.run(main())
@@ -230,13 +235,12 @@ async def tokens_of_when_ready(backend: RemoteBackend, prompt: list[int]) -> lis
 
 def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> None:
     async def main() -> None:
-        async with service(patience=IMPATIENT, command=faulty("exits")) as running:
+        async with service(patience=HASTY, command=faulty("exits")) as running:
             bad = await running.models.load(str(versions[0]), "bad")
             good = await running.models.load(str(versions[1]), "good")
             os.kill(pids(bad)[0], signal.SIGKILL)  # each further one ends while it loads
-            await until(lambda: bad.state == "failed")
+            await until(lambda: bad.state == "failed" and "status 3" in bad.error)
             assert not bad.is_ready
-            assert "status 3" in bad.error
             assert (bad.deaths()["signal"], bad.deaths()["start"] >= 2) == (1, True)
             with pytest.raises(UnavailableError, match="again and again"):
                 await bad.submit([5], GREEDY)
@@ -262,7 +266,7 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
             for number in range(1, num_switches + 1):
                 await running.models.update("model", str(versions[number % 2]))
                 assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
-                await traffic.more(3)
+                await traffic.more()
             await traffic.stop()
             assert traffic.num_lost == 0
             assert len(traffic.versions) == num_switches + 1
@@ -283,7 +287,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
         return await honest(*arguments)
 
     async def main() -> None:
-        async with service(patience=IMPATIENT) as running:
+        async with service(patience=HASTY) as running:
             monkeypatch.setattr(primary, "start_process", start)
             with pytest.raises(UnavailableError, match="Too many open files"):
                 await running.models.load(str(versions[0]))
@@ -328,7 +332,7 @@ def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) 
         return await honest(config, command)
 
     async def main() -> None:
-        async with service(patience=IMPATIENT) as running:
+        async with service(patience=HASTY) as running:
             backend = await running.models.load(str(versions[0]))
             monkeypatch.setattr(primary, "start_process", start)
             loading = asyncio.ensure_future(running.models.load(str(versions[1]), "slow"))
@@ -347,17 +351,20 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
 
     async def main() -> None:
-        async with service(patience=IMPATIENT, command=faulty("slow"), options=options) as running:
+        versions[0].with_suffix(".first").unlink(missing_ok=True)
+        async with service(patience=HASTY, command=faulty("crowd"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
             blamed, add = [], backend.blame.add
             monkeypatch.setattr(backend.blame, "add", lambda *what: blamed.append(what) or add(*what))
-            asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(10)]
-            await until(lambda: backend.workers()[0].num_open == 10)
-            os.kill(pids(backend)[0], signal.SIGKILL)
+            asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(CROWD)]
+            (link,) = backend._fleet.links
+            await until(lambda: sum(request.answer.has_begun for request in link._open.values()) == 2)
+            assert link.num_open == CROWD
+            os.kill(link.pid, signal.SIGKILL)
             found = await asyncio.gather(*asked, return_exceptions=True)
-            assert sum(isinstance(one, UnavailableError) for one in found) <= 2
+            assert sum(isinstance(one, UnavailableError) for one in found) == 2
             assert all(isinstance(one, UnavailableError) or len(one) == 12 for one in found)
-            assert 1 <= len(blamed) <= 4  # two that ran, two that may have come after them
+            assert len(blamed) == 4  # two that ran, two that may have come after them
 
     asyncio.run(main())
 
@@ -367,7 +374,7 @@ def test_an_urgent_request_that_kills_workers_is_found_behind_others(versions) -
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
 
     async def main() -> None:
-        async with service(patience=IMPATIENT, command=faulty("scheduled"), options=options) as running:
+        async with service(patience=HASTY, command=faulty("scheduled"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
             asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(8)]
             await until(lambda: backend.workers()[0].num_open == 8)

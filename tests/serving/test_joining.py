@@ -15,6 +15,7 @@ import pytest
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.serving.fleet import Patience
 from penstock.serving.joining import read_token
 from penstock.serving.primary import Primary, WorkerDoor
 from tests.cli.conftest import environment
@@ -132,7 +133,7 @@ def test_an_update_that_nobody_waits_for_still_dismisses_a_worker_that_joined(do
     its worker."""
 
     async def main() -> None:
-        async with service(door=door) as running:
+        async with service(door=door, patience=Patience(hang_s=600.0, drain_s=600.0)) as running:
             backend = await running.models.load(str(DEMO), "demo")
             with joining(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)

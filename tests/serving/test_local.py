@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -12,16 +11,10 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
 from penstock.serving.local import LocalBackend, LocalModels
+from tests.serving.workers import until
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
-
-
-async def until(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        await asyncio.sleep(0.005)
 
 
 def all_free(llm) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -98,19 +99,20 @@ def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
 
 
 def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -> None:
-    monkeypatch.setattr(link_module, "FRESH_S", 1.5)
-
     async def main() -> None:
-        async with service(patience=Patience(hang_s=1000.0), num_workers=2) as running:
+        async with service(patience=Patience(hang_s=1000.0), num_workers=2, fresh_s=1.5) as running:
             backend = await running.models.load(str(DEMO))
             first, second = (psutil.Process(pid) for pid in pids(backend))
             links = backend._fleet.links
-            await until(lambda: still(first) and not links[0].is_fresh and links[1].is_fresh)
-            assert backend.is_ready
-            asking = asyncio.gather(*(tokens_of(backend, [5, number], GREEDY) for number in range(6)))
-            await until(asking.done)
-            found = asking.result()
-            assert all(len(ids) == 8 for ids in found)
+            with monkeypatch.context() as patched:  # the second one counts as heard of, also on a machine that stands
+                patched.setattr(links[1], "_turned", lambda age_s: None)
+                links[1]._heard = math.inf
+                await until(lambda: still(first) and not links[0].is_fresh)
+                assert backend.is_ready
+                asking = asyncio.gather(*(tokens_of(backend, [5, number], GREEDY) for number in range(6)))
+                await until(asking.done)
+                assert all(len(ids) == 8 for ids in asking.result())
+            links[1].forgive()
             await until(lambda: still(first) and still(second) and not backend.is_ready)
             assert backend.state == "ready", "nobody is given up yet"
             asked = asyncio.ensure_future(tokens_of(backend, [5], GREEDY))
@@ -132,7 +134,7 @@ from penstock.serving.primary import Primary
 from penstock.serving.remote_models import RemoteModels
 
 async def main():
-    primary = Primary(Patience(hang_s=3.0), sys.argv[2:])
+    primary = Primary(Patience(hang_s=6.0), sys.argv[2:])
     await primary.open()
     models = RemoteModels(primary)
     backend = await models.load(sys.argv[1])
@@ -162,14 +164,14 @@ def test_a_service_that_was_stopped_whole_goes_on_with_its_workers(tmp_path) -> 
         both = [process.pid, worker]
         assert process.stdout.readline() == "asked\n"
         stopped = time.monotonic()
-        while time.monotonic() < stopped + 3.5:
+        while time.monotonic() < stopped + 6.5:
             for pid in both:  # also one that somebody let go on
                 os.kill(pid, signal.SIGSTOP)
             time.sleep(0.05)
         for pid in both:
             os.kill(pid, signal.SIGCONT)
         assert process.stdout.readline().split() == [str(worker), "0"]
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
     finally:
         process.kill()
         process.wait()

@@ -83,7 +83,7 @@ def test_answers_scores_and_embeddings_are_the_engines() -> None:
             vector = (await backend.embed([embedding.token_ids] * 3, "last", True))[2].vector
             np.testing.assert_array_equal(vector, embedding.vector)
             await until(lambda: backend.figures().num_running == 0 and backend.figures().num_finished.get("stop", 0))
-            assert backend.heartbeat_age_s < 30
+            await until(lambda: backend.heartbeat_age_s < 1.0)
 
     asyncio.run(main())
 
@@ -333,7 +333,7 @@ def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
     process.wait()
     process.stdout.close()
     try:
-        worker.wait(30)
+        worker.wait(600)
     except psutil.TimeoutExpired as error:
         worker.kill()
         raise AssertionError("the worker outlives its primary") from error

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
 from penstock.engine.params import SamplingParams
 from penstock.runtime.program import ProgramLimits
+from penstock.serving import link as link_module
 from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Patience
 from penstock.serving.primary import Primary
@@ -44,8 +46,12 @@ async def service(
     num_workers: int = 1,
     options: ModelOptions = OPTIONS,
     door=None,
+    fresh_s: float = 600.0,
 ) -> AsyncIterator[Service]:
-    """A primary and its models; at the end nothing of it is left: no process, no descriptor, no file."""
+    """A primary and its models; at the end nothing of it is left: no process, no descriptor, no file.
+
+    A worker that says nothing for ``fresh_s`` is routed around: on a machine that stands still, none by chance.
+    """
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
     primary = Primary(patience, command, door)
     await primary.open()
@@ -54,7 +60,8 @@ async def service(
     models = RemoteModels(primary, options, num_workers)
     primary.adopt = models.adopt
     try:
-        yield Service(primary, models)
+        with patch.object(link_module, "FRESH_S", fresh_s):
+            yield Service(primary, models)
     finally:
         await models.close()
         await primary.close()
@@ -72,7 +79,7 @@ def num_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def until(condition, seconds: float = 60.0) -> None:
+async def until(condition, seconds: float = 120.0) -> None:
     """Counted in looks, not by the clock: a machine that stands still meanwhile ends nothing."""
     for _ in range(int(seconds * 100)):
         if condition():
