@@ -38,6 +38,8 @@ from serving_process import Held, Service, penstock_serve
 MOST_GROWTH = 0.02
 WARM_UP = 2000
 """Requests until every page of keys and values was written once: until then memory grows."""
+NUM_LONG, LONG_TOKENS = 600, 992
+"""Prompts until the primary remembers as many beginnings of prompts as it may (16,384): 31 pages each."""
 
 
 class AdminConnection(http.client.HTTPConnection):
@@ -94,9 +96,14 @@ class Traffic:
             body["echo"] = True
         return "/v1/completions", body, 200
 
+    def long(self) -> tuple[str, dict[str, Any], int]:
+        """A request that the primary remembers 31 beginnings of."""
+        prompt = [self.random.randrange(300, 4000) for _ in range(LONG_TOKENS)]
+        return "/v1/completions", {"prompt": prompt, "max_tokens": 1}, 200
+
     async def one(self) -> None:
         """One request, or a part of one."""
-        path, body, expected = self.request()
+        path, body, expected = self.long() if self.num_sent <= NUM_LONG else self.request()
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
         message = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
@@ -178,7 +185,7 @@ class Verdict:
 
 async def soak(service: Service, args: argparse.Namespace, admin: Path, verdict: Verdict) -> None:
     traffic = Traffic(service, args.seed)
-    await traffic.run(WARM_UP, args.clients)
+    await traffic.run(NUM_LONG + WARM_UP, args.clients)
     before = await quiet(service)
     readings: list[tuple[Held, Held]] = []
     start = time.perf_counter()

@@ -43,6 +43,7 @@ class AsyncStream:
     def __init__(self, stream: Stream, work: threading.Event) -> None:
         self._stream = stream
         self._work = work
+        self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
 
     def __aiter__(self) -> AsyncStream:
@@ -54,6 +55,7 @@ class AsyncStream:
             self._news.clear()
             if self._stream.has_news:  # the step ended in between
                 break
+            _check_loop(self._loop)
             try:
                 await self._news.wait()
             except asyncio.CancelledError:
@@ -95,7 +97,8 @@ class AsyncLLM:
     """A model for asyncio: many streams at once, each with the tokens it would get alone.
 
     ``llm`` is an open LLM, which this closes.  Its ``max_waiting`` bounds the queue: a request beyond it is
-    refused with QueueFullError, which is the moment to tell a client to come back later.  Use it in one event loop.
+    refused with QueueFullError, which is the moment to tell a client to come back later.  It is used in the event loop
+    that it was made in; another one may close it.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -123,8 +126,7 @@ class AsyncLLM:
 
         Raises what ``LLM.stream`` raises: InvalidArgumentError, UnsupportedError, QueueFullError.
         """
-        if self._closing:
-            raise InvalidArgumentError("the AsyncLLM is closed")
+        self._check_open()
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             prompt = await asyncio.to_thread(self.llm.tokenizer.encode, prompt)
         plain = self.llm.stream(prompt, params, options)
@@ -178,9 +180,13 @@ class AsyncLLM:
             self._work.set()
             raise
 
-    async def _beside(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    def _check_open(self) -> None:
         if self._closing:
             raise InvalidArgumentError("the AsyncLLM is closed")
+        _check_loop(self._loop)
+
+    async def _beside(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        self._check_open()
         return await asyncio.to_thread(call, *arguments)
 
     async def close(self) -> None:
@@ -190,7 +196,8 @@ class AsyncLLM:
         if self._closed is None:
             self._closing = True
             self._work.set()
-            self._closed = self._loop.run_in_executor(None, self._shut)  # goes on when nobody waits for it
+            loop = asyncio.get_running_loop()  # its own may be over
+            self._closed = loop.run_in_executor(None, self._shut)  # goes on when nobody waits for it
         await asyncio.shield(self._closed)
 
     def _shut(self) -> None:
@@ -231,3 +238,9 @@ class AsyncLLM:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.wake()
+
+
+def _check_loop(own: asyncio.AbstractEventLoop) -> None:
+    """News come to one event loop: whoever waits in another one would wait for ever."""
+    if asyncio.get_running_loop() is not own:
+        raise InvalidArgumentError("the AsyncLLM is used in the event loop that it was made in; this is another one")

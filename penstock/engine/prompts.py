@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from operator import index as as_index
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,7 +32,7 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
         return [prompts], True
     if hasattr(prompts, "tolist"):  # a numpy array
         prompts = prompts.tolist()
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
         raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
     several = list(prompts)
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
@@ -94,7 +94,7 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
     """A prompt as a list of ids; InvalidArgumentError when it is empty, has an id out of range, or leaves no
     ``answer_len`` tokens of ``max_len``.
     """
-    if isinstance(prompt_ids, (str, bytes)) or not hasattr(prompt_ids, "__len__"):
+    if isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
         raise InvalidArgumentError(f"prompt must be a list of token ids, not {type(prompt_ids).__name__}")
     if not len(prompt_ids):
         raise InvalidArgumentError("prompt is empty: it must have at least one token")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.async_llm import AsyncLLM, AsyncStream
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
@@ -279,6 +280,25 @@ def test_chat_and_score_are_those_of_the_llm(make_llm):
                 await call
 
     asyncio.run(main())
+
+
+def test_a_second_event_loop_is_refused_and_may_close_it(make_llm):
+    llm = make_llm(**ROOMY)
+
+    async def begin():
+        front = AsyncLLM(llm)
+        await front.stream(prompt_of(5), ENDLESS)
+        return front, AsyncStream(SimpleNamespace(has_news=False), threading.Event())
+
+    async def go_on(front, without_news) -> None:
+        calls = (front.stream([5]), front.generate([5]), front.score("the"), front.embed("the"), anext(without_news))
+        for call in calls:
+            with pytest.raises(InvalidArgumentError, match="this is another one"):
+                await call
+        await front.close()
+
+    asyncio.run(go_on(*asyncio.run(begin())))
+    assert llm.engine.is_closed
 
 
 def test_threads_beside_the_event_loop_are_served_too(make_llm):

@@ -220,3 +220,12 @@ def test_groups_hold_fields_that_are_named_alone():
     for name in ("filters", "penalties"):
         with pytest.raises(InvalidArgumentError, match=f"{name} must be {name.title()}, not 3"):
             SamplingParams(**{name: 3})
+
+
+@pytest.mark.parametrize("prompts", [{5, 6}, {5: 6}, [{5, 6}], [[7], {5: 6}], [frozenset("x")]])
+def test_what_has_no_order_is_no_prompt(make_llm, prompts):
+    llm = make_llm()
+    for call in (llm.generate, llm.score, llm.embed):
+        with pytest.raises(InvalidArgumentError, match="token ids"):
+            call(prompts)
+    assert llm.engine.num_steps == 0

@@ -317,6 +317,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
             ("model_unloaded", None, "v0"),
         ]
         assert "SIGKILL" in told[1]["message"]
+        pauses = [one["restart_in_s"] for one in told if one["event"] == "worker_gone"]
+        assert pauses == [0.0, HASTY.least_pause_s, 2 * HASTY.least_pause_s], "the first one is replaced at once"
 
     asyncio.run(main())
 

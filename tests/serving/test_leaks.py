@@ -1,0 +1,88 @@
+"""What a request leaves in the primary, counted in blocks of Python's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+
+from penstock.engine.feed import News
+from penstock.serving import link as link_module
+from penstock.serving import metrics
+from penstock.serving.answer import NewsAnswer
+from penstock.serving.app import make_app
+from penstock.serving.http import Listener
+from penstock.serving.settings import DoorSettings
+from tests.serving.workers import DEMO, service
+
+NUM, CLIENTS = 200, 8
+"""Requests of a round, and how many are open at a time."""
+ROUNDS = 6
+
+
+class Traffic:
+    """Whole answers and streams, refusals, and clients that go away in between."""
+
+    def __init__(self, url: str) -> None:
+        self.host, _, port = url.removeprefix("http://").rpartition(":")
+        self.port = int(port)
+        self.num_sent = 0
+
+    async def one(self, number: int) -> None:
+        prompt = [300 + number % 3000 + i for i in range(40)]  # more than a page: it is remembered, within bounds
+        body = {"prompt": prompt, "max_tokens": 0 if number % 5 == 1 else 2, "stream": number % 2 == 0}
+        data = json.dumps(body).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        answer = await (reader.read(20) if number % 7 == 2 else reader.read())
+        assert answer.startswith(b"HTTP/1.1 "), answer
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+    async def client(self, goal: int) -> None:
+        while self.num_sent < goal:
+            self.num_sent += 1
+            await self.one(self.num_sent)
+
+    async def round(self) -> int:
+        """How many more blocks of memory are held after a round."""
+        gc.collect()
+        before, goal = sys.getallocatedblocks(), self.num_sent + NUM
+        await asyncio.gather(*(self.client(goal) for _ in range(CLIENTS)))
+        await asyncio.sleep(0.2)  # the ends of connections
+        gc.collect()
+        return sys.getallocatedblocks() - before
+
+
+def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
+    """Less than an object in every fourth request; a planted one in each is seen."""
+    monkeypatch.setattr(link_module, "_MOST_NAMES", 64)
+    monkeypatch.setattr(metrics, "WINDOW", 16)
+    kept: list[object] = []
+    put = NewsAnswer.put
+
+    async def main() -> None:
+        async with service() as running:
+            await running.models.load(str(DEMO))
+            door = make_app(running.models, DoorSettings(port=0))
+            listener = Listener(door, door.settings)
+            traffic = Traffic(listener.open())
+            serving = asyncio.ensure_future(listener.serve())
+            await traffic.round()
+            found = [await traffic.round()]
+            while min(found) >= NUM // 4 and len(found) < ROUNDS:  # caches that grow once
+                found.append(await traffic.round())
+            assert min(found) < NUM // 4, found
+
+            def leak(answer: NewsAnswer, news: News) -> None:
+                kept.append(object())
+                put(answer, news)
+
+            monkeypatch.setattr(NewsAnswer, "put", leak)
+            assert await traffic.round() > NUM // 2
+            listener.stop(at_once=True)
+            await serving
+
+    asyncio.run(main())
