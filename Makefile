@@ -70,12 +70,14 @@ bench-quick: $(VENV)/.test
 bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
-# The storms of tests/serving/test_faults.py, ten times as long: 200 switches of weights under traffic. Then three times
-# what the service can do, for OVERLOAD seconds: best on an idle machine, as what it looks at is times.
+# The storms of tests/serving/test_faults.py, ten times as long: 200 switches of weights under traffic. Then how long
+# the service is away when a worker is killed or stops, and three times what it can do, for OVERLOAD seconds: both best on
+# an idle machine, as what they look at is times.
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
 	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py
+	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
 
 SOAK ?= 100000
