@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["GoneError", "GrpcCall", "GrpcDoor", "Method", "Outcome", "trailers_of"]
 
 _LARGE_MESSAGE: Final = 1 << 16
+_OPEN_MESSAGE: Final = 1 << 10
+_MAX_KEYLESS: Final = 16
+"""Messages that are read at a time from callers without a key: each may be as large as any until it is here."""
 _NO_DEADLINE_S: Final = 1e9
 NO_KEY: Final = "the API key is missing or wrong: send the metadata authorization: Bearer KEY"
 
@@ -102,6 +105,17 @@ class GrpcCall:
         self.asked = call
         return call
 
+    async def next(self) -> bytes | None:
+        """As ``read``, and None when the service stops."""
+        reading = asyncio.ensure_future(self.read())
+        stopping = asyncio.ensure_future(self.door.stopping.wait())
+        try:
+            await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else None
+        finally:
+            reading.cancel()
+            stopping.cancel()
+
     async def read(self) -> bytes | None:
         """The client's next message; None after the last.  GoneError when the RPC is over."""
         try:
@@ -146,6 +160,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.stopping = asyncio.Event()
         """Set when streams that have nothing left to do are to end."""
         self._methods = {f"/{one.name}": one for one in methods}
+        self._num_keyless = 0
 
     def service(self, details: Any) -> Any:
         """gRPC asks here who answers a method: whatever it is, this door does."""
@@ -159,14 +174,21 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         method = self._methods.get(path) or _unknown(path)
         call = GrpcCall(self, method, context, request_id, headers, self._knows(headers))
         outcome = Outcome()
-        with self.counted(outcome, call):
-            self._let_in(call, metadata)
-            with self.opened() if method.is_work else nullcontext():
-                if not method.is_stream:
-                    call.message = await call.parsed(await self._read(call))
-                reply = await method.run(call)
-                if reply is not None:
-                    await call.write(reply)
+        try:
+            with self.counted(outcome, call):
+                self._let_in(call, metadata)
+                with self.opened() if method.is_work else nullcontext():
+                    if not method.is_stream:
+                        call.message = await call.parsed(await self._read(call))
+                    reply = await method.run(call)
+                    if reply is not None:
+                        await call.write(reply)
+        except asyncio.CancelledError:
+            if call.facts.get("gone") == "slow reader":  # gRPC keeps an RPC that no status ends
+                with suppress(TimeoutError, grpc.aio.BaseError):
+                    async with asyncio.timeout(1):
+                        await context.abort(grpc.StatusCode.ABORTED, "nothing of the answer was read in time")
+            raise
         trailers = trailers_of(request_id, outcome.refusal)
         if outcome.refusal is None:
             context.set_trailing_metadata(trailers)
@@ -225,14 +247,27 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             self.http.num_open -= 1
 
+    @contextmanager
+    def _keyless(self) -> Iterator[None]:
+        if self._num_keyless >= _MAX_KEYLESS:
+            raise RefusalError(429, "too many ask without a key at once: come back later", code="too_many_requests")
+        self._num_keyless += 1
+        try:
+            yield
+        finally:
+            self._num_keyless -= 1
+
     async def _read(self, call: GrpcCall) -> bytes:
         """The message of a method that has one."""
         try:
-            async with asyncio.timeout(self.limits.body_s):
-                data = await call.read()
+            with nullcontext() if call.is_known else self._keyless():
+                async with asyncio.timeout(self.limits.body_s):
+                    data = await call.read()
         except TimeoutError:
             message = f"the message did not arrive in {self.limits.body_s:g} s"
             raise RefusalError(408, message, code="body_too_slow") from None
+        if call.method.is_open and len(data or b"") > _OPEN_MESSAGE:  # anybody may send it
+            raise RefusalError(413, f"the message has more than {_OPEN_MESSAGE} bytes", code="body_too_large")
         if data is None:
             raise RefusalError(400, "the message is missing", code="missing_required_parameter")
         return data

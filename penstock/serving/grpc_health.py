@@ -44,8 +44,9 @@ class HealthMethods:
     async def _watch(self, call: GrpcCall) -> None:
         """Each change, as it is seen, until the client leaves or the service stops."""
         name, last, stopping = _name(call), None, call.door.stopping
-        if self._num_watchers >= MAX_WATCHERS:
-            raise RefusalError(429, f"{MAX_WATCHERS} clients watch already", code="too_many_requests")
+        most = MAX_WATCHERS if call.is_known else MAX_WATCHERS // 2  # strangers leave room for the others
+        if self._num_watchers >= most:
+            raise RefusalError(429, f"{most} clients watch already", code="too_many_requests")
         self._num_watchers += 1
         try:
             while not stopping.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -43,6 +44,16 @@ def _options(limits: DoorLimits) -> tuple[tuple[str, int], ...]:
     )
 
 
+def _numeric(host: str) -> str:
+    """One address for a name, as HTTP's: gRPC would take any of them that is free, and others' clients at the rest."""
+    if ":" in host:
+        return f"[{host}]"
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise FileAccessError(f"{host}: {error.strerror or error}") from error
+
+
 class GrpcListener:
     """gRPC beside an HTTP door.  ``open`` binds the port, ``serve`` answers until ``stop`` is called."""
 
@@ -61,7 +72,7 @@ class GrpcListener:
         """Bind the port; returns the address.  FileAccessError when the system refuses it."""
         settings = self._settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.grpc_port or 0}"
+        address = f"{_numeric(settings.host)}:{settings.grpc_port or 0}"
         limits = settings.limits
         self._server = grpc.aio.server(options=_options(limits), maximum_concurrent_rpcs=limits.num_connections)
         self._server.add_generic_rpc_handlers((self.door,))

@@ -26,7 +26,7 @@ def reflection_methods() -> list[Method]:
 async def _info(call: GrpcCall) -> None:
     """Answer requests one after the other."""
     for _ in range(MAX_REQUESTS):
-        data = await call.read()
+        data = await call.next()
         if data is None:
             return
         request = await call.parsed(data)

@@ -93,7 +93,8 @@ def read_request(request: pb.ModelInferRequest) -> Asked:
         if name in values:
             raise MisfitError(name, f"{show(name)[1:-1]} is both an input and a parameter")
         if name == "timeout" or name not in INFER.fields:
-            raise MisfitError(name[:200], f"the input {show(name)} is not known", "unknown")
+            message = f"the input {show(name)} is not known: prompts are {' or '.join(_PROMPTS)}"
+            raise MisfitError(name[:200], message, "unknown")
         values[name] = _value(tensor)
     if len(prompts) != 1:
         raise MisfitError(

@@ -33,8 +33,9 @@ _GRACE_S: Final = 5.0
 def oip_methods() -> list[Method]:
     """The methods of the service."""
     return [
-        Method(f"{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_open=True),
-        Method(f"{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_open=True),
+        # Their messages are empty, and are not read: anybody may send some.
+        Method(f"{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
+        Method(f"{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
         Method(f"{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
         Method(f"{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
         Method(f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),

@@ -86,12 +86,15 @@ def read_inputs(request: pb.ModelInferRequest) -> dict[str, Tensor]:
 
 
 def _read(message: Any, raw: bytes | None) -> Tensor:
-    name, datatype, shape = message.name, message.datatype, tuple(message.shape)
+    name, datatype = message.name, message.datatype
     what = f"the input {show(name)}"
     if datatype not in DATATYPES:
         raise _wrong(name, f"{what} must have one of the datatypes {', '.join(DATATYPES)}, not {show(datatype)}")
-    if len(shape) > MAX_DIMS or any(size < 0 for size in shape):
-        raise _wrong(name, f"{what} must have a shape of up to {MAX_DIMS} sizes, none below 0, not {show([*shape])}")
+    if len(message.shape) > MAX_DIMS:  # millions of them fit into a message
+        raise _wrong(name, f"{what} must have a shape of up to {MAX_DIMS} sizes, not {len(message.shape)}")
+    shape = tuple(message.shape)
+    if any(size < 0 for size in shape):
+        raise _wrong(name, f"{what} must have a shape of sizes from 0 on, not {show([*shape])}")
     count, most = math.prod(shape), MAX_BYTES_ELEMENTS if datatype == "BYTES" else MAX_ELEMENTS
     if count > most:
         raise _wrong(name, f"{what} has {show(count)} elements by its shape; {datatype} may have {most}")

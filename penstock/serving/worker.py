@@ -214,23 +214,23 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
         config = replace(config, path=str(bundle))
         scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
     limits = options.limits
-    if Path(config.path).is_file():
-        try:
+    try:
+        if Path(config.path).is_file():
             limits, plan = fit_beside(config)
-        except OutOfMemoryError as error:
-            raise OutOfMemoryError(f"{error}{hint}") from None
-        on_plan(_plan_told(limits, plan))
-    return LLM(
-        config.path,
-        scheme=scheme,
-        threads=options.threads,
-        limits=limits,
-        max_chunk=options.engine.max_chunk,
-        max_mixed_tokens=options.engine.max_mixed_tokens,
-        prefix_cache=options.engine.prefix_cache,
-        max_waiting=options.engine.max_waiting,
-        priority_s=options.engine.priority_s,
-    )
+            on_plan(_plan_told(limits, plan))
+        return LLM(
+            config.path,
+            scheme=scheme,
+            threads=options.threads,
+            limits=limits,
+            max_chunk=options.engine.max_chunk,
+            max_mixed_tokens=options.engine.max_mixed_tokens,
+            prefix_cache=options.engine.prefix_cache,
+            max_waiting=options.engine.max_waiting,
+            priority_s=options.engine.priority_s,
+        )
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{error}{hint}") from None
 
 
 def _plan_told(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:

@@ -59,7 +59,8 @@ def test_phases_have_the_size_that_was_asked_for(profiled):
     head = next(row for row in decode["kinds"] if row["name"] == "linear lm_head")
     assert head["num_ops"] == 2 * 3 * 256 * 4096
     body = sum(row["num_ops"] for row in prefill["kinds"] if row["op"] == "linear" and row is not head)
-    assert body >= 2 * 700 * 6 * (256 * 512 + 256 * 256 + 3 * 256 * 704)
+    whole = 256 * 256 + 3 * 256 * 704  # of a layer, beside its queries, keys and values: the last has it for one token
+    assert 2 * 700 * (6 * 256 * 512 + 5 * whole) <= body < 2 * 700 * 6 * (256 * 512 + whole)
     assert {row["limit"] for row in decode["kinds"]} <= {"memory", "int8", "f32"}
 
 
