@@ -15,7 +15,7 @@ from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
 from tests.cli.conftest import DEMO
 from tests.engine.conftest import FILES, later, make_llm
-from tests.serving.service import Service
+from tests.serving.service import KEY, Service
 
 __all__ = ["later", "make_llm"]
 
@@ -40,6 +40,15 @@ def serve(make_llm):
     yield start
     for service in made:
         service.close()
+
+
+@pytest.fixture
+def locked_grpc(serve, tmp_path):
+    """A service with a gRPC door, which wants KEY."""
+    file = tmp_path / "keys"
+    file.write_text(KEY + "\n")
+    file.chmod(0o600)
+    return serve(settings=DoorSettings(grpc_port=0, keys_file=file))
 
 
 @pytest.fixture(scope="module")

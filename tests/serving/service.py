@@ -22,6 +22,8 @@ from penstock.serving.traces import Traces
 SECONDS = 600.0  # of waiting for what must come: more than a machine may stand still
 _LOOKS = 12_000
 
+KEY = "a-key-of-twenty-chars"
+
 
 def until(condition: Callable[[], Any], what: str = "it") -> None:
     """Wait for a condition, a minute or so; nothing else in these tests waits for time to pass.

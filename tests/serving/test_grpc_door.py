@@ -24,9 +24,8 @@ from penstock.serving.refusals import CODES
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.grpc_client import SERVICE, call, channel, infer, infer_refused, refused, request, trailers
-from tests.serving.service import SECONDS, Service, until
+from tests.serving.service import KEY, SECONDS, Service, until
 
-KEY = "a-key-of-twenty-chars"
 OPEN = {SERVICE + "ServerLive", SERVICE + "ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
 GRPC = DoorSettings(grpc_port=0)
 
@@ -38,34 +37,25 @@ def demo():
     service.close()
 
 
-@pytest.fixture
-def locked(serve, tmp_path):
-    """A service that wants a key."""
-    file = tmp_path / "keys"
-    file.write_text(KEY + "\n")
-    file.chmod(0o600)
-    return serve(settings=DoorSettings(grpc_port=0, keys_file=file))
-
-
-def test_every_method_wants_the_key(locked):
+def test_every_method_wants_the_key(locked_grpc):
     """Those of health for the service as a whole do not, as over HTTP; what is no method does."""
-    methods = {f"/{one.name}" for one in locked.grpc.door._methods.values()}
+    methods = {f"/{one.name}" for one in locked_grpc.grpc.door._methods.values()}
     assert methods > OPEN
     for method in [*methods - OPEN, "/nobody/nothing", "/inference.GRPCInferenceService/RepositoryModelLoad"]:
         for metadata in ((), (("authorization", "Bearer wrong-wrong-wrong-wrong"),), (("authorization", KEY),)):
-            error = refused(locked, method, b"", metadata)
+            error = refused(locked_grpc, method, b"", metadata)
             assert (error.code(), trailers(error)["error-code"]) == (grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key")
     for method in OPEN - {"/grpc.health.v1.Health/Watch"}:
-        call(locked, method, b"")
+        call(locked_grpc, method, b"")
     bearer = (("authorization", f"Bearer {KEY}"),)
     assert pb.ModelInferResponse.FromString(
-        call(locked, SERVICE + "ModelInfer", request().SerializeToString(), bearer)
+        call(locked_grpc, SERVICE + "ModelInfer", request().SerializeToString(), bearer)
     ).outputs
-    twice = refused(locked, SERVICE + "ModelInfer", b"", bearer * 2)
+    twice = refused(locked_grpc, SERVICE + "ModelInfer", b"", bearer * 2)
     assert twice.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_health(locked):
+def test_health(locked_grpc):
     """The service as a whole without a key, a model's with one."""
     check, watch = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
     answer = health_pb2.HealthCheckResponse
@@ -73,14 +63,14 @@ def test_health(locked):
     of_model = health_pb2.HealthCheckRequest(service="fake").SerializeToString()
     nobody = health_pb2.HealthCheckRequest(service="nobody").SerializeToString()
     bearer = (("authorization", f"Bearer {KEY}"),)
-    assert parsed(call(locked, check, b"")).status == serving
-    assert parsed(call(locked, check, of_model, bearer)).status == serving
-    assert refused(locked, check, of_model).code() is grpc.StatusCode.UNAUTHENTICATED
-    assert refused(locked, check, nobody, bearer).code() is grpc.StatusCode.NOT_FOUND
-    with channel(locked) as found:
+    assert parsed(call(locked_grpc, check, b"")).status == serving
+    assert parsed(call(locked_grpc, check, of_model, bearer)).status == serving
+    assert refused(locked_grpc, check, of_model).code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refused(locked_grpc, check, nobody, bearer).code() is grpc.StatusCode.NOT_FOUND
+    with channel(locked_grpc) as found:
         seen = found.unary_stream(watch)(b"", timeout=60)
         assert parsed(next(seen)).status == serving
-        locked.loop.call_soon_threadsafe(setattr, locked.models, "is_draining", True)
+        locked_grpc.loop.call_soon_threadsafe(setattr, locked_grpc.models, "is_draining", True)
         assert parsed(next(seen)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         seen.cancel()
         unknown = found.unary_stream(watch)(nobody, timeout=60, metadata=bearer)

@@ -18,7 +18,6 @@ DEMO = ROOT / "demo" / "demo.psm"
 
 def test_lm_eval_scores_the_demo_model_over_http(tmp_path) -> None:
     """As in docs/evaluation.md: 24 lines of Python with four ends each, of which chance would find a quarter."""
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'penstock[eval]'")
     with LLM(DEMO) as llm:
         running = Service({"demo": llm})
         try:
