@@ -263,7 +263,7 @@ def test_every_code_of_the_table(serve, monkeypatch):
 
 
 def test_limits(serve):
-    limits = DoorLimits(body_bytes=4096, header_bytes=8192, num_headers=20, num_open=1)
+    limits = DoorLimits(body_bytes=4096, header_bytes=8192, num_headers=20)
     service = serve(settings=DoorSettings(grpc_port=0, limits=limits))
     method, data = SERVICE + "ModelInfer", request().SerializeToString()
     too_large = refused(service, method, b"x" * 5000)
@@ -274,7 +274,13 @@ def test_limits(serve):
     with channel(service, ("grpc.default_compression_algorithm", 2)) as found, pytest.raises(grpc.RpcError) as error:
         found.unary_unary(method)(data + b"\x1a\x00" * 500, timeout=60)
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    call(service, method, data)
     until(lambda: service.num_open == 0)
+
+
+def test_no_more_requests_are_open_than_may_be(serve):
+    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(num_open=1)))
+    method, data = SERVICE + "ModelInfer", request().SerializeToString()
     service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
     until(lambda: service.num_open == 1)
     full = refused(service, method, data)
