@@ -164,9 +164,10 @@ class Methods(Protocol):
         """Every method of every version that is ready."""
 
     def find(self, name: str, version: str = "") -> Method | None:
-        """The method for a model's name (SERVABLE or SERVABLE.METHOD) and a version, a label or ""; None when no servable
-        has the name.  NotFoundError for a version or method that it does not have, UnavailableError for one that is not
-        ready.
+        """The method for a model's name (SERVABLE or SERVABLE.METHOD) and a version, a label or "".
+
+        None when no servable has the name.  NotFoundError for a version or method that it does not have,
+        UnavailableError for one that is not ready.
         """
 
     def index(self) -> Sequence[ModelState]:
