@@ -1,0 +1,242 @@
+"""Folders of servables: what is taken, ignored and refused; policies, labels and the steps between versions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
+from penstock.serving.servables.versions import (
+    Plan,
+    Policy,
+    ServableFolder,
+    Wanted,
+    find_version,
+    make_plan,
+    scan,
+    scan_servable,
+    within,
+)
+
+
+def put(root: Path, *names: str) -> Path:
+    """Files with one byte; a name that ends with a slash is a folder."""
+    for name in names:
+        path = root / name
+        if name.endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+    return root
+
+
+def test_servables_and_their_versions(tmp_path: Path) -> None:
+    put(tmp_path, "digits/servable.py", "digits/1/digits.onnx", "digits/10/digits.onnx", "digits/2/")
+    put(tmp_path, "add_sub/servable.py", "add_sub/1/", "no_servable/1/", "README.md", ".old/servable.py")
+    found, refused = scan(tmp_path)
+    assert {name: list(one.versions) for name, one in found.items()} == {"add_sub": [1], "digits": [1, 2, 10]}
+    assert refused == {}
+    assert found["digits"].script == tmp_path / "digits" / "servable.py"
+    assert found["digits"].version_path(10) == tmp_path / "digits" / "10"
+
+
+def test_what_is_ignored_and_what_is_refused(tmp_path: Path) -> None:
+    ignored = (".3/", "3.tmp/", "__pycache__/", "data/", "notes.txt", "v1/", "1a/", "2024-05/")
+    bad = ("0/", "007/", "-1/", "+2/", "1.5/", "1_000/", "9" * 19 + "/", "4")
+    put(tmp_path / "a", "servable.py", "1/", *ignored, *bad)
+    found = scan_servable(tmp_path, "a")
+    assert list(found.versions) == [1]
+    assert sorted(found.refused) == sorted(name.rstrip("/") for name in bad)
+    assert "zeros in front" in found.refused["007"]
+    assert found.refused["4"] == "a version is a folder"
+
+
+def test_links_stay_inside(tmp_path: Path) -> None:
+    root, outside = (
+        put(tmp_path / "root", "a/servable.py", "a/1/", "store/5/"),
+        put(tmp_path / "outside", "servable.py", "1/"),
+    )
+    (root / "a" / "2").symlink_to(outside / "1")
+    (root / "a" / "3").symlink_to(root / "store" / "5")
+    (root / "a" / "4").symlink_to("4")
+    (root / "a" / "6").symlink_to("nowhere")
+    (root / "b").symlink_to(outside)
+    put(root, "c/1/")
+    (root / "c" / "servable.py").symlink_to(outside / "servable.py")
+    (tmp_path / "link").symlink_to(root)  # the folder itself may be one
+    found, refused = scan(tmp_path / "link")
+    assert list(found) == ["a"]
+    assert list(found["a"].versions) == [1, 3]
+    assert sorted(found["a"].refused) == ["2", "4", "6"]
+    assert "leads out of" in found["a"].refused["2"]
+    assert sorted(refused) == ["b", "c"]
+    with pytest.raises(InvalidFileError, match="leads out of"):
+        within(root, root / "a" / ".." / ".." / "outside")
+
+
+def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "1a/servable.py",
+        "a b/servable.py",
+        "fine-_1/servable.py",
+        "a/servable.py/",
+        "a" * 129 + "/servable.py",
+    )
+    found, refused = scan(tmp_path)
+    assert list(found) == ["fine-_1"]
+    assert sorted(refused) == sorted(["1a", "a b", "a", "a" * 129])
+    assert "begins with a letter" in refused["1a"]
+    with pytest.raises(NotFoundError):
+        scan_servable(tmp_path, "missing")
+    with pytest.raises(FileAccessError):
+        scan(tmp_path / "missing")
+
+
+def test_the_text_of_a_version_changes_with_its_files(tmp_path: Path) -> None:
+    put(tmp_path / "a", "servable.py", "helper.py", "1/m/w", "2/w", "data/x")
+
+    def texts() -> Mapping[int, str]:
+        return scan_servable(tmp_path, "a").versions
+
+    first = texts()
+    assert first == texts()
+    assert first[1] != first[2]
+    os.utime(tmp_path / "a" / "2" / "w", (1, 1))
+    second = texts()
+    assert (second[1] == first[1], second[2] == first[2]) == (True, False)
+    put(tmp_path / "a", "1/m/v")
+    third = texts()
+    assert third[1] != second[1]
+    for name in ("servable.py", "helper.py"):
+        before = texts()
+        os.utime(tmp_path / "a" / name, (1, 1))
+        assert all(text != before[number] for number, text in texts().items()), name
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen", "written"),
+    [
+        ("latest", {9}, "latest:1"),
+        ("latest:2", {3, 9}, "latest:2"),
+        ("latest:7", {1, 3, 9}, "latest:7"),
+        ("all", {1, 3, 9}, "all"),
+        ("3", {3}, "3"),
+        ("4, 1,1", {1, 4}, "1,4"),
+    ],
+)
+def test_policies(text: str, chosen: set[int], written: str) -> None:
+    policy = Policy.parse(text)
+    assert policy.choose([3, 9, 1]) == chosen
+    assert str(policy) == written
+    assert Policy.parse(written) == policy
+
+
+@pytest.mark.parametrize(
+    "text", ["", "latest:", "latest:0", "latest:-1", "some", "1,", "0", "007", "1;2", "all,1", "1.0"]
+)
+def test_what_is_no_policy(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="versions must be"):
+        Policy.parse(text)
+
+
+def folder(*numbers: int, changed: tuple[int, ...] = ()) -> ServableFolder:
+    texts = {number: f"text of {number}{' changed' if number in changed else ''}" for number in sorted(numbers)}
+    return ServableFolder("a", Path("a"), texts, {})
+
+
+def loaded(*numbers: int) -> dict[int, str]:
+    return {number: f"text of {number}" for number in numbers}
+
+
+def steps(plan: Plan, *failed: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    switch = plan.switch(failed)
+    return plan.load, switch.ready, switch.drain
+
+
+def latest(number: int, **labels: int) -> Wanted:
+    return Wanted(Policy(latest=number), labels)
+
+
+def test_a_new_version_replaces_the_oldest() -> None:
+    assert steps(make_plan(latest(1), folder(1), {})) == ((1,), (1,), ())
+    assert steps(make_plan(latest(1), folder(1, 2), loaded(1))) == ((2,), (2,), (1,))
+    assert steps(make_plan(latest(2), folder(1, 2, 3), loaded(1, 2))) == ((3,), (2, 3), (1,))
+    assert steps(make_plan(latest(2), folder(1, 2), loaded(1, 2))) == ((), (1, 2), ())
+    assert steps(make_plan(latest(1), folder(1), loaded(1, 2))) == ((), (1,), (2,)), "its folder is gone"
+
+
+def test_a_load_that_fails_keeps_the_old() -> None:
+    assert steps(make_plan(latest(1), folder(1, 2), loaded(1)), 2) == ((2,), (1,), ())
+    assert steps(make_plan(latest(2), folder(1, 2, 3, 4), loaded(1, 2)), 4) == ((3, 4), (2, 3), (1,))
+    assert steps(make_plan(latest(2), folder(1, 2, 3, 4), loaded(1, 2)), 3, 4) == ((3, 4), (1, 2), ())
+    assert steps(make_plan(latest(1), folder(1, 2), {}), 2) == ((2,), (), ()), "nothing that nobody asked for"
+
+
+def test_changed_files_are_loaded_beside_the_old_ones() -> None:
+    plan = make_plan(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))
+    assert steps(plan) == ((2,), (1, 2), ())
+    assert steps(plan, 2) == ((2,), (1, 2), ()), "the old files go on"
+
+
+def test_versions_that_are_named() -> None:
+    named = Wanted(Policy.parse("1,3"))
+    plan = make_plan(named, folder(1, 2), loaded(2))
+    assert (plan.missing, *steps(plan)) == ((3,), (1,), (1, 2), ()), "one goes on for the one that is missing"
+    assert steps(make_plan(named, folder(1, 2, 3), loaded(1, 2))) == ((3,), (1, 3), (2,))
+
+
+def test_nothing_that_is_wanted_is_there() -> None:
+    with pytest.raises(InvalidFileError, match=r"expected versions 7, found 1, 2"):
+        make_plan(Wanted(Policy.parse("7")), folder(1, 2), loaded(1))
+    refused = ServableFolder("a", Path("a"), {}, {"007": "zeros in front"})
+    with pytest.raises(InvalidFileError, match="no folder of a version; 007: zeros in front"):
+        make_plan(latest(1), refused, loaded(1))
+
+
+def test_labels_move_only_to_versions_that_are_loaded() -> None:
+    plan = make_plan(latest(1, stable=1, canary=2), folder(1, 2), loaded(1), {"stable": 1, "canary": 1})
+    moved, stayed = plan.switch(), plan.switch([2])
+    assert (moved.ready, moved.labels, moved.labels_kept) == ((1, 2), {"stable": 1, "canary": 2}, ())
+    assert (stayed.ready, stayed.labels, stayed.labels_kept) == ((1,), {"stable": 1, "canary": 1}, ("canary",))
+
+
+def test_a_label_keeps_its_version() -> None:
+    plan = make_plan(latest(1, stable=1), folder(1, 2, 3), loaded(1, 2), {"stable": 1})
+    assert steps(plan) == ((3,), (1, 3), (2,))
+    plan = make_plan(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1})
+    switch = plan.switch([2])
+    assert (switch.ready, switch.labels, switch.drain) == ((1, 3), {"stable": 1}, ())
+    switch = plan.switch()
+    assert (switch.ready, switch.labels, switch.drain) == ((2, 3), {"stable": 2}, (1,))
+
+
+def test_a_label_for_a_version_that_never_was_leads_nowhere() -> None:
+    plan = make_plan(latest(1, stable=9), folder(1), {}, {})
+    assert plan.missing == (9,)
+    assert (plan.switch().labels, plan.switch().labels_kept) == ({}, ("stable",))
+
+
+@pytest.mark.parametrize("labels", [{"1": 1}, {"": 1}, {"a": 0}, {"a": True}, {"a b": 1}, {"a": "1"}])
+def test_what_is_no_label(labels: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match="label"):
+        Wanted(labels=labels)
+
+
+def test_the_version_that_a_request_names() -> None:
+    ready, labels = (2, 10), {"stable": 2, "canary": 11}
+    assert [find_version(text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
+    with pytest.raises(NotFoundError, match="there are 2, 10, canary, stable"):
+        find_version("3", ready, labels, known=(1, 2, 10))
+    for text in ("1", "canary"):
+        with pytest.raises(UnavailableError, match="is not ready"):
+            find_version(text, ready, labels, known=(1, 2, 10))
+    for text in ("02", "-2", "old", "latest", "2 "):
+        with pytest.raises(NotFoundError):
+            find_version(text, ready, labels)
+    with pytest.raises(UnavailableError):
+        find_version("", (), {})
