@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["MAX_FIELDS", "BadMessageError", "check_fields"]
+__all__ = ["MAX_FIELDS", "MAX_NUMBERS", "BadMessageError", "check_fields"]
 
 MAX_FIELDS: Final = 16_384
+MAX_NUMBERS: Final = 1 << 20
+"""In packed fields of varints, all together: a byte each on the wire, up to eight once they are parsed in one call."""
 _MESSAGE: Final = 11
 """The type of a field that is a message, in a descriptor."""
+_VARINTS: Final = frozenset({3, 4, 5, 8, 13, 14, 17, 18})
+_GO_ON: Final = bytes(range(128, 256))
+"""Bytes of a varint but its last."""
 _MAX_DEPTH: Final = 16
 
 
@@ -19,8 +24,10 @@ class BadMessageError(Exception):
 def check_fields(data: bytes, descriptor: Any) -> None:
     """Refuse a message of more than MAX_FIELDS fields, those of the messages in it included, before it is parsed.
 
-    Packed numbers are one field.  Time goes with the fields, of which no more are looked at than may be.
+    Packed numbers are one field, and MAX_NUMBERS in all.  Time goes with the fields, of which no more are looked at
+    than may be.
     """
+    numbers = 0
     left, todo = MAX_FIELDS, [(0, len(data), descriptor, 0)]
     while todo:
         at, end, kind, depth = todo.pop()
@@ -41,6 +48,10 @@ def check_fields(data: bytes, descriptor: Any) -> None:
             elif wire_type == 2:
                 size, at = _varint(data, at, end)
                 field = kind.fields_by_number.get(tag >> 3)
+                if field is not None and field.type in _VARINTS:
+                    numbers += len(data[at : min(end, at + size)].translate(None, _GO_ON))
+                    if numbers > MAX_NUMBERS:
+                        raise BadMessageError(f"the message has more than {MAX_NUMBERS} packed numbers: send them raw")
                 if field is not None and field.type == _MESSAGE:
                     if at + size > end:
                         raise _CUT_OFF

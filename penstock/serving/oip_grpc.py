@@ -196,6 +196,8 @@ class _Stream:
         self._places = asyncio.Semaphore(MOST_OF_STREAM)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_read = 0
+        self._is_stopped = False
+        """Ended by the service, and not by the client's last request."""
 
     async def run(self) -> None:
         """Until the client has sent its last request and all are answered, or the service stops."""
@@ -210,12 +212,11 @@ class _Stream:
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            is_stopped = stopping.done()
             stopping.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if is_stopped:
+        if self._is_stopped:
             raise RefusalError(503, "the service is stopping", code="draining")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -228,7 +229,8 @@ class _Stream:
         reading = asyncio.ensure_future(self._call.read())
         try:
             await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return reading.result() if reading.done() else None
+            self._is_stopped = not reading.done()
+            return None if self._is_stopped else reading.result()
         finally:
             reading.cancel()
 

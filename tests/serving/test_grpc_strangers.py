@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import pytest
 
-from penstock.serving import grpc_door
+from penstock.serving import grpc_door, oip_tensors
 from penstock.serving import grpc_health as health
+from penstock.serving import oip_pb2 as pb
 from tests.serving.grpc_client import SERVICE, call, channel, refused, request
 from tests.serving.service import KEY, SECONDS
 
@@ -56,6 +58,34 @@ def test_shapes_of_millions_are_refused_by_their_length(locked_grpc):
     message.inputs[0].shape.extend([1] * 1_000_000)
     error = refused(locked_grpc, SERVICE + "ModelInfer", message.SerializeToString(), BEARER)
     assert (error.code(), "1000001" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+def test_numbers_that_are_a_byte_each_are_counted_before_they_are_parsed(locked_grpc):
+    """They would be eight times their size, made in one call that lets nobody else run."""
+    message = request()
+    for index in range(3):
+        one = message.inputs.add(name=f"x{index}", datatype="INT8", shape=[400_000])
+        one.contents.int_contents.extend([index] * 400_000)
+    error = refused(locked_grpc, SERVICE + "ModelInfer", message.SerializeToString(), BEARER)
+    assert (error.code(), "packed numbers" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_large_tensors_are_decoded_in_pieces(is_raw, monkeypatch):
+    """Each call that makes objects makes few of them: between two, other threads run."""
+    sizes, real = [], oip_tensors.in_pieces
+    monkeypatch.setattr(
+        oip_tensors, "in_pieces", lambda values: (sizes.append(len(one)) or one for one in real(values))
+    )
+    ids, message = [*range(100_000)], pb.ModelInferRequest()
+    one = message.inputs.add(name="input_ids", datatype="INT32", shape=[100_000])
+    if is_raw:
+        message.raw_input_contents.append(np.array(ids, "<i4").tobytes())
+    else:
+        one.contents.int_contents.extend(ids)
+    assert oip_tensors.read_inputs(message)["input_ids"].values == ids
+    assert sum(sizes) == 100_000
+    assert max(sizes) <= 20_000
 
 
 def test_a_reflection_stream_that_asks_nothing_ends_with_the_service(locked_grpc):
