@@ -97,9 +97,17 @@ class Feed:
 
     ``deliver`` is called with the news of a step, in order, in the thread of the step or of a ``submit``, one call at a
     time; it must return soon, raise nothing and not call the feed.  Requests may come from any thread.
+
+    ``soon`` calls what it is given when the submitter has handed over what came with a request; a resting engine begins
+    then.  At once unless given: then the first of many has a step of its own.
     """
 
-    def __init__(self, llm: LLM, deliver: Callable[[list[News]], None]) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        deliver: Callable[[list[News]], None],
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
         if llm.engine.observer is not None:
             raise InvalidArgumentError("llm: another front end drives it already")
         self.llm = llm
@@ -109,6 +117,7 @@ class Feed:
         self._lock = threading.Lock()  # over what was given; never held while the engine is called
         self._doomed: list[Request] = []
         self._work = threading.Event()
+        self._soon = soon
         self._closing = False
         self._has_first = False
         self.last_turn = time.monotonic()
@@ -191,7 +200,10 @@ class Feed:
             if news:
                 self._deliver(news)
         self._end_doomed()
-        self._work.set()
+        if self._soon is None:
+            self._work.set()
+        else:
+            self._soon(self._work.set)
 
     def _forget(self, one: _Open) -> None:
         self._open.pop(one.key, None)

@@ -15,6 +15,7 @@ from penstock.serving.settings import DoorSettings
 from penstock.serving.shapes import Anything
 
 if TYPE_CHECKING:
+    from penstock.serving.arrivals import Arrivals
     from penstock.serving.backend import Models
     from penstock.serving.traces import Traces
 
@@ -87,8 +88,13 @@ def description_of(table: list[Operation]) -> Operation:
     return Operation("GET", "/openapi.json", "openapi", "This description.", openapi, Anything())
 
 
-def make_app(models: Models, settings: DoorSettings | None = None, traces: Traces | None = None) -> Door:
+def make_app(
+    models: Models,
+    settings: DoorSettings | None = None,
+    traces: Traces | None = None,
+    arrivals: Arrivals | None = None,
+) -> Door:
     """The application over some models.  Reads the keys' file; InvalidFileError when that is not in order."""
     settings = settings or DoorSettings()
     keys = None if settings.keys_file is None else ApiKeys.read(settings.keys_file)
-    return Door(Routes(operations()), models, settings, keys, traces=traces)
+    return Door(Routes(operations()), models, settings, keys, traces=traces, arrivals=arrivals)

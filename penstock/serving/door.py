@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from penstock.config import parse_json
 from penstock.errors import DeadlineError, InvalidFileError
+from penstock.serving.arrivals import Arrivals
 from penstock.serving.backend import Models
 from penstock.serving.call import DIRECT_BODY, Call, Receive, Reply, Scope, Send
 from penstock.serving.json_bounds import check_counts
@@ -40,7 +41,7 @@ _GRACE_S: Final = 5.0
 
 class Door:
     """Lets requests in.  ``keys`` None: nobody is asked for one.  ``metrics``: those of another door of the service.
-    ``traces``: where spans of the requests go.
+    ``traces``: where spans of the requests go.  ``arrivals``: who is told of connections.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Door:
         keys: ApiKeys | None = None,
         metrics: Metrics | None = None,
         traces: Traces | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
+        self.arrivals = arrivals or Arrivals()
         self.routes, self.models, self.settings = routes, models, settings
         self.metrics = metrics or Metrics(models)
         self.num_open = 0

@@ -58,11 +58,11 @@ class FrameStream(Generic[Incoming]):
         self._came = asyncio.Event()
         self._loop.add_reader(own, self._read)
 
-    def send(self, message: _Message) -> None:
-        """Send a message, from any thread and without waiting: what the socket does not take is kept and follows.  Of a
+    def send(self, *messages: _Message) -> None:
+        """Send messages, from any thread and without waiting: what the socket does not take is kept and follows.  Of a
         stream that has ended nothing is sent."""
-        data = message.SerializeToString()
-        data = _LENGTH.pack(len(data)) + data
+        found = [message.SerializeToString() for message in messages]
+        data = b"".join(_LENGTH.pack(len(one)) + one for one in found)
         with self._lock:
             if self._closed:
                 return

@@ -22,6 +22,7 @@ from penstock.serving.wire import card_from, error_from, figures_from, news_from
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
+    from penstock.serving.arrivals import Arrivals
     from penstock.serving.frames import FrameStream
 
 __all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
@@ -31,6 +32,7 @@ FRESH_S: Final = 3.0
 _MOST_PAGES: Final = 64
 """Pages at the beginning of a prompt that routing looks at: 2048 tokens."""
 _MOST_NAMES: Final = 16384
+_TOGETHER_BYTES: Final = 1 << 16
 _names = count(1)
 
 
@@ -101,9 +103,12 @@ class OpenRequest:
 
 
 class WorkerLink:
-    """The primary's end of a worker's stream, from its Join on."""
+    """The primary's end of a worker's stream, from its Join on.
 
-    def __init__(self, model: str, pid: int) -> None:
+    ``arrivals``: the first request to a worker that rests waits for those that are about to come.
+    """
+
+    def __init__(self, model: str, pid: int, arrivals: Arrivals | None = None) -> None:
         self.name = f"{model}-{next(_names)}"
         self.model = model
         self.pid = pid
@@ -128,6 +133,7 @@ class WorkerLink:
         self._keys = count(1)
         self._out: list[pb.ToWorker] = []
         self._has_out = asyncio.Event()
+        self._arrivals, self._is_gathering = arrivals, False
         self._stream: FrameStream[pb.FromWorker] | None = None
         self._is_idle = asyncio.Event()
         self._heard = time.monotonic()
@@ -177,6 +183,9 @@ class WorkerLink:
         request.due = time.monotonic() + request.priority * PRIORITY_S
         self._open[request.key] = request
         self.num_sent += 1
+        if len(self._open) == 1 and not self._is_gathering and self._arrivals is not None:
+            self._is_gathering = True
+            self._arrivals.settle(self._gathered)
         self._send(request.message)
 
     def abort(self, request: OpenRequest) -> None:
@@ -318,10 +327,14 @@ class WorkerLink:
 
     def _send(self, message: pb.ToWorker) -> None:
         self._out.append(message)
-        if self._stream is not None:
-            self._pour()
-        else:
+        if self._stream is None:
             self._has_out.set()
+        elif not self._is_gathering:
+            self._pour()
+
+    def _gathered(self) -> None:
+        self._is_gathering = False
+        self._pour()
 
     def pour_into(self, stream: FrameStream[pb.FromWorker]) -> None:
         """Send the worker what it is to be sent, as fast as it reads; the stream ends when it is gone."""
@@ -329,9 +342,13 @@ class WorkerLink:
         self._pour()
 
     def _pour(self) -> None:
+        """What goes together arrives together: a worker that rests begins with all of it."""
         stream = self._stream
         while stream is not None and self._out and stream.has_room:
-            stream.send(self._out.pop(0))
+            together, num_bytes = [self._out.pop(0)], 0
+            while self._out and (num_bytes := num_bytes + together[-1].ByteSize()) < _TOGETHER_BYTES:
+                together.append(self._out.pop(0))
+            stream.send(*together)
 
     async def outgoing(self) -> AsyncIterator[pb.ToWorker]:
         """What the worker is to be sent, until it is gone."""

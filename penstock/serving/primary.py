@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from penstock.engine.text import Tokenizer
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.serving import wire_pb2 as pb
+from penstock.serving.arrivals import Arrivals
 from penstock.serving.fleet import Patience
 from penstock.serving.frames import FIRST_BYTES, FrameStream
 from penstock.serving.link import LostWorkerError, WorkerLink
@@ -61,6 +62,7 @@ class Primary:
         self._command = command
         self._door = door
         self.patience = patience or Patience()
+        self.arrivals = Arrivals()
         self.address = ""
         self.port = 0
         """Of the door for workers of other machines, once it is open."""
@@ -219,7 +221,7 @@ class Primary:
                 stream.send(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
                 return
             stream.most_bytes = MAX_MESSAGE_BYTES
-            link = WorkerLink(join.model, join.pid)
+            link = WorkerLink(join.model, join.pid, self.arrivals)
             expected.set_result(link)
             link.pour_into(stream)
             while (message := await stream.read()) is not None:

@@ -50,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         self._limits = config.app.settings.limits
+        self._arrivals = config.app.arrivals
         self._timer: asyncio.TimerHandle | None = None
         self._num_bytes = 0
         self._num_unparsed = 0
@@ -66,10 +67,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.connections) > self._limits.num_connections:
             self._refuse(503, "as many connections are open as may be")
         else:
+            self._arrivals.opened(self)
             self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        self._arrivals.spoke(self)
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -77,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse what came; the first bytes of a request start its clock."""
         if self.transport.is_closing():
             return
+        self._arrivals.spoke(self)
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_headers()
         self._num_unparsed += len(data)

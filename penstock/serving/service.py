@@ -25,6 +25,7 @@ from penstock.serving.settings import DoorSettings
 
 if TYPE_CHECKING:
     from penstock.serving import wire_pb2 as pb
+    from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc_listener import GrpcListener
     from penstock.serving.traces import Traces
 
@@ -88,7 +89,8 @@ async def run_service(settings: ServiceSettings) -> int:
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
     traces = _traces(settings)
-    listeners, changes = _listeners(models, settings, traces)  # reads keys and certificate: nothing runs yet
+    # This reads keys and certificate: nothing runs yet.
+    listeners, changes = _listeners(models, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
     def hurry() -> None:
@@ -145,12 +147,12 @@ def _traces(settings: ServiceSettings) -> Traces | None:
 
 
 def _listeners(
-    models: RemoteModels, settings: ServiceSettings, traces: Traces | None
+    models: RemoteModels, settings: ServiceSettings, traces: Traces | None, arrivals: Arrivals
 ) -> tuple[dict[str, Listener | GrpcListener], Changes]:
     """The public doors, the admin's where it is asked for, and the changes that come through that one."""
     from penstock.serving.app import make_app
 
-    door, changes = make_app(models, settings.door, traces), Changes(models)
+    door, changes = make_app(models, settings.door, traces, arrivals), Changes(models)
     listeners: dict[str, Listener | GrpcListener] = {"http": Listener(door, door.settings)}
     if settings.door.grpc_port is not None:
         from penstock.serving.grpc_listener import GrpcListener

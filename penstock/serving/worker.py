@@ -104,7 +104,7 @@ class Worker:
             self._stream.send(pb.FromWorker(failed=error_to(error)))
             await asked  # the primary ends the stream
             return 1
-        self._feed = Feed(llm, self._hand_over)
+        self._feed = Feed(llm, self._hand_over, asyncio.get_running_loop().call_soon)
         self._stream.send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
         beats = asyncio.ensure_future(self._beat(Pulse(longest_turn_s)))
         try:

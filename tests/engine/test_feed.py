@@ -99,6 +99,27 @@ def test_a_step_is_one_delivery(make_feed):
     assert max(len(call) for call in inbox.calls) == 6
 
 
+def test_a_resting_engine_begins_with_all_that_comes_together(make_llm, monkeypatch):
+    monkeypatch.setattr(feed_module, "IDLE_TURN_S", 600.0)
+    inbox, wakes = Inbox(), []
+    feed = Feed(make_llm(**ROOMY), inbox, wakes.append)
+    try:
+        while not feed._work._cond._waiters:  # until its thread rests
+            time.sleep(0.001)
+        params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+        for key in range(5):
+            feed.submit(key, [5 + key, 6], params)
+        assert not inbox.calls
+        assert feed.llm.engine.num_steps == 0
+        for wake in wakes:
+            wake()
+        inbox.wait_last(*range(5))
+        assert feed.llm.engine.num_steps == 4
+        assert [len(call) for call in inbox.calls] == [5, 5, 5, 5]
+    finally:
+        feed.close()
+
+
 def test_the_loop_rests_after_a_first_token_among_few(make_feed, monkeypatch):
     rests: list[float] = []
     monkeypatch.setattr(feed_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=rests.append))
