@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from penstock.errors import FileAccessError
+from penstock.serving.door import LOG
 from penstock.serving.grpc_door import GrpcDoor
 from penstock.serving.grpc_health import HealthMethods
 from penstock.serving.grpc_reflection import reflection_methods
@@ -66,38 +67,53 @@ class GrpcListener:
             pair = (read_bytes(settings.tls_key), read_bytes(settings.tls_certificate))
             self._tls = grpc.ssl_server_credentials([pair])
         self._server: Any = None
+        self._port = settings.grpc_port or 0
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
 
     def open(self) -> str:
         """Bind the port; returns the address.  FileAccessError when the system refuses it."""
         settings = self._settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{_numeric(settings.host)}:{settings.grpc_port or 0}"
+        address = f"{_numeric(settings.host)}:{self._port}"
         limits = settings.limits
         self._server = grpc.aio.server(options=_options(limits), maximum_concurrent_rpcs=limits.num_connections)
         self._server.add_generic_rpc_handlers((self.door,))
         try:
             if self._tls is None:
-                port = self._server.add_insecure_port(address)
+                self._port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, self._tls)
+                self._port = self._server.add_secure_port(address, self._tls)
         except RuntimeError as error:
             raise FileAccessError(f"{address}: cannot listen for gRPC there: {error}") from error
-        return f"{host}:{port}"
+        return f"{host}:{self._port}"
 
     async def serve(self) -> None:
         """Answer; returns once ``stop`` was called and what ran has ended."""
         if self._server is None:
             self.open()
+        while not await self._serve_once():
+            LOG.error("gRPC's server ended by itself; it is opened again at port %d", self._port)
+            self.open()
+
+    async def _serve_once(self) -> bool:
+        """Answer until ``stop`` was called, or (False) until the server ended by itself.
+
+        gRPC 1.84 and 1.85 end it where a method's name is no UTF-8.
+        """
         await self._server.start()
-        hurried = asyncio.ensure_future(self._stop_now.wait())
+        ended = asyncio.ensure_future(self._server.wait_for_termination())  # gRPC's own future: not to be cancelled
+        stopped, hurried = (asyncio.ensure_future(one.wait()) for one in (self._stop, self._stop_now))
         try:
-            await self._stop.wait()
-            ending = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
-            await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                ending = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
+                await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
+            return self._stop.is_set()
         finally:
+            stopped.cancel()
             hurried.cancel()
             await self._server.stop(0)
+            await asyncio.gather(ended, return_exceptions=True)
 
     def stop(self, at_once: bool = False) -> None:
         """Take no more requests; those that run may end unless ``at_once``, streams without any end now."""

@@ -54,16 +54,18 @@ def check_fields(data: bytes, descriptor: Any) -> None:
                         raise BadMessageError(f"the message has more than {MAX_NUMBERS} packed numbers: send them raw")
                 if field is not None and field.type == _MESSAGE:
                     if at + size > end:
-                        raise _CUT_OFF
+                        raise _cut_off()
                     todo.append((at, at + size, field.message_type, depth + 1))
                 at += size
             else:
                 raise BadMessageError("the message has a field of a type that is not known here")
         if at != end:
-            raise _CUT_OFF
+            raise _cut_off()
 
 
-_CUT_OFF: Final = BadMessageError("the message ends inside of a field")
+def _cut_off() -> BadMessageError:
+    """A new one each time: a raised error holds what it went through, the message included."""
+    return BadMessageError("the message ends inside of a field")
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -75,4 +77,4 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise _CUT_OFF
+    raise _cut_off()
