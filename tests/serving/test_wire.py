@@ -21,24 +21,28 @@ from penstock.serving import health_pb2, oip_pb2, reflection_pb2, wire
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.backend import ModelCard
 from penstock.serving.config import ModelOptions, WorkerConfig
+from penstock.serving.servables import stages_pb2
 
 FOLDER = Path(penstock.serving.__file__).parent
 
 
-@pytest.mark.parametrize("generated", [pb, oip_pb2, health_pb2, reflection_pb2], ids=lambda one: one.DESCRIPTOR.package)
+@pytest.mark.parametrize(
+    "generated", [pb, oip_pb2, health_pb2, reflection_pb2, stages_pb2], ids=lambda one: one.DESCRIPTOR.package
+)
 def test_the_generated_code_is_that_of_the_proto(generated) -> None:
     """Messages, fields, numbers, types, whether they repeat, and methods, read from the text."""
-    text = re.sub(r"//.*", "", (FOLDER / Path(generated.DESCRIPTOR.name).name).read_text())
+    path = Path(generated.DESCRIPTOR.name).relative_to("penstock/serving")
+    text = re.sub(r"//.*", "", (FOLDER / path).read_text())
     found: dict[str, dict[str, tuple[int, str]]] = {}
     _add(found, generated.DESCRIPTOR.message_types_by_name.values())
     assert _written(text) == found
     methods = re.findall(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);", text)
-    (service,) = generated.DESCRIPTOR.services_by_name.values()
     assert methods == [
         (
             one.name, "stream " * one.client_streaming, one.input_type.name,
             "stream " * one.server_streaming, one.output_type.name,
         )
+        for service in generated.DESCRIPTOR.services_by_name.values()
         for one in service.methods
     ]  # fmt: skip
     assert wire.JOIN == "/penstock.v1.Primary/Join"

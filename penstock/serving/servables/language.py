@@ -1,0 +1,109 @@
+"""Language models as steps of methods: prompts go to the service's own workers, which make their own batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.engine.options import RequestOptions
+from penstock.engine.params import SamplingParams
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.serving.refusals import RefusalError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from penstock.serving.backend import Backend
+    from penstock.serving.servables.flow import Job, Queue
+    from penstock.serving.servables.opening import Source
+    from penstock.serving.servables.plan import LanguagePlan
+
+    def _fits(queue: LanguageQueue) -> Queue:
+        return queue
+
+
+__all__ = ["LanguageModels", "LanguageQueue"]
+
+
+class LanguageModels(Protocol):
+    """Language models for servables."""
+
+    async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
+        """What runs a bundle of a version's folder, or one that is served beside."""
+
+
+class LanguageQueue:
+    """One language model.  ``find`` gives what answers now; ``end`` is called when the version goes."""
+
+    def __init__(
+        self, name: str, sampling: dict[str, Any], find: Callable[[], Backend], end: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._name, self._find, self._end = name, find, end
+        self._params = SamplingParams(**sampling)
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model answers."""
+        try:
+            return self._find().is_ready
+        except PenstockError:
+            return False
+
+    def add(self, job: Job) -> None:
+        """Begin all instances."""
+        task = self._tasks[job] = asyncio.ensure_future(self._run(job))
+        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+
+    def cancel(self, job: Job) -> None:
+        """End them."""
+        task = self._tasks.get(job)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def _run(self, job: Job) -> None:
+        began = time.monotonic()
+        found = np.empty(job.count, object)
+        tasks: list[asyncio.Task[str]] = []
+        try:
+            backend = self._find()
+            for number, prompt in enumerate(job.arrays[0]):
+                tasks.append(asyncio.ensure_future(self._answer(backend, job, number, prompt.decode())))
+            for number, text in enumerate(await asyncio.gather(*tasks)):
+                found[number] = text.encode()
+        except Exception as error:
+            job.fail(error)
+            return
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        ended = time.monotonic()
+        job.note_batch(job.count, ended - began)
+        job.ran(0, job.count, [found], (began, ended))
+
+    async def _answer(self, backend: Backend, job: Job, number: int, prompt: str) -> str:
+        """The text that follows one prompt."""
+        if backend.tokenizer is None:
+            raise InvalidFileError(f"{self._name} has no tokenizer")
+        ids = await asyncio.to_thread(backend.tokenizer.encode, prompt)
+        options = RequestOptions(priority=job.run.priority)
+        texts = []
+        try:
+            async with await backend.submit(ids, self._params, options, request_id=job.run.request_id) as answer:
+                async for delta in answer:
+                    texts.append(delta.text)
+        except InvalidArgumentError as error:
+            raise RefusalError(400, f"{self._name}, instance {number}: {error}", code="invalid_input") from None
+        return "".join(texts)
+
+    async def close(self) -> None:
+        """End what runs, and the model's workers if they are this version's own."""
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end()

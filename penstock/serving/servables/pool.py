@@ -1,0 +1,366 @@
+"""Processes that run the same, kept alive: each has one batch at a time, and who dies, hangs or grows is replaced.
+
+The first replacement starts at once, the next after growing pauses while processes die before they have done anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.serving.backend import WorkerState
+from penstock.serving.fleet import LOOP_DEATHS, Patience
+from penstock.serving.logs import tell
+from penstock.serving.process import Death
+from penstock.serving.servables.stage_process import StageProcess, launch
+
+if TYPE_CHECKING:
+    from penstock.serving.servables import stages_pb2 as pb
+    from penstock.serving.servables.declare import Settings
+    from penstock.serving.servables.unit_queue import Flight, UnitQueue
+
+__all__ = ["Pool"]
+
+_FAR_ABOVE: Final = 2
+"""Times the memory limit: a process that has so much gets no further batch while its replacement starts."""
+
+
+class _Seat:
+    """A process in the pool, and the batch that it has."""
+
+    def __init__(self, pool: Pool, process: StageProcess) -> None:
+        self.process, self.pool = process, pool
+        self.flight: Flight | None = None
+        self.num_batches = 0
+        self.is_leaving = False
+        self.is_excessive = asyncio.Event()
+        self.idle = asyncio.Event()
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        process.on_result = self._hear
+
+    def run(self, flight: Flight) -> None:
+        """Give it a batch."""
+        self.flight = flight
+        self.process.give(flight.message())
+        self._since = flight.began
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.pool.timeout_s, self._look)
+
+    def _look(self) -> None:
+        """Whether its batch takes too long; the timer is that of a batch before, most often."""
+        self._timer = None
+        if self.flight is None:
+            return
+        left_s = self._since + self.pool.timeout_s - time.monotonic()
+        if left_s <= 0:
+            self.process.is_hung = True
+            self.process.kill()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+
+    def _hear(self, result: pb.Result) -> None:
+        flight = self.flight
+        if flight is None:
+            raise ValueError("a result of no batch")
+        flight.land(result)  # an error ends its stream: then it is as if it had died with the batch
+        self.flight = None
+        self.num_batches += 1
+        if result.excess_bytes and not self.is_excessive.is_set():
+            self.pool.note_excess(self, result.excess_bytes, flight)
+        if self.is_leaving:
+            self.idle.set()
+        else:
+            self.pool.free.append(self)
+        self.pool.pump()
+
+    def leave(self) -> None:
+        """Give it no further batch."""
+        self.is_leaving = True
+        with suppress(ValueError):
+            self.pool.free.remove(self)
+        if self.flight is None:
+            self.idle.set()
+
+    def close(self) -> None:
+        """It is gone."""
+        self.leave()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Pool:
+    """``size`` processes that are started with ``start``.  ``title`` names it to people."""
+
+    def __init__(self, title: str, start: pb.Start, size: int, settings: Settings, patience: Patience) -> None:
+        self.title, self.timeout_s = title, settings.timeout_s
+        self._limit_bytes = (settings.memory_limit_mib or 0) << 20
+        self.queues: list[UnitQueue] = []
+        self.free: list[_Seat] = []
+        self.deaths: Counter[str] = Counter()
+        self.error = ""
+        self._start, self._size, self._patience = start, size, patience
+        self._seats: list[_Seat] = []
+        self._again: deque[Flight] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._keepers: list[asyncio.Task[None]] = []
+        self._failing: set[int] = set()
+        self._turn = 0
+        self._is_stopping = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a process."""
+        return bool(self._seats) and not self._is_stopping
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that it has now."""
+        return [one.process.pid for one in self._seats]
+
+    def workers(self) -> list[WorkerState]:
+        """Its processes, for operators."""
+        return [
+            WorkerState(self.title, "draining" if one.is_leaving else "ready", one.process.pid, 0, 0.0,
+                        0 if one.flight is None else len(one.flight.pieces))
+            for one in self._seats
+        ]  # fmt: skip
+
+    def check(self) -> None:
+        """UnavailableError when nobody would run what is added."""
+        if self._is_stopping:
+            raise UnavailableError(f"{self.title} is being unloaded")
+        if not self._seats and len(self._failing) == self._size:
+            raise UnavailableError(f"{self.title}: its processes die again and again ({self.error})", 5.0)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch can be run now, before which nothing waits that is to run again."""
+        return bool(self.free) and not self._again
+
+    def run(self, flight: Flight) -> None:
+        """Give a batch to a process that is free."""
+        self.free.pop().run(flight)
+
+    def again(self, flights: Sequence[Flight]) -> None:
+        """Batches that run before others."""
+        self._again.extend(flights)
+        self.pump()
+
+    def pump(self) -> None:
+        """Give what is due to who is free."""
+        if not self.free:
+            return
+        now = time.monotonic()
+        while self.free:
+            if not self._again and not self._fill(now):
+                break
+            if self._again:
+                flight = self._again.popleft()
+                if not all(job.is_over for job, _, _ in flight.pieces):
+                    self.run(flight)
+        self._set_timer()
+
+    def _fill(self, now: float) -> bool:
+        """Take a due batch of the queue whose turn it is."""
+        queues = self.queues
+        for offset in range(len(queues)):
+            queue = queues[(self._turn + offset) % len(queues)]
+            if queue.num_waiting and (flights := queue.take(now)):
+                self._turn = (self._turn + offset + 1) % len(queues)
+                self._again.extend(flights)
+                return True
+        return False
+
+    def _set_timer(self) -> None:
+        """Wake when a batch is due that is not full, if somebody is free then."""
+        at = float("inf")
+        if self.free:
+            at = min((one.wake_at() for one in self.queues if one.num_waiting), default=at)
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = at
+        if at < float("inf"):
+            self._timer = asyncio.get_running_loop().call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self.pump()
+
+    async def start(self, first: StageProcess | None = None) -> None:
+        """Start all, ``first`` being one that is there; raises the first one's error and leaves nothing then."""
+        loop = asyncio.get_running_loop()
+        firsts: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self._size)]
+        for place, done in enumerate(firsts):
+            seat = None
+            if place == 0 and first is not None:  # in its seat at once: whatever happens next, it is ended with that
+                seat = self._sit(place, first)
+                done.set_result(None)
+            self._keepers.append(asyncio.ensure_future(self._keep(place, done, seat)))
+        try:
+            await asyncio.gather(*firsts)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _keep(self, place: int, first: asyncio.Future[None], seat: _Seat | None) -> None:
+        num_deaths = 0
+        while not self._is_stopping:
+            try:
+                if seat is None:
+                    process = await self._launch(first)
+                    if process is None:
+                        return
+                    seat = self._sit(place, process)
+                    if not first.done():
+                        first.set_result(None)
+                death = await self._watch(seat)
+                if death is None:
+                    seat = await self._replaced(place, seat)
+                    continue
+            except Exception as error:  # whatever it is, nobody else would start the next one
+                death = Death("start", str(error) or type(error).__name__)
+            num_deaths = 1 if seat is not None and seat.num_batches > 0 else num_deaths + 1
+            if seat is not None and seat in self._seats:
+                await self._bury(seat, death)
+            seat = None
+            await self._pause(place, death, num_deaths)
+
+    async def _replaced(self, place: int, seat: _Seat) -> _Seat:
+        """The process that takes the place of one that grew; that one, when none can be had yet."""
+        try:
+            process = await launch(self._start, self._patience.load_s)
+        except PenstockError as error:
+            tell("stage_gone", f"{self.title}: no replacement: {error}", logging.WARNING, stage=self.title)
+            await asyncio.sleep(self._patience.most_pause_s)
+            if not seat.is_leaving:
+                seat.is_excessive.clear()
+            return seat
+        found = self._sit(place, process)
+        await self._retire(seat)
+        return found
+
+    async def _launch(self, first: asyncio.Future[None]) -> StageProcess | None:
+        """A process; None when the very first one could not be had, which ``first`` says."""
+        try:
+            return await launch(self._start, self._patience.load_s)
+        except Exception as error:
+            if first.done():
+                raise
+            first.set_exception(error)
+            return None
+
+    def _sit(self, place: int, process: StageProcess) -> _Seat:
+        self._failing.discard(place)
+        seat = _Seat(self, process)
+        self._seats.append(seat)
+        self.free.append(seat)
+        tell("stage_ready", f"{self.title}: process {process.pid} is ready", stage=self.title, pid=process.pid)
+        self.pump()
+        return seat
+
+    async def _watch(self, seat: _Seat) -> Death | None:
+        """How its process ended; None when it should be replaced."""
+        ended = asyncio.ensure_future(seat.process.ended())
+        grown = asyncio.ensure_future(seat.is_excessive.wait())
+        try:
+            await asyncio.wait((ended, grown), return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else None
+        finally:
+            for one in (ended, grown):
+                one.cancel()
+
+    async def _retire(self, seat: _Seat) -> None:
+        """Let it finish its batch and end."""
+        seat.leave()
+        ended = asyncio.ensure_future(seat.process.ended())
+        idle = asyncio.ensure_future(seat.idle.wait())
+        try:
+            await asyncio.wait((ended, idle), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await self._bury(seat, ended.result())
+        finally:
+            ended.cancel()
+            idle.cancel()
+        seat.close()
+        await seat.process.stop()
+        if seat in self._seats:
+            self._seats.remove(seat)
+
+    async def _bury(self, seat: _Seat, death: Death) -> None:
+        """Its process is gone, or is ended now: what it had goes to others."""
+        seat.close()
+        await seat.process.stop()
+        self._seats.remove(seat)
+        flight, seat.flight = seat.flight, None
+        if flight is not None:
+            flight.queue.lost(flight, seat.process.at(), death.cause == "hang", death.why)
+
+    async def _pause(self, place: int, death: Death, num_deaths: int) -> None:
+        """Say what happened, and wait before the next one."""
+        self.error = death.why
+        self.deaths[death.cause] += 1
+        if num_deaths >= LOOP_DEATHS:
+            self._failing.add(place)
+        if not self._seats and len(self._failing) == self._size:
+            self._refuse_all()
+        patience, pause_s = self._patience, 0.0
+        if num_deaths > 1:
+            pause_s = min(patience.most_pause_s, patience.least_pause_s * 2.0 ** min(30, num_deaths - 2))
+        tell(
+            "stage_gone", f"{self.title}: a process is gone ({death.why}); the next one starts in {pause_s:g} s",
+            logging.WARNING, stage=self.title, cause=death.cause, deaths_in_a_row=num_deaths, restart_in_s=pause_s,
+        )  # fmt: skip
+        await asyncio.sleep(pause_s)
+
+    def note_excess(self, seat: _Seat, used_bytes: int, flight: Flight) -> None:
+        """A process has more memory than it may: another one is started, and takes its place."""
+        seat.is_excessive.set()
+        limit = self._limit_bytes
+        if used_bytes > _FAR_ABOVE * limit:
+            seat.leave()
+        tell(
+            "stage_grew",
+            f"{self.title}: process {seat.process.pid} has {used_bytes >> 20} MiB, above {limit >> 20}, after "
+            f"{', '.join(flight.queue.unit.names)}: it is replaced",
+            logging.WARNING, stage=self.title, pid=seat.process.pid, bytes=used_bytes,
+        )  # fmt: skip
+
+    def _refuse_all(self) -> None:
+        error = UnavailableError(f"{self.title}: its processes die again and again ({self.error})", 5.0)
+        if self._is_stopping:
+            error = UnavailableError(f"{self.title} is being unloaded")
+        for flight in self._again:
+            for job, _, _ in flight.pieces:
+                job.fail(error)
+        self._again.clear()
+        for queue in self.queues:
+            queue.refuse_all(error)
+
+    async def stop(self) -> None:
+        """End all processes; what is open is refused."""
+        self._is_stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        seats, self._seats = self._seats, []
+        self._refuse_all()
+        for seat in seats:
+            seat.close()
+            if seat.flight is not None:
+                for job, _, _ in seat.flight.pieces:
+                    job.fail(UnavailableError(f"{self.title} is being unloaded"))
+        await asyncio.gather(*(one.process.stop() for one in seats))

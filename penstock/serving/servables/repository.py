@@ -1,0 +1,342 @@
+"""The servables of a service: folders of the operator's, loaded, switched, drained and found by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError, UnavailableError
+from penstock.serving.infer import ModelState
+from penstock.serving.logs import tell
+from penstock.serving.servables.loaded import LoadedMethod, LoadedVersion
+from penstock.serving.servables.opening import Opening, Source, read_script
+from penstock.serving.servables.versions import (
+    Plan,
+    Policy,
+    ServableFolder,
+    Wanted,
+    find_version,
+    make_plan,
+    scan,
+    scan_servable,
+)
+
+if TYPE_CHECKING:
+    from penstock.serving.fleet import Patience
+    from penstock.serving.infer import Methods
+    from penstock.serving.servables.declare import Settings
+    from penstock.serving.servables.language import LanguageModels
+
+    def _fits(servables: Servables) -> Methods:
+        return servables
+
+
+__all__ = ["Servable", "Servables"]
+
+_CONFIG: Final = ("versions", "labels")
+_UNLOADING: Final = ("UNLOADING", "")
+
+
+class Servable:
+    """One servable: the versions that run, labels, and what is to be said of each version."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = root, name
+        self.versions: dict[int, LoadedVersion] = {}
+        self.prints: dict[int, str] = {}
+        self.labels: dict[str, int] = {}
+        self.states: dict[int, tuple[str, str]] = {}
+        self.asked: Wanted | None = None
+        """What the operator asked for over the protocol, in place of what servable.py says."""
+        self.changing = asyncio.Lock()
+
+    @property
+    def ready(self) -> list[str]:
+        """The numbers of versions that requests can ask for."""
+        return [str(number) for number in sorted(self.versions)]
+
+    def method(self, text: str, version: str) -> LoadedMethod:
+        """A method by its name ("" for the default one) and version; NotFoundError, UnavailableError."""
+        loaded = self.versions[find_version(version, self.versions, self.labels, self.states)]
+        methods = loaded.methods
+        name = text or loaded.plan.settings.default_method or (next(iter(methods)) if len(methods) == 1 else "")
+        if name not in methods:
+            names = ", ".join(f"{self.name}.{one}" for one in methods)
+            raise NotFoundError(f"{self.name} has no method {text!r:.100}: ask for {names}")
+        return methods[name]
+
+
+class Servables:
+    """Those of some folders.  ``languages`` opens their language models; without, none may have one."""
+
+    def __init__(self, patience: Patience, languages: LanguageModels | None = None) -> None:
+        self._patience, self._languages = patience, languages
+        self._all: dict[str, Servable] = {}
+        self._found: dict[tuple[str, str], LoadedMethod] = {}
+        self._draining: set[asyncio.Task[None]] = set()
+        self._roots: list[Path] = []
+        self._is_closed = False
+
+    async def open(self, root: Path) -> None:
+        """Serve what a folder holds; raises what loading one raised."""
+        found, refused = await asyncio.to_thread(scan, root)
+        for name, reason in refused.items():
+            tell("servable_refused", f"{root / name}: {reason}", logging.WARNING, servable=name)
+        taken = [name for name in found if name in self._all]
+        if taken:
+            raise InvalidArgumentError(f"two folders have a servable {taken[0]}")
+        self._roots.append(root)
+        for name in found:
+            self._all[name] = Servable(root, name)
+        for name in found:
+            await self.load(name)
+
+    def all(self) -> Sequence[Servable]:
+        """Those that were seen, loaded or not."""
+        return [*self._all.values()]
+
+    def list(self) -> Sequence[LoadedMethod]:
+        """Every method of every version that is ready."""
+        return [
+            method
+            for one in self._all.values()
+            for _, version in sorted(one.versions.items())
+            for method in version.methods.values()
+        ]
+
+    def find(self, name: str, version: str = "") -> LoadedMethod | None:
+        """As Methods has it."""
+        found = self._found.get((name, version))
+        if found is not None:
+            return found
+        servable_name, _, text = name.partition(".")
+        servable = self._all.get(servable_name)
+        if servable is None:
+            return None
+        if not servable.versions:
+            raise UnavailableError(f"{servable_name} is not loaded")
+        found = servable.method(text, version)
+        if not version:  # who asked for whichever is the newest gets it, though it changes meanwhile
+            found = found.floating(partial(self.find, name))
+        self._found[name, version] = found
+        return found
+
+    def index(self) -> Sequence[ModelState]:
+        """As Methods has it."""
+        return [
+            ModelState(one.name, str(number), state, reason)
+            for one in self._all.values()
+            for number, (state, reason) in sorted(one.states.items())
+        ]
+
+    async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
+        """As Methods has it; other loads and unloads of the same servable come one after the other."""
+        asked = None if config is None else _wanted_of(config)
+        servable = self._all.get(name) or await self._seen(name)
+        async with servable.changing:
+            self._check_open()
+            await self._load(servable, asked)
+
+    async def _seen(self, name: str) -> Servable:
+        """A servable that came into a folder since it was looked at."""
+        for root in self._roots:
+            try:
+                await asyncio.to_thread(scan_servable, root, name)
+            except NotFoundError:
+                continue
+            return self._all.setdefault(name, Servable(root, name))
+        raise NotFoundError(f"there is no servable {name!r:.140}; there are {', '.join(self._all) or 'none'}")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("the service is about to end", 5.0)
+
+    async def _load(self, servable: Servable, asked: Wanted | None) -> None:
+        found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
+        text = await asyncio.to_thread(read_script, found.script)
+        loading = _Loading(servable, found, text, self._patience)
+        try:
+            wanted = asked or servable.asked or await loading.settled()
+            plan = make_plan(wanted, found, servable.prints, servable.labels)
+            await loading.load(plan, self._languages)
+            self._check_open()
+        except BaseException:
+            await loading.give_up()
+            raise
+        await loading.close()
+        if asked is not None and not loading.failed:
+            servable.asked = asked
+        self._switch(servable, plan, loading)
+        for error in loading.failed.values():
+            raise error
+
+    def _switch(self, servable: Servable, plan: Plan, loading: _Loading) -> None:
+        """From now on requests go to what is loaded; what is not wanted any more is drained."""
+        switch = plan.switch(loading.failed)
+        gone = [servable.versions[number] for number in loading.new if number in servable.versions]
+        gone += [servable.versions.pop(number) for number in switch.drain]
+        for number, (version, text) in loading.new.items():
+            servable.versions[number], servable.prints[number] = version, text
+            version.siblings = lambda: servable.ready
+        servable.labels = dict(switch.labels)
+        self._found.clear()
+        for number in switch.drain:
+            del servable.prints[number]
+        _note_states(servable, loading)
+        for version in gone:
+            self._drain(servable, version)
+        if loading.new or gone:
+            tell(
+                "servable_switched", f"{servable.name}: versions {', '.join(servable.ready)} are served",
+                servable=servable.name, versions=servable.ready, labels=servable.labels,
+            )  # fmt: skip
+        for label in switch.labels_kept:
+            told = f"{servable.name}: label {label} stays where it was: its version is not loaded"
+            tell("label_kept", told, logging.WARNING, servable=servable.name, label=label)
+
+    def _drain(self, servable: Servable, version: LoadedVersion) -> asyncio.Task[None]:
+        number = int(version.source.version)
+
+        async def drain() -> None:
+            await version.drain(self._patience.drain_s)
+            if servable.states.get(number) == _UNLOADING and number not in servable.versions:
+                servable.states[number] = ("UNAVAILABLE", "unloaded")
+
+        if number not in servable.versions:
+            servable.states[number] = _UNLOADING
+        task = asyncio.ensure_future(drain())
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+        return task
+
+    async def unload(self, name: str) -> None:
+        """As Methods has it."""
+        servable = self._all.get(name)
+        if servable is None:
+            raise NotFoundError(f"there is no servable {name!r:.140}; there are {', '.join(self._all) or 'none'}")
+        async with servable.changing:
+            if not servable.versions:
+                raise NotFoundError(f"{name} is not loaded")
+            versions, servable.versions = [*servable.versions.values()], {}
+            servable.prints, servable.labels, servable.asked = {}, {}, None
+            self._found.clear()
+            draining = [self._drain(servable, one) for one in versions]
+            await asyncio.shield(asyncio.gather(*draining))
+        tell("servable_unloaded", f"{name} is unloaded", servable=name)
+
+    async def close(self) -> None:
+        """Take no more changes, let open requests end, end all processes."""
+        self._is_closed = True
+        for servable in self._all.values():
+            for version in servable.versions.values():
+                self._drain(servable, version)
+        while self._draining:
+            await asyncio.gather(*self._draining, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End all processes at once; what is open is refused."""
+        self._is_closed = True
+        versions = [one for servable in self._all.values() for one in servable.versions.values()]
+        await asyncio.gather(*(one.stop() for one in versions))
+        for task in self._draining:
+            task.cancel()
+        await asyncio.gather(*self._draining, return_exceptions=True)
+
+
+class _Loading:
+    """One look at a servable's folder: ``new`` versions with the texts of their files, and those that ``failed``."""
+
+    def __init__(self, servable: Servable, found: ServableFolder, text: bytes, patience: Patience) -> None:
+        self.new: dict[int, tuple[LoadedVersion, str]] = {}
+        self.failed: dict[int, PenstockError] = {}
+        self.found = found
+        self._servable, self._text, self._patience = servable, text, patience
+        self._opened: dict[int, Opening] = {}
+
+    async def settled(self) -> Wanted:
+        """What servable.py itself asks for, as its newest version says."""
+        versions, servable = self.found.versions, self._servable
+        if not versions:
+            return Wanted()
+        newest = max(versions)
+        if servable.prints.get(newest) == versions[newest]:
+            return _wanted_by(servable.versions[newest].plan.settings)
+        try:
+            self._opened[newest] = await self._begin(newest)
+        except PenstockError as error:
+            self._note_failed(newest, error)
+            raise
+        return _wanted_by(self._opened[newest].plan.settings)
+
+    async def load(self, plan: Plan, languages: LanguageModels | None) -> None:
+        """Load what a plan says, the newest first."""
+        for number in sorted(plan.load, reverse=True):
+            try:
+                opening = self._opened.pop(number, None) or await self._begin(number)
+                version = await LoadedVersion.load(opening, languages)
+            except PenstockError as error:
+                self.failed[number] = error
+                self._note_failed(number, error)
+            else:
+                self.new[number] = version, self.found.versions[number]
+
+    async def _begin(self, number: int) -> Opening:
+        servable, found = self._servable, self.found
+        source = Source(servable.name, found.script, self._text, str(number), found.version_path(number), servable.root)
+        if number not in servable.versions:
+            servable.states[number] = ("LOADING", "")
+        return await Opening.begin(source, self._patience)
+
+    def _note_failed(self, number: int, error: PenstockError) -> None:
+        servable = self._servable
+        tell("servable_failed", f"{servable.name} {number}: {error}", logging.WARNING, servable=servable.name)
+        if number not in servable.versions:
+            servable.states[number] = ("UNAVAILABLE", str(error))
+
+    async def close(self) -> None:
+        """End processes that only told what the file says."""
+        for one in self._opened.values():
+            await one.close()
+
+    async def give_up(self) -> None:
+        """Leave nothing."""
+        await self.close()
+        for number, (version, _) in self.new.items():
+            await version.stop()
+            if number not in self._servable.versions:
+                self._servable.states[number] = ("UNAVAILABLE", "its loading was given up")
+        for number, (state, _) in self._servable.states.items():
+            if state == "LOADING":
+                self._servable.states[number] = ("UNAVAILABLE", "its loading was given up")
+
+
+def _note_states(servable: Servable, loading: _Loading) -> None:
+    for number in loading.found.versions:
+        if number in servable.versions:
+            servable.states[number] = ("READY", "")
+        elif number not in loading.failed:
+            servable.states[number] = ("UNAVAILABLE", "the policy has others")
+    for number in [*servable.states]:
+        if number not in loading.found.versions and number not in servable.versions:
+            del servable.states[number]
+
+
+def _wanted_by(settings: Settings) -> Wanted:
+    return Wanted(Policy.parse(settings.versions), settings.labels)
+
+
+def _wanted_of(config: Mapping[str, Any]) -> Wanted:
+    """What an operator asks for over the protocol; InvalidArgumentError names the field."""
+    unknown = [name for name in config if name not in _CONFIG]
+    if unknown:
+        raise InvalidArgumentError(f"config has {' and '.join(_CONFIG)}, not {unknown[0]!r:.100}")
+    versions, labels = config.get("versions", "latest"), config.get("labels", {})
+    if not isinstance(versions, str):
+        raise InvalidArgumentError(f'versions must be like "latest:2", "all" or "1,3", not {versions!r:.100}')
+    if not isinstance(labels, dict):
+        raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {labels!r:.100}')
+    return Wanted(Policy.parse(versions), labels)

@@ -1,0 +1,159 @@
+"""A stage process as the primary has it: started, given batches one at a time, watched and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from penstock.errors import InvalidFileError, UnavailableError
+from penstock.serving.frames import FrameStream
+from penstock.serving.process import Death
+from penstock.serving.servables import stages_pb2 as pb
+from penstock.serving.servables.stage_worker import MARK_BYTES, MAX_FRAME_BYTES
+
+__all__ = ["StageProcess", "launch"]
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "penstock.serving.servables.stage_worker")
+_MARK: Final = struct.Struct("<II")
+_STOP_S: Final = 2.0
+_LAST_WORDS_S: Final = 1.0
+
+
+class StageProcess:
+    """``on_result`` is called with what comes back of the batch that was given last; ``plan`` is what it told."""
+
+    def __init__(self, process: asyncio.subprocess.Process, stream: FrameStream[pb.FromStage], mark: mmap.mmap) -> None:
+        self.pid = process.pid
+        self.plan = ""
+        self.is_hung = False
+        self.on_result: Callable[[pb.Result], None] = lambda result: None
+        self._process, self._stream, self._mark = process, stream, mark
+        self._last_mark = (0, 0)
+        self._is_gone = False
+
+    async def ready(self, start: pb.Start) -> None:
+        """Until it has loaded what it is to run; InvalidFileError with what it says was wrong, UnavailableError."""
+        self._stream.send(pb.ToStage(start=start))
+        first = await self._stream.read()
+        if first is None:
+            await self._exited()
+            raise UnavailableError(f"its process ended while it was loaded: {self._how()}")
+        if first.HasField("failed"):
+            raise InvalidFileError(first.failed.text)
+        self.plan = first.ready.plan
+        self._stream.listen(self._hear)
+
+    def give(self, batch: pb.ToStage) -> None:
+        """Run a batch."""
+        self._stream.send(batch)
+
+    def at(self) -> tuple[int, int]:
+        """Which stage of its unit it is at, or was when it died, and which instance of the batch; -1: all of them."""
+        if not self._mark.closed:
+            self._last_mark = _MARK.unpack_from(self._mark)
+        stage, instance = self._last_mark
+        return stage, instance - 1
+
+    def _hear(self, message: pb.FromStage) -> None:
+        self.on_result(message.result)
+
+    async def ended(self) -> Death:
+        """Until it is over, however that came."""
+        exited = asyncio.ensure_future(self._process.wait())
+        gone = asyncio.ensure_future(self._stream.ended.wait())
+        try:
+            await asyncio.wait((exited, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done():  # its last result is on its way, unless what it started holds the stream open
+                await asyncio.wait((gone,), timeout=_LAST_WORDS_S)
+        finally:
+            exited.cancel()
+            gone.cancel()
+        await self._exited()
+        if self.is_hung:
+            return Death("hang", "it took longer than timeout_s")
+        status = self._process.returncode
+        return Death("signal" if status is not None and status < 0 else "exit", self._how())
+
+    async def _exited(self) -> None:
+        """Its stream has ended: nothing good comes of it any more."""
+        if not self.is_hung:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), _LAST_WORDS_S)
+        await self._kill()
+
+    def kill(self) -> None:
+        """End it at once, with all that it started."""
+        if not self._is_gone:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _kill(self) -> None:
+        self.kill()
+        await self._process.wait()
+        self._is_gone = True  # the number may be another one's from now on
+        self._stream.close()
+        self.at()
+        self._mark.close()  # a mapping holds a descriptor
+
+    async def stop(self) -> None:
+        """Let it end in good order, and end it when it does not."""
+        self._stream.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_S)
+        await self._kill()
+
+    def _how(self) -> str:
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"it was ended by {signal.Signals(-status).name}"
+        return f"it ended with status {status}"
+
+
+async def launch(start: pb.Start, load_s: float) -> StageProcess:
+    """A process that has loaded its part; raises as ``ready`` does, and leaves nothing then."""
+    try:
+        process = await _started()
+    except OSError as error:  # no descriptor, no process, no memory
+        raise UnavailableError(f"a process cannot be started: {error}") from error
+    try:
+        async with asyncio.timeout(load_s):
+            await process.ready(start)
+    except BaseException as error:
+        process.kill()
+        await process.stop()
+        if isinstance(error, TimeoutError):
+            raise UnavailableError(f"it was not loaded within {load_s:g} s") from None
+        raise
+    return process
+
+
+async def _started() -> StageProcess:
+    """The process gets its end of a pair of sockets: nobody else can have it, so there is no secret to prove."""
+    mark_fd = os.memfd_create("penstock-mark", os.MFD_CLOEXEC)
+    own, its = socket.socketpair()
+    try:
+        os.ftruncate(mark_fd, MARK_BYTES)
+        mark = mmap.mmap(mark_fd, MARK_BYTES)
+        arguments: Any = (*_COMMAND, str(its.fileno()), str(mark_fd))
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=2,  # what the operator's code prints is no protocol's
+            pass_fds=(its.fileno(), mark_fd),
+            start_new_session=True,  # signals of a terminal are the primary's; and all that it starts ends with it
+        )
+    except BaseException:
+        own.close()
+        raise
+    finally:
+        its.close()
+        os.close(mark_fd)
+    return StageProcess(process, FrameStream(own, pb.FromStage.FromString, MAX_FRAME_BYTES), mark)

@@ -1,0 +1,180 @@
+"""A stage process: imports a servable.py, or opens a model, and runs batches of it for the primary, one at a time.
+
+It is started with one end of a pair of sockets, which nobody else has, as a descriptor that its last argument names.
+The operator's code runs here and nowhere else.  What it prints goes to standard error, as its standard output is that.
+"""
+
+from __future__ import annotations
+
+import builtins
+import linecache
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from penstock.errors import PenstockError
+from penstock.serving.parent import die_with_parent
+from penstock.serving.servables import stages_pb2 as pb
+from penstock.serving.servables.declare import declaring
+
+__all__ = ["MARK_BYTES", "MAX_FRAME_BYTES", "main"]
+
+_LENGTH: Final = struct.Struct("<I")
+_MARK: Final = struct.Struct("<II")
+MARK_BYTES: Final = mmap.PAGESIZE
+"""Of the memory in which a process notes what it is at: which stage of its unit, and which instance of the batch."""
+MAX_FRAME_BYTES: Final = 1 << 30
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Runner(Protocol):
+    """What runs batches here."""
+
+    def run(self, batch: pb.Batch, mark: Callable[[int, int], None]) -> pb.Result:
+        """A batch's outputs, or why not."""
+
+
+class _Stages:
+    """The Python stages of a servable.py."""
+
+    def __init__(self, start: pb.Start) -> None:
+        from penstock.serving.servables.graph import make_plan
+        from penstock.serving.servables.plan import write_plan
+
+        with declaring(Path(start.folder), start.version) as declared:
+            _run_file(start.file, start.source)
+            plan, self._programs = make_plan(declared)
+        self.plan = write_plan(plan)
+        self.memory_limit_bytes = (plan.settings.memory_limit_mib or 0) << 20
+
+    def run(self, batch: pb.Batch, mark: Callable[[int, int], None]) -> pb.Result:
+        from penstock.serving.servables.programs import run_batch
+
+        return run_batch(self._programs[batch.unit], batch, mark)
+
+
+def _run_file(file: str, source: bytes) -> None:
+    """Run the text that the primary read, whatever the file holds by now, as the module ``servable``."""
+    module = types.ModuleType("servable")
+    module.__file__ = file
+    sys.modules["servable"] = module
+    sys.path.append(str(Path(file).parent))  # modules that lie beside it; behind all that is installed
+    text = source.decode()
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    code = builtins.compile(source, file, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102 - the operator's own file, which is what this process is for
+
+
+def _told(error: BaseException, file: str) -> str:
+    """An error with the line of servable.py that it came from."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"{file}:{error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f"{file}:{lines[-1]}: " if lines else f"{file}: "
+    return where + (str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")
+
+
+class _Stream:
+    """Frames over a socket that blocks."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._socket = own
+        self._file = own.makefile("rb", 1 << 16)
+
+    def read(self) -> pb.ToStage | None:
+        """The next message; None when the primary has gone or wants no more."""
+        head = self._file.read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack(head)
+        data = self._file.read(size)
+        return pb.ToStage.FromString(data) if len(data) == size else None
+
+    def send(self, message: pb.FromStage) -> None:
+        """Send, waiting for room."""
+        data = message.SerializeToString()
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+
+class _Memory:
+    """Resident memory above a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if limit_bytes else -1
+
+    def excess(self) -> int:
+        """Bytes in use, when they are above the limit; else 0."""
+        if self._file < 0:
+            return 0
+        used = int(os.pread(self._file, 128, 0).split()[1]) * _PAGE
+        return used if used > self._limit else 0
+
+
+def _open(start: pb.Start) -> tuple[Runner, str, int]:
+    """What runs, its plan and its memory limit."""
+    if start.model:
+        from penstock.serving.servables.onnx_model import OnnxModel
+
+        return OnnxModel(start), "", start.memory_limit_bytes
+    stages = _Stages(start)
+    return stages, stages.plan, stages.memory_limit_bytes
+
+
+def serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
+    """Load, then run batches until the primary ends the stream; the exit status."""
+    first = stream.read()
+    if first is None:
+        return 1
+    start = first.start
+    try:
+        runner, plan, limit_bytes = _open(start)
+    except Exception as error:
+        text = _told(error, start.file) if not start.model else str(error)
+        if not isinstance(error, PenstockError):
+            traceback.print_exc()
+        stream.send(pb.FromStage(failed=pb.Failed(text=text[:2000])))
+        return 1
+    memory = _Memory(limit_bytes)
+    stream.send(pb.FromStage(ready=pb.Ready(plan=plan)))
+    while (message := stream.read()) is not None:
+        result = runner.run(message.batch, note)
+        result.excess_bytes = memory.excess()
+        if result.ByteSize() > MAX_FRAME_BYTES:
+            result = pb.Result()
+            result.failures.add(part=-1, instance=-1, kind="result", text="its outputs are too large")
+        stream.send(pb.FromStage(result=result))
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process that the primary started with ``[descriptor of the socket, descriptor of the mark]``."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    with suppress(OSError):  # when memory is short the kernel should end this process, not the service
+        Path("/proc/self/oom_score_adj").write_text("500")
+    own_fd, mark_fd = int(arguments[0]), int(arguments[1])
+    os.set_inheritable(own_fd, False)
+    mark = mmap.mmap(mark_fd, MARK_BYTES)
+    os.close(mark_fd)
+
+    def note(stage: int, instance: int) -> None:
+        _MARK.pack_into(mark, 0, stage, instance + 1)
+
+    with socket.socket(fileno=own_fd) as own:
+        own.setblocking(True)
+        return serve(_Stream(own), note)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToStage(_message.Message):
+    __slots__ = ("start", "batch")
+    START_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    start: Start
+    batch: Batch
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ...) -> None: ...
+
+class FromStage(_message.Message):
+    __slots__ = ("ready", "failed", "result")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ready: Ready
+    failed: Failed
+    result: Result
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("servable", "version", "folder", "file", "source", "model", "memory_limit_bytes")
+    SERVABLE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    servable: str
+    version: str
+    folder: str
+    file: str
+    source: bytes
+    model: str
+    memory_limit_bytes: int
+    def __init__(self, servable: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., file: _Optional[str] = ..., source: _Optional[bytes] = ..., model: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: str
+    def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("unit", "size", "counts", "inputs")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    unit: int
+    size: int
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[Column]
+    def __init__(self, unit: _Optional[int] = ..., size: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., inputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("data", "sizes")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, data: _Optional[bytes] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("outputs", "failures", "excess_bytes")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    EXCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[Column]
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    excess_bytes: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., excess_bytes: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("part", "instance", "stage", "kind", "text", "trace")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    part: int
+    instance: int
+    stage: str
+    kind: str
+    text: str
+    trace: str
+    def __init__(self, part: _Optional[int] = ..., instance: _Optional[int] = ..., stage: _Optional[str] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,211 @@
+"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; what ran before is kept when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
+from penstock.serving.fleet import Patience
+from tests.serving.servables.folders import PATIENCE, ask, pids, request, run, serving, write
+from tests.serving.workers import until
+
+VERSION = """
+    @servable.stage(outputs={"version": "INT64[]", "folder": "TEXT[]"})
+    def number(x):
+        return int(servable_version), str(servable_folder)
+
+    servable_version, servable_folder = servable.version(), servable.folder()
+
+    @servable.method(inputs={"x": "FP32[]"}, outputs={"version": "INT64[]", "folder": "TEXT[]"})
+    def which(x):
+        return number(x)
+"""
+ONE = {"x": np.zeros(1)}
+
+
+async def which(servables, version: str = "") -> int:
+    return (await ask(servables, "one", ONE, version))["version"][0]
+
+
+def states(servables) -> dict[str, str]:
+    return {one.version: one.state for one in servables.index()}
+
+
+def test_versions_and_labels(tmp_path: Path) -> None:
+    """The newest by default; what the policy says; labels move to what is loaded alone."""
+    folder = write(tmp_path, "one", VERSION, versions=(1, 2))
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            assert await which(servables) == 2
+            assert states(servables) == {"1": "UNAVAILABLE", "2": "READY"}
+            assert (await ask(servables, "one.which", ONE))["folder"][0] == str(folder / "2").encode()
+            with pytest.raises(UnavailableError, match="version 1"):
+                servables.find("one", "1")
+            with pytest.raises(NotFoundError, match="version '9'"):
+                servables.find("one", "9")
+            with pytest.raises(NotFoundError, match=r"ask for one\.which"):
+                servables.find("one.what")
+            assert servables.find("two") is None
+            await servables.load("one", {"versions": "all", "labels": {"stable": 1}})
+            assert [await which(servables, one) for one in ("", "1", "2", "stable")] == [2, 1, 2, 1]
+            assert servables.find("one").versions == ["1", "2"]
+            assert [one.version for one in servables.list()] == ["1", "2"]
+            (folder / "3").mkdir()
+            await servables.load("one")
+            assert await which(servables) == 3
+            await servables.load("one", {"versions": "latest:2", "labels": {"stable": 2}})
+            assert await which(servables, "stable") == 2
+            for config in ({"version": 1}, {"versions": 1}, {"labels": 1}, {"versions": "x"}, {"labels": {"a": "b"}}):
+                with pytest.raises(InvalidArgumentError):
+                    await servables.load("one", config)
+            with pytest.raises(InvalidFileError, match="7"):
+                await servables.load("one", {"versions": "7"})
+            assert await which(servables, "stable") == 2
+            await servables.unload("one")
+            assert set(states(servables).values()) == {"UNAVAILABLE"}
+            with pytest.raises(UnavailableError, match="not loaded"):
+                servables.find("one")
+            with pytest.raises(NotFoundError):
+                await servables.unload("one")
+            with pytest.raises(NotFoundError):
+                await servables.load("two")
+            write(tmp_path, "two", VERSION)
+            await servables.load("two")
+            assert servables.find("two").is_ready
+
+    run(work)
+
+
+BROKEN = {
+    "raises": ("x = 1 / 0", r"servable\.py:\d+: ZeroDivisionError"),
+    "is no Python": ("def (", r"servable\.py:\d+: "),
+    "exits": ("sys.exit(3)", "status 3"),
+    "dies": ("os._exit(4)", "status 4"),
+    "is killed": ("ctypes.string_at(0)", "SIGSEGV"),
+    "declares nothing": ("", "declares no method"),
+    "declares wrongly": ('servable.settings(workers="x")', r"servable\.py:\d+: workers"),
+    "has no model": (
+        'm = servable.model("a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"})\n'
+        '@servable.method(inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"})\ndef f(x): return m(x)',
+        r"a\.onnx",
+    ),
+}
+
+
+def test_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
+    """Whatever the new file does, the old version answers, and the reason is in the index."""
+    folder = write(tmp_path, "one", VERSION)
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            before = pids(servables)
+            for number, (name, (text, told)) in enumerate(BROKEN.items(), 2):
+                (folder / "servable.py").write_text(f"import ctypes, os, sys\nfrom penstock import servable\n{text}\n")
+                (folder / str(number)).mkdir()
+                with pytest.raises(PenstockError, match=told):
+                    await servables.load("one")
+                assert await which(servables) == 1, name
+                found = {one.version: one for one in servables.index()}[str(number)]
+                assert found.state == "UNAVAILABLE"
+            assert pids(servables) == before
+            write(tmp_path, "one", VERSION)
+            await servables.load("one")
+            assert await which(servables) == 1 + len(BROKEN)
+
+    run(work)
+
+
+def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
+    write(tmp_path, "one", f"open({str(tmp_path / 'in')!r}, 'w').close(); time.sleep(10000)")
+
+    async def work() -> None:
+        with pytest.raises(UnavailableError, match="not loaded within 3 s"):
+            async with serving(tmp_path, Patience(load_s=3.0)):
+                pass
+        loading = asyncio.ensure_future(serving(tmp_path, PATIENCE).__aenter__())
+        (tmp_path / "in").unlink(missing_ok=True)
+        await until((tmp_path / "in").exists)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+
+    run(work)
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_switches_under_traffic_fail_nobody(tmp_path: Path) -> None:
+    """Each answer is of one version, none is older than one that was given before, and none fails."""
+    folder = write(tmp_path, "one", VERSION)
+    switches = int(os.environ.get("PENSTOCK_CHAOS", "1")) * 6
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            is_over = False
+            seen: list[list[int]] = [[] for _ in range(4)]
+
+            async def ask_on(own: list[int]) -> None:
+                while not is_over:
+                    own.append(await which(servables))
+
+            tasks = [asyncio.ensure_future(ask_on(own)) for own in seen]
+            for number in range(2, 2 + switches):
+                (folder / str(number)).mkdir()
+                await servables.load("one")
+            is_over = True
+            await asyncio.gather(*tasks)
+            for own in seen:
+                assert own == sorted(own)
+            assert await which(servables) == 1 + switches
+
+    run(work)
+
+
+def test_a_method_that_was_found_before_a_switch_answers_after_it(tmp_path: Path) -> None:
+    """Between finding a method and asking it, a door may read a body for long."""
+    folder = write(tmp_path, "one", VERSION)
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            newest, first = servables.find("one"), servables.find("one", "1")
+            (folder / "2").mkdir()
+            await servables.load("one")
+            await until(lambda: states(servables)["1"] == "UNAVAILABLE")
+            assert (await newest.infer(request(ONE))).version == "2"
+            with pytest.raises(UnavailableError, match="version 1"):
+                await first.infer(request(ONE))
+
+    run(work)
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """No process, descriptor or file, after unloads, after reloads side by side and at the end."""
+    folder = write(tmp_path, "one", VERSION)
+    (folder / "servable.py").write_text((folder / "servable.py").read_text() + "\nservable.settings(workers=2)\n")
+    own = psutil.Process()
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            before, loaded = own.num_fds(), len(own.children(recursive=True))
+            assert loaded == 2
+            for _ in range(2):
+                await servables.unload("one")
+                assert not own.children(recursive=True)
+                await asyncio.gather(*(servables.load("one") for _ in range(4)))
+                assert await which(servables) == 1
+            await until(lambda: own.num_fds() <= before, 20)
+            assert len(own.children(recursive=True)) == loaded
+            dying = asyncio.ensure_future(servables.unload("one"))
+            await asyncio.sleep(0)
+            dying.cancel()
+
+    first = own.num_fds()
+    run(work)
+    assert not own.children(recursive=True)
+    assert own.num_fds() == first
