@@ -70,15 +70,16 @@ bench-quick: $(VENV)/.test
 bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
-# The storms of tests/serving/test_faults.py, ten times as long: 200 switches of weights under traffic. Then how long
-# the service is away when a worker is killed or stops, and three times what it can do, for OVERLOAD seconds: both best on
-# an idle machine, as what they look at is times.
+# The storms of tests/serving/test_faults.py and test_grpc_faults.py, ten times as long: 200 switches of weights under
+# the traffic of either door, and damaged requests. Then how long the service is away when a worker is killed or stops, and
+# three times what it can do, for OVERLOAD seconds at either door: best on an idle machine, as they look at times.
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
-	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py tests/serving/test_grpc_fuzz.py
+	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py tests/serving/test_grpc_f*.py
 	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
+	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD) --grpc
 
 SOAK ?= 100000
 soak: $(VENV)/.test

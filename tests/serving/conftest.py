@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.llm import LLM
+from penstock.graph.export import export_bundle
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
 from tests.cli.conftest import DEMO
 from tests.engine.conftest import FILES, later, make_llm
+from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.service import KEY, Service
+from tests.serving.workers import OPTIONS, SEEDED
 
 __all__ = ["later", "make_llm"]
 
@@ -57,6 +60,30 @@ def demo() -> Iterator[Service]:
     service = Service({"demo": LLM(DEMO)})
     yield service
     service.close()
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two bundles of other weights, with the same vocabulary."""
+    folder = tmp_path_factory.mktemp("versions")
+    made = []
+    for index, width in enumerate((200, 232)):
+        checkpoint = write_checkpoint(folder / f"checkpoint{index}", intermediate_size=width)
+        made.append(folder / f"v{index}.psm")
+        export_bundle(checkpoint, made[-1], scheme="w8a8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(versions: list[Path]) -> list[dict[int, list[int]]]:
+    """What each version answers to a prompt that begins with a number."""
+    found = []
+    for path in versions:
+        with LLM(path, limits=OPTIONS.limits) as llm:
+            results = llm.generate([[number, 7, 9] for number in range(32)], SEEDED)
+            found.append({number: result.token_ids for number, result in enumerate(results)})
+    assert all(found[0][number] != found[1][number] for number in range(32))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -12,55 +12,26 @@ import random
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 
-from penstock.engine.llm import LLM
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
-from penstock.graph.export import export_bundle
 from penstock.serving.fleet import Patience
 from penstock.serving.metrics import Metrics
 from penstock.serving.process import COMMAND
 from penstock.serving.remote import RemoteBackend
-from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.faulty_worker import CROWD, DEADLY, LATE, STUCK
-from tests.serving.workers import OPTIONS, faulty, pids, service, still, tokens_of, until
+from tests.serving.workers import OPTIONS, SEEDED, faulty, pids, service, still, tokens_of, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
 CALM = Patience(hang_s=600.0, drain_s=600.0)
 HASTY = Patience(hang_s=600.0, least_pause_s=0.05, most_pause_s=0.2)
 IMPATIENT = replace(HASTY, hang_s=6.0)
 """Only for what is to hang: on a busy machine an honest worker may stand for seconds, too."""
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two bundles of other weights, with the same vocabulary."""
-    folder = tmp_path_factory.mktemp("versions")
-    made = []
-    for index, width in enumerate((200, 232)):
-        checkpoint = write_checkpoint(folder / f"checkpoint{index}", intermediate_size=width)
-        made.append(folder / f"v{index}.psm")
-        export_bundle(checkpoint, made[-1], scheme="w8a8")
-    return made
-
-
-@pytest.fixture(scope="module")
-def expected(versions: list[Path]) -> list[dict[int, list[int]]]:
-    """What each version answers to a prompt that begins with a number."""
-    found = []
-    for path in versions:
-        with LLM(path, limits=OPTIONS.limits) as llm:
-            results = llm.generate([[number, 7, 9] for number in range(32)], SEEDED)
-            found.append({number: result.token_ids for number, result in enumerate(results)})
-    assert all(found[0][number] != found[1][number] for number in range(32))
-    return found
 
 
 class Traffic:

@@ -25,6 +25,7 @@ from penstock.serving.remote_models import RemoteModels
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
 OPTIONS = ModelOptions(threads=1, limits=ProgramLimits(context_len=4096, max_requests=16, num_pages=1024))
 
 
