@@ -60,6 +60,12 @@ def _add_door_options(parser: argparse.ArgumentParser) -> None:
         help="speak gRPC there, the Open Inference Protocol v2; 0 takes a free one; off unless given",
     )
     door.add_argument("--api-key-file", type=Path, metavar="FILE", help="API keys, one a line")
+    door.add_argument(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help="keys of those who may load and unload servables, one a line",
+    )
     door.add_argument("--insecure", action="store_true", help="let others in without a key")
     door.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME", help="further Host names; * for any"
@@ -215,6 +221,7 @@ def _door(args: argparse.Namespace) -> DoorSettings:
         port=args.port,
         grpc_port=args.grpc_port,
         keys_file=args.api_key_file,
+        admin_keys_file=args.admin_key_file,
         insecure=args.insecure,
         hosts=tuple(args.allowed_host),
         origins=tuple(args.allowed_origin),

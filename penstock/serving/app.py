@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.serving import chat, completions, embeddings, fields, listing, page_files, status, tokens
 from penstock.serving.call import Call, Reply
 from penstock.serving.door import Door
-from penstock.serving.keys import ApiKeys
+from penstock.serving.keys import Admission, ApiKeys
+from penstock.serving.oip_rest import oip_operations
 from penstock.serving.openapi import describe
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import DoorSettings
@@ -17,6 +18,7 @@ from penstock.serving.shapes import Anything
 if TYPE_CHECKING:
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.backend import Models
+    from penstock.serving.infer import Methods
     from penstock.serving.traces import Traces
 
 __all__ = ["description_of", "make_app", "operations"]
@@ -72,6 +74,7 @@ def operations() -> list[Operation]:
         ),
         Operation("GET", "/metrics", "metrics", "Prometheus' text.", listing.metrics, ("text/plain",)),
     ]  # fmt: skip
+    table += oip_operations()
     table.append(description_of(table))
     return table
 
@@ -93,8 +96,12 @@ def make_app(
     settings: DoorSettings | None = None,
     traces: Traces | None = None,
     arrivals: Arrivals | None = None,
+    methods: Methods | None = None,
 ) -> Door:
-    """The application over some models.  Reads the keys' file; InvalidFileError when that is not in order."""
+    """The application over some models and servables.  Reads the keys' files; InvalidFileError when they are wrong."""
     settings = settings or DoorSettings()
-    keys = None if settings.keys_file is None else ApiKeys.read(settings.keys_file)
-    return Door(Routes(operations()), models, settings, keys, traces=traces, arrivals=arrivals)
+    keys, admin_keys = (
+        None if file is None else ApiKeys.read(file) for file in (settings.keys_file, settings.admin_keys_file)
+    )
+    admission = Admission(keys, admin_keys)
+    return Door(Routes(operations()), models, settings, admission, traces=traces, arrivals=arrivals, methods=methods)

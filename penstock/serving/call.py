@@ -15,6 +15,7 @@ from penstock.serving.refusals import RefusalError
 
 if TYPE_CHECKING:
     from penstock.serving.backend import Backend, Models
+    from penstock.serving.infer import Methods
     from penstock.serving.metrics import Metrics
     from penstock.serving.settings import DoorSettings
     from penstock.serving.traces import Trace
@@ -71,6 +72,8 @@ class Call:
 
     ``origin`` is that of a page of another host that may call.  ``facts`` go into the log line.  ``is_gone`` says that
     the client went away.  ``trace`` is there when spans are made of requests, ``body_now`` where the server has it.
+    ``data`` is the body of an operation that reads it itself, ``headers`` are all of them by name; ``methods`` are the
+    servables, where there are any.
     """
 
     request_id: str
@@ -87,6 +90,9 @@ class Call:
     origin: str = ""
     trace: Trace | None = None
     body_now: Body | None = None
+    data: bytes = b""
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    methods: Methods | None = None
 
     def model(self) -> Backend:
         """The model that the body names; the only one where it names none."""
@@ -109,6 +115,13 @@ class Call:
         if "user" in self.body:
             self.facts["user"] = self.body["user"]
         return backend
+
+    def is_ready(self) -> bool:
+        """Whether a model or a servable takes requests."""
+        if self.models.is_draining:
+            return False
+        methods = self.methods.list() if self.methods is not None else ()
+        return any(one.is_ready for one in self.models.list()) or any(one.is_ready for one in methods)
 
     def fixed(self) -> Headers:
         """Headers of every answer."""

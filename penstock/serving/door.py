@@ -20,15 +20,17 @@ from penstock.errors import DeadlineError, InvalidFileError
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.backend import Models
 from penstock.serving.call import DIRECT_BODY, Call, Receive, Reply, Scope, Send
+from penstock.serving.compression import inflated
 from penstock.serving.json_bounds import check_counts
-from penstock.serving.keys import ApiKeys
+from penstock.serving.keys import Admission
 from penstock.serving.metrics import Metrics
-from penstock.serving.operations import Operation, Routes
+from penstock.serving.operations import Media, Operation, Routes, is_oip
 from penstock.serving.refusals import RefusalError, misfit_refusal, refusal_of
 from penstock.serving.settings import DoorSettings
 from penstock.serving.shapes import MisfitError
 
 if TYPE_CHECKING:
+    from penstock.serving.infer import Methods
     from penstock.serving.traces import Traces
 
 __all__ = ["REQUEST_ID", "Door"]
@@ -37,11 +39,16 @@ LOG: Final = logging.getLogger("penstock.serving")
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _LARGE_BODY: Final = 1 << 16
 _GRACE_S: Final = 5.0
+_SINGLE_HEADERS: Final = (
+    b"host", b"authorization", b"content-type", b"content-length", b"origin", b"content-encoding",
+    b"inference-header-content-length",
+)  # fmt: skip
 
 
 class Door:
-    """Lets requests in.  ``keys`` None: nobody is asked for one.  ``metrics``: those of another door of the service.
-    ``traces``: where spans of the requests go.  ``arrivals``: who is told of connections.
+    """Lets requests in.  ``admission``: who is known; everybody unless given.  ``metrics``: those of another door of
+    the service.  ``traces``: where spans of the requests go.  ``methods``: servables beside the models.
+    ``arrivals``: who is told of connections.
     """
 
     def __init__(
@@ -49,16 +56,17 @@ class Door:
         routes: Routes,
         models: Models,
         settings: DoorSettings,
-        keys: ApiKeys | None = None,
+        admission: Admission | None = None,
         metrics: Metrics | None = None,
         traces: Traces | None = None,
         arrivals: Arrivals | None = None,
+        methods: Methods | None = None,
     ) -> None:
         self.arrivals = arrivals or Arrivals()
         self.routes, self.models, self.settings = routes, models, settings
         self.metrics = metrics or Metrics(models)
         self.num_open = 0
-        self.keys, self.traces = keys, traces
+        self.admission, self.traces, self.methods = admission or Admission(), traces, methods
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
         self.origins = frozenset(settings.origins)
 
@@ -71,6 +79,7 @@ class Door:
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
         call.body_now = scope.pop(DIRECT_BODY, None)  # which else would hold its own scope
+        call.headers, call.methods = headers, self.methods
         if self.traces is not None:
             call.trace = self.traces.begin(headers)
         operation, status = None, 499  # unless answered: the client went away, or the service ends
@@ -78,10 +87,10 @@ class Door:
         try:
             try:
                 operation = self._let_in(call, scope, headers)
-                call.body = await self._read(operation, headers, receive)
+                await self._read(operation, call, receive)
                 status = await self._run(operation, call, receive)
             except Exception as error:
-                status = await self._refuse(call, error)
+                status = await self._refuse(call, error, is_oip(scope["path"]))
         except asyncio.CancelledError:
             if not call.is_gone:
                 raise
@@ -98,7 +107,8 @@ class Door:
         if call.origin and scope["method"] == "OPTIONS" and methods:
             return _preflight(path, methods)
         is_open = operation is not None and operation.is_open
-        if self.keys is not None and not is_open and not self.keys.knows(headers.get(b"authorization")):
+        authorization = headers.get(b"authorization")
+        if not is_open and not self.admission.lets_in(authorization):
             raise RefusalError(
                 401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
             )
@@ -115,6 +125,8 @@ class Door:
             raise RefusalError(
                 429, "as many requests are open already as may be: come back later", code="too_many_requests"
             )
+        if operation.is_admin:
+            self.admission.check_admin(authorization)
         return operation
 
     def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
@@ -123,7 +135,7 @@ class Door:
         Returns the Origin that is let in although it is another host's; empty for all others.
         """
         names = [name for name, _ in scope["headers"]]
-        for single in (b"host", b"authorization", b"content-type", b"content-length", b"origin"):
+        for single in _SINGLE_HEADERS:
             if names.count(single) > 1:
                 raise RefusalError(400, f"the header {single.decode()} appears twice", code="invalid_header")
         host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -141,25 +153,27 @@ class Door:
                 raise RefusalError(403, message, code="origin_not_allowed")
         return ""
 
-    async def _read(self, operation: Operation, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
-        """The body, checked; empty for an operation that takes none."""
-        body = operation.body
+    async def _read(self, operation: Operation, call: Call, receive: Receive) -> None:
+        """The body, checked, or its bytes for an operation that reads those; nothing where none is taken."""
+        body, media = operation.body, operation.media
         if body is None:
-            return {}
-        kind, _, rest = headers.get(b"content-type", b"").partition(b";")
-        if kind.strip().lower() != b"application/json" or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
-            message = "the body must be JSON in UTF-8, sent with the header Content-Type: application/json"
-            raise RefusalError(415, message, code="unsupported_media_type")
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise RefusalError(415, "the body must not be compressed", code="unsupported_media_type")
-        data = await self._collect(headers, receive)
+            return
+        encoding = _encoding(call.headers, media)
+        data = await self._collect(call.headers, receive)
+        if encoding:
+            data = await asyncio.to_thread(inflated, data, encoding, self.settings.limits.body_bytes)
+        if media.is_raw:
+            call.data = data
+            return
+        if media.is_optional and not data:
+            data = b"{}"
 
         def checked() -> dict[str, Any]:
             check_counts(data, "body")
             return body.check(parse_json(data, "body"), "")
 
         try:
-            return checked() if len(data) < _LARGE_BODY else await asyncio.to_thread(checked)
+            call.body = checked() if len(data) < _LARGE_BODY else await asyncio.to_thread(checked)
         except InvalidFileError as error:
             raise RefusalError(400, str(error), code="invalid_json") from None
         except MisfitError as misfit:
@@ -216,7 +230,7 @@ class Door:
         await call.reply(reply)
         return reply.status
 
-    async def _refuse(self, call: Call, error: Exception) -> int:
+    async def _refuse(self, call: Call, error: Exception, is_oip: bool) -> int:
         """Answer with an error: as a status, or as an event when the answer has begun."""
         if isinstance(error, _GoneError):
             call.is_gone = True
@@ -227,11 +241,11 @@ class Door:
             LOG.error("request %s failed", call.request_id, exc_info=error)
         if call.has_begun:
             await call.write(
-                {"type": "http.response.body", "body": b"data: " + failure.text() + b"\n\n", "more_body": True}
+                {"type": "http.response.body", "body": b"data: " + failure.text(is_oip) + b"\n\n", "more_body": True}
             )
             await call.write({"type": "http.response.body", "body": b""})
             return failure.status
-        await call.reply(Reply(failure.status, failure.text(), headers=failure.headers))
+        await call.reply(Reply(failure.status, failure.text(is_oip), headers=failure.headers))
         return failure.status
 
     def _note(self, call: Call, operation: Operation | None, scope: Scope, status: int) -> None:
@@ -268,6 +282,25 @@ def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
         return Reply(204, b"", headers=headers)
 
     return Operation("OPTIONS", path, "preflight", "", answer, (), is_open=True)
+
+
+def _encoding(headers: Mapping[bytes, bytes], media: Media) -> str:
+    """How a body is compressed, "" for not at all; 415 for a type or an encoding that it may not have."""
+    kind, _, rest = headers.get(b"content-type", b"").partition(b";")
+    is_known = kind.strip().lower().decode("latin-1") in media.types
+    if not is_known or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
+        known = " or ".join(filter(None, media.types))
+        message = f"the body must be JSON in UTF-8, sent with the header Content-Type: {known}"
+        raise RefusalError(415, message, code="unsupported_media_type")
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
+    if encoding == "identity":
+        return ""
+    if encoding not in media.encodings:
+        message = f"the body may be compressed by {' or '.join(media.encodings)} alone" if media.encodings else (
+            "the body must not be compressed"
+        )  # fmt: skip
+        raise RefusalError(415, message, code="unsupported_media_type")
+    return encoding
 
 
 class _GoneError(Exception):

@@ -50,7 +50,8 @@ class Method:
     """One method: its full name, what it is asked with, and what answers.
 
     ``run`` returns the reply, or None when it has written itself.  ``is_stream``: it reads its messages itself.
-    ``is_open``: no key is asked for.  ``is_work``: it counts among the requests that may be open.
+    ``is_open``: no key is asked for.  ``is_work``: it counts among the requests that may be open.  ``is_admin``: an
+    admin's key is asked for.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Method:
     is_stream: bool = False
     is_open: bool = False
     is_work: bool = False
+    is_admin: bool = False
 
 
 @dataclass
@@ -99,7 +101,7 @@ class GrpcCall:
         """A request to a model, for the parts that know no gRPC."""
         http = self.door.http
         call = Call(self.request_id, {}, body, http.models, http.settings, http.metrics, _no_send)
-        call.arrived, call.facts = self.arrived, self.facts
+        call.arrived, call.facts, call.methods = self.arrived, self.facts, http.methods
         if http.traces is not None:
             call.trace = http.traces.begin(self.headers)
         self.asked = call
@@ -218,7 +220,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._note(call, outcome)
 
     def _knows(self, headers: Mapping[bytes, bytes]) -> bool:
-        return self.http.keys is None or self.http.keys.knows(headers.get(b"authorization"))
+        return self.http.admission.lets_in(headers.get(b"authorization"))
 
     def _let_in(self, call: GrpcCall, metadata: Sequence[tuple[bytes, bytes]]) -> None:
         """Everything but the message is seen to be in order."""
@@ -233,6 +235,8 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise RefusalError(403, "this service does not answer to pages of that Origin", code="origin_not_allowed")
         if not call.is_known and not call.method.is_open:
             raise RefusalError(401, NO_KEY, code="invalid_api_key")
+        if call.method.is_admin:
+            self.http.admission.check_admin(call.headers.get(b"authorization"))
 
     @contextmanager
     def opened(self) -> Iterator[None]:

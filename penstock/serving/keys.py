@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import FileAccessError, InvalidFileError
+from penstock.serving.refusals import RefusalError
 
-__all__ = ["ApiKeys"]
+__all__ = ["Admission", "ApiKeys"]
 
 MIN_KEY_CHARS: Final = 16
 MAX_KEY_CHARS: Final = 512
@@ -66,3 +67,29 @@ class ApiKeys:
         for known in self._hashes:
             is_known |= hmac.compare_digest(found, known)
         return is_known and scheme.lower() == b"bearer"
+
+
+class Admission:
+    """Who is known: by API keys, and by the keys of admins, who may do what others may and more.
+
+    Either is None where nobody has such keys; without API keys everybody is let in, but nobody as an admin.
+    """
+
+    def __init__(self, keys: ApiKeys | None = None, admin_keys: ApiKeys | None = None) -> None:
+        self.keys, self.admin_keys = keys, admin_keys
+
+    def lets_in(self, authorization: bytes | None) -> bool:
+        """Whether a request may come in at all."""
+        return self.keys is None or self.keys.knows(authorization) | self.is_admin(authorization)
+
+    def is_admin(self, authorization: bytes | None) -> bool:
+        """Whether it may change what is served."""
+        return self.admin_keys is not None and self.admin_keys.knows(authorization)
+
+    def check_admin(self, authorization: bytes | None) -> None:
+        """403 for who may not."""
+        if self.admin_keys is None:
+            message = "nobody may do this here: the service was started without --admin-key-file"
+            raise RefusalError(403, message, code="admin_only")
+        if not self.is_admin(authorization):
+            raise RefusalError(403, "only a key of --admin-key-file may do this", code="admin_only")

@@ -90,11 +90,10 @@ async def health_live(call: Call) -> Reply:
 
 
 async def health_ready(call: Call) -> Reply:
-    """Every model's engine turned recently, and the service is not stopping."""
-    served = call.models.list()
+    """A model's engine turned recently or a servable is ready, and the service is not stopping."""
     if call.models.is_draining:
         raise RefusalError(503, "the service is stopping", code="draining")
-    if not served or not any(one.is_ready for one in served):
+    if not call.is_ready():
         raise RefusalError(503, "no model is ready", code="not_ready")
     return json_reply({"status": "ok"})
 

@@ -80,6 +80,7 @@ class ModelMetrics:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.finished: Counter[str] = Counter()
+        self.last_ended_ms = 0
 
     def first_token(self, seconds: float) -> None:
         """The first token of a request came."""
@@ -103,6 +104,7 @@ class ModelMetrics:
         note = self.histograms
         note["e2e_request_latency_seconds"].add(seconds)
         self._latest["e2e_s"].append(seconds)
+        self.last_ended_ms = time.time_ns() // 1_000_000
         note["request_prompt_tokens"].add(num_prompt)
         note["request_generation_tokens"].add(num_output)
         if timings:

@@ -1,4 +1,4 @@
-"""Language models in the Open Inference Protocol: what a ModelInferRequest asks for, and answers as tensors."""
+"""Language models in the Open Inference Protocol: what a request asks of one, and its answers as tensors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from penstock.config import parse_json, show
 from penstock.engine.fields import MAX_TOKEN
 from penstock.engine.params import MAX_ANSWERS
 from penstock.errors import InvalidFileError
-from penstock.serving import oip_pb2 as pb
 from penstock.serving.fields import MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S, OPTIONS, SAMPLING, TOKENS
-from penstock.serving.oip_tensors import Tensor, add_output, parameters_of, read_inputs
+from penstock.serving.infer import InferRequest, InferResponse, Tensor
+from penstock.serving.oip_tensors import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
 from penstock.serving.shapes import Flag, Members, MisfitError, Nothing, Text, Whole
 
 if TYPE_CHECKING:
     from penstock.serving.backend import ModelCard
 
-__all__ = ["OUTPUTS", "Asked", "Choice", "inputs_of", "read_request", "response_of"]
+__all__ = ["INFER", "OUTPUTS", "Asked", "Choice", "asked_of", "inputs_of", "response_of", "seconds_of"]
 
 INFER: Final = Members(
     "a request to a language model",
@@ -38,7 +40,6 @@ _PROMPTS: Final = ("text_input", "input_ids")
 _LISTS: Final = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids")
 _OBJECTS: Final = ("logit_bias",)
 _HINTS: Final = ("triton_enable_empty_final_response",)  # the last response of ours never is empty
-MAX_ID_CHARS: Final = 1024
 MAX_JSON_BYTES: Final = 1 << 16
 
 OUTPUTS: Final[dict[str, str]] = {
@@ -79,12 +80,9 @@ class Choice:
     num_prompt_tokens: int = 0
 
 
-def read_request(request: pb.ModelInferRequest) -> Asked:
+def asked_of(request: InferRequest, model: str, version: str) -> Asked:
     """Everything that a request says, or MisfitError with the name of what is wrong."""
-    if len(request.id) > MAX_ID_CHARS:
-        raise MisfitError("id", f"id must have at most {MAX_ID_CHARS} characters, not {len(request.id)}")
-    inputs = read_inputs(request)
-    given = parameters_of(request.parameters)
+    inputs, given = dict(request.inputs), dict(request.parameters)
     for name in _HINTS:
         Flag().check(given.pop(name, False), name)
     values = {name: _object(value, name) if name in _OBJECTS else value for name, value in given.items()}
@@ -100,38 +98,40 @@ def read_request(request: pb.ModelInferRequest) -> Asked:
         raise MisfitError(
             "inputs", "inputs must have either text_input or input_ids", "value" if prompts else "missing"
         )
-    body = INFER.check(values, "")
-    if "timeout" in body:
-        body["timeout"] /= 1e6
+    body = seconds_of(INFER.check(values, ""))
     (tensor,) = prompts
     prompt = _texts(tensor) if tensor.name == "text_input" else _ids(tensor)
     return Asked(
-        id=request.id, model=request.model_name, version=request.model_version, prompt=prompt,
-        prompt_name=tensor.name, rank=len(tensor.shape), body=body, outputs=_outputs(request),
+        id=request.request_id, model=model, version=version, prompt=prompt, prompt_name=tensor.name,
+        rank=tensor.array.ndim, body=body, outputs=_outputs(request.outputs),
     )  # fmt: skip
 
 
-def _outputs(request: pb.ModelInferRequest) -> tuple[str, ...]:
-    """Names in the order that they were asked for."""
-    names: list[str] = []
-    for one in request.outputs:
-        if one.name not in OUTPUTS:
-            message = f"the output {show(one.name)} is not known; there are {', '.join(OUTPUTS)}"
-            raise MisfitError(one.name[:200] or "outputs", message, "unknown")
-        if one.name in names:
-            raise MisfitError(one.name, f"the output {one.name} is asked for twice")
-        if one.parameters:
-            first = show(min(one.parameters))
-            raise MisfitError(one.name, f"the output {one.name} has a parameter {first}, which is not known", "unknown")
-        names.append(one.name)
+def seconds_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Fields of INFER with ``timeout`` in seconds."""
+    if "timeout" in body:
+        body["timeout"] /= 1e6
+    return body
+
+
+def _outputs(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in OUTPUTS:
+            message = f"the output {show(name)} is not known; there are {', '.join(OUTPUTS)}"
+            raise MisfitError(name[:200] or "outputs", message, "unknown")
     return tuple(names or OUTPUTS)
 
 
 def _decoded(tensor: Tensor) -> list[Any]:
+    size = tensor.array.size
+    if size > MAX_ELEMENTS:
+        raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; it may have {MAX_ELEMENTS}")
+    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    values = [value for piece in in_pieces(array.ravel()) for value in piece.tolist()]
     if tensor.datatype != "BYTES":
-        return tensor.values
+        return values
     try:
-        return [value.decode() for value in tensor.values]
+        return [value.decode() for value in values]
     except UnicodeDecodeError:
         raise MisfitError(tensor.name, f"the input {tensor.name} must be text in UTF-8") from None
 
@@ -157,7 +157,7 @@ def _object(value: Any, name: str) -> Any:
 
 
 def _texts(tensor: Tensor) -> str | list[str]:
-    shape = tensor.shape
+    shape = tensor.array.shape
     if tensor.datatype != "BYTES" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
         raise MisfitError(
             tensor.name, f"text_input must be BYTES of shape [n] or [n, 1], not {tensor.datatype} of {show([*shape])}"
@@ -169,7 +169,7 @@ def _texts(tensor: Tensor) -> str | list[str]:
 
 
 def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
-    shape = tensor.shape
+    shape = tensor.array.shape
     if tensor.datatype not in ("INT32", "INT64") or len(shape) not in (1, 2) or 0 in shape:
         raise MisfitError(
             tensor.name,
@@ -179,24 +179,27 @@ def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
     num_prompts = 1 if len(shape) == 1 else shape[0]
     if num_prompts > MAX_PROMPTS:
         raise MisfitError(tensor.name, f"input_ids must have at most {MAX_PROMPTS} rows, not {num_prompts}")
-    ids: list[int] = TOKENS.check(tensor.values, "input_ids")
+    ids: list[int] = TOKENS.check(_decoded(tensor), "input_ids")
     if num_prompts == 1:
         return ids
     return [ids[at : at + shape[1]] for at in range(0, len(ids), shape[1])]
 
 
-def response_of(asked: Asked, model: str, version: int, choices: Sequence[Choice]) -> pb.ModelInferResponse:
+def response_of(asked: Asked, version: int, choices: Sequence[Choice]) -> InferResponse:
     """Answers, or pieces of some, as the outputs that were asked for: a row each."""
-    response = pb.ModelInferResponse(model_name=model, model_version=str(version), id=asked.id)
-    shape = [len(choices), *([1] if asked.rank == 2 else [])]
+    shape = (len(choices), 1) if asked.rank == 2 else (len(choices),)
+    outputs = []
     for name in asked.outputs:
         if name == "output_ids":
             longest = max(len(one.token_ids) for one in choices)
-            values = [id for one in choices for id in one.token_ids + [-1] * (longest - len(one.token_ids))]
-            add_output(response, name, OUTPUTS[name], [len(choices), longest], values)
+            rows = [one.token_ids + [-1] * (longest - len(one.token_ids)) for one in choices]
+            array = frozen(np.array(rows, np.int32).reshape(len(choices), longest))
+        elif OUTPUTS[name] == "BYTES":
+            array = byte_array([_COLUMNS[name](one).encode() for one in choices], shape)
         else:
-            add_output(response, name, OUTPUTS[name], shape, [_COLUMNS[name](one) for one in choices])
-    return response
+            array = frozen(np.array([_COLUMNS[name](one) for one in choices], np.int32).reshape(shape))
+        outputs.append(Tensor(name, OUTPUTS[name], array))
+    return InferResponse(str(version), outputs)
 
 
 _COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from penstock import __version__
-from penstock.errors import DeadlineError
+from penstock.errors import UnavailableError
 from penstock.serving import oip_pb2 as pb
-from penstock.serving.asked import check_count, options_of, prompts_of, sampling_of
 from penstock.serving.fields import MAX_NAME_CHARS
-from penstock.serving.generation import Generation
 from penstock.serving.grpc_door import GoneError, GrpcCall, Method, Outcome, trailers_of
-from penstock.serving.oip import MAX_ID_CHARS, OUTPUTS, Asked, Choice, inputs_of, read_request, response_of
+from penstock.serving.infer import InferRequest, InferResponse
+from penstock.serving.oip_answer import answer, found_method, language_model, run_method
+from penstock.serving.oip_messages import message_of, read_message, set_parameter
+from penstock.serving.oip_repository import load, unload
+from penstock.serving.oip_state import EXTENSIONS, index, is_model_ready, metadata, server_metadata, statistics
+from penstock.serving.oip_tensors import MAX_ID_CHARS
 from penstock.serving.refusals import CODES, MAX_MESSAGE_CHARS, RefusalError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from penstock.serving.backend import Answer, Backend, Delta
 
 __all__ = ["SERVICE", "oip_methods"]
 
@@ -27,7 +24,6 @@ FINAL: Final = "triton_final_response"
 MOST_OF_STREAM: Final = 128
 """Requests of one stream that are open at a time; no more are read meanwhile."""
 _LARGE_REQUEST: Final = 1 << 16
-_GRACE_S: Final = 5.0
 
 
 def oip_methods() -> list[Method]:
@@ -41,6 +37,10 @@ def oip_methods() -> list[Method]:
         Method(f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
         Method(f"{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
         Method(f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
+        Method(f"{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
+        Method(f"{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest, _index),
+        Method(f"{SERVICE}/RepositoryModelLoad", pb.RepositoryModelLoadRequest, _load, is_admin=True),
+        Method(f"{SERVICE}/RepositoryModelUnload", pb.RepositoryModelUnloadRequest, _unload, is_admin=True),
     ]
 
 
@@ -50,141 +50,76 @@ async def _live(call: GrpcCall) -> pb.ServerLiveResponse:
 
 async def _ready(call: GrpcCall) -> pb.ServerReadyResponse:
     """As ``/health/ready``."""
-    models = call.door.http.models
-    is_ready = not models.is_draining and any(one.is_ready for one in models.list())
-    return pb.ServerReadyResponse(ready=is_ready)
+    return pb.ServerReadyResponse(ready=call.request({}).is_ready())
 
 
 async def _metadata(call: GrpcCall) -> pb.ServerMetadataResponse:
-    return pb.ServerMetadataResponse(name="penstock", version=__version__, extensions=["parameters"])
+    return pb.ServerMetadataResponse(**server_metadata(EXTENSIONS))
 
 
 async def _model_ready(call: GrpcCall) -> pb.ModelReadyResponse:
-    backend = _model(call, call.message)
-    is_ready = backend.is_ready and not call.door.http.models.is_draining
-    if is_ready:
-        _check_version(backend, call.message.version)
-    return pb.ModelReadyResponse(ready=is_ready)
+    name, version = call.message.name, call.message.version
+    try:
+        return pb.ModelReadyResponse(ready=is_model_ready(call.request({}), name, version))
+    except UnavailableError:
+        return pb.ModelReadyResponse(ready=False)
 
 
 async def _model_metadata(call: GrpcCall) -> pb.ModelMetadataResponse:
-    backend = _model(call, call.message)
-    _check_version(backend, call.message.version)
-    found = pb.ModelMetadataResponse(name=backend.name, versions=[str(backend.card.version)], platform="penstock")
-    name, datatype = inputs_of(backend.card)
-    found.inputs.add(name=name, datatype=datatype, shape=[-1])
-    for name, datatype in OUTPUTS.items():
-        found.outputs.add(name=name, datatype=datatype, shape=[-1, -1] if name == "output_ids" else [-1])
-    return found
+    return pb.ModelMetadataResponse(**metadata(call.request({}), call.message.name, call.message.version))
 
 
-def _model(call: GrpcCall, message: Any) -> Backend:
-    if not message.name:
-        raise RefusalError(400, "name is missing", param="name", code="missing_required_parameter")
-    call.facts["model"] = message.name[:128]
-    return call.door.http.models.get(message.name)
+async def _statistics(call: GrpcCall) -> pb.ModelStatisticsResponse:
+    return pb.ModelStatisticsResponse(**statistics(call.request({}), call.message.name, call.message.version))
 
 
-def _check_version(backend: Backend, version: str, found: int = 0) -> None:
-    """404 for a version that does not answer (``found``, else the one that would)."""
-    there = str(found or backend.card.version)
-    if version not in ("", there):
-        raise RefusalError(
-            404, f"{backend.name} has version {there}, not {version[:32]!r}", param="model_version",
-            code="version_not_found",
-        )  # fmt: skip
+async def _index(call: GrpcCall) -> pb.RepositoryIndexResponse:
+    _check_repository(call)
+    return pb.RepositoryIndexResponse(models=index(call.request({}), call.message.ready))
 
 
-async def _read(message: pb.ModelInferRequest) -> Asked:
+async def _load(call: GrpcCall) -> pb.RepositoryModelLoadResponse:
+    _check_repository(call)
+    await load(call.request({}), call.message.model_name, _parameters(call.message.parameters))
+    return pb.RepositoryModelLoadResponse()
+
+
+async def _unload(call: GrpcCall) -> pb.RepositoryModelUnloadResponse:
+    _check_repository(call)
+    await unload(call.request({}), call.message.model_name, _parameters(call.message.parameters))
+    return pb.RepositoryModelUnloadResponse()
+
+
+def _check_repository(call: GrpcCall) -> None:
+    if call.message.repository_name:
+        message = "repository_name must be empty: there is one repository, without a name"
+        raise RefusalError(400, message, param="repository_name", code="unsupported_parameter")
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    return {name: getattr(one, one.WhichOneof("parameter_choice") or "string_param") for name, one in given.items()}
+
+
+async def _read(message: pb.ModelInferRequest) -> InferRequest:
     if message.ByteSize() < _LARGE_REQUEST:
-        return read_request(message)
-    return await asyncio.to_thread(read_request, message)
+        return read_message(message)
+    return await asyncio.to_thread(read_message, message)
+
+
+async def _written(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:
+    if sum(one.array.nbytes for one in response.outputs) < _LARGE_REQUEST:
+        return message_of(response, model, request_id)
+    return await asyncio.to_thread(message_of, response, model, request_id)
 
 
 async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
     """One answer, whole."""
-    asked = await _read(call.message)
-    if asked.body.get("stream"):
-        message = "stream is true, but ModelInfer answers once: ModelStreamInfer streams"
-        raise RefusalError(400, message, param="stream", code="invalid_value")
-    return await _Inference(call, asked).whole()
-
-
-class _Inference:
-    """One request to a model, from its checked message to what is sent."""
-
-    def __init__(self, rpc: GrpcCall, asked: Asked) -> None:
-        body = {**asked.body, "model": asked.model} if asked.model else asked.body
-        self._rpc, self._asked, self._call = rpc, asked, rpc.request(body)
-        self._version = 0
-        self._num_finished = 0
-
-    async def whole(self) -> pb.ModelInferResponse:
-        """All answers in one response."""
-        choices: dict[int, Choice] = {}
-
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
-            self._add(choices.setdefault(index, Choice(index)), answer, delta)
-
-        await self._run(take)
-        return self._response([choices[index] for index in sorted(choices)])
-
-    async def pieces(self, send: Callable[[pb.ModelInferResponse], Awaitable[None]]) -> None:
-        """A response for each piece of text; the last has the parameter FINAL."""
-        choices: dict[int, Choice] = {}
-
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
-            choice = choices.setdefault(index, Choice(index))
-            self._add(choice, answer, delta)
-            if not delta.text and delta.finish_reason is None:
-                return  # half a character
-            del choices[index]
-            self._num_finished += delta.finish_reason is not None
-            response = self._response([choice])
-            response.parameters[FINAL].bool_param = self._num_finished == self._num_answers
-            await send(response)
-
-        await self._run(take)
-
-    def _add(self, choice: Choice, answer: Answer, delta: Delta) -> None:
-        if not self._version:
-            _check_version(self._backend, self._asked.version, answer.version)
-            self._version = answer.version
-        choice.texts.append(delta.text)
-        choice.token_ids += delta.token_ids
-        choice.finish_reason = delta.finish_reason or ""
-        choice.num_prompt_tokens = answer.num_prompt_tokens
-
-    def _response(self, choices: list[Choice]) -> pb.ModelInferResponse:
-        return response_of(self._asked, self._backend.name, self._version, choices)
-
-    async def _run(self, take: Callable[[int, Answer, Delta], Awaitable[None]]) -> None:
-        """The answers' pieces, by the number of the answer."""
-        asked, call = self._asked, self._call
-        body, backend = call.body, call.model()
-        self._backend = backend
-        _check_version(backend, asked.version)
-        given = await prompts_of(backend, asked.prompt, asked.prompt_name, body)
-        check_count(len(given), body)
-        own = {"best_of": body["best_of"]} if "best_of" in body else {}
-        params = sampling_of(body, **own)
-        self._num_answers = len(given) * params.n
-
-        async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
-            await take(prompt * params.n + delta.index, answer, delta)
-
-        limit_s = min(call.settings.limits.request_s, self._rpc.remaining_s)
-        seconds = min(body.get("timeout", limit_s), limit_s)
-        if seconds <= 0:
-            raise DeadlineError("the deadline was over when the request came")
-        run = Generation(call, backend, params, options_of(body, limit_s))
-        try:
-            async with asyncio.timeout(seconds + _GRACE_S):
-                await run.run([ids for ids, _ in given], taken)
-        except DeadlineError:  # the engine's own, which is a TimeoutError, too
-            raise
-        except TimeoutError:
-            raise DeadlineError(f"no answer within {seconds:g} s") from None
+    message = call.message
+    request = await _read(message)
+    name, response = await answer(
+        call.request({}), request, message.model_name, message.model_version, call.remaining_s
+    )  # fmt: skip
+    return await _written(response, name, message.id)
 
 
 class _Stream:
@@ -241,19 +176,31 @@ class _Stream:
         outcome, message = Outcome(), pb.ModelInferRequest()
         with rpc.door.counted(outcome, one), rpc.door.opened():
             message = await one.parsed(data)
-            asked = await _read(message)
-            inference = _Inference(one, asked)
-            if asked.body.get("stream", True):
-                await inference.pieces(self._write)
-            else:
-                response = await inference.whole()
-                response.parameters[FINAL].bool_param = True
-                await self._write(response)
+            await self._respond(one, message)
         if outcome.refusal is not None:
             await self._send(_failed(message, outcome.refusal, request_id))
 
-    async def _write(self, response: pb.ModelInferResponse) -> None:
-        await self._send(pb.ModelStreamInferResponse(infer_response=response))
+    async def _respond(self, one: GrpcCall, message: pb.ModelInferRequest) -> None:
+        request, call = await _read(message), one.request({})
+        model, version = message.model_name, message.model_version
+        method = found_method(call, model, version)
+        if method is not None:
+            await self._write(await run_method(call, method, request, one.remaining_s), method.name, message.id, True)
+            return
+        inference = await language_model(call, request, model, version, one.remaining_s)
+
+        async def send(response: InferResponse, is_last: bool) -> None:
+            await self._write(response, inference.name, message.id, is_last)
+
+        if call.body.get("stream", True):
+            await inference.pieces(send)
+        else:
+            await send(await inference.whole(), True)
+
+    async def _write(self, response: InferResponse, model: str, request_id: str, is_last: bool) -> None:
+        found = await _written(response, model, request_id)
+        set_parameter(found, FINAL, is_last)
+        await self._send(pb.ModelStreamInferResponse(infer_response=found))
 
     async def _send(self, response: pb.ModelStreamInferResponse) -> None:
         async with self._writing:

@@ -8,11 +8,13 @@ from typing import Any
 
 from penstock import __version__
 from penstock.serving.operations import NAME, Operation
-from penstock.serving.refusals import CODES, ERROR
+from penstock.serving.refusals import CODES, ERROR, OIP_ERROR
 
 __all__ = ["describe"]
 
 _EVENT_STREAM = "text/event-stream"
+_BYTES = "application/octet-stream"
+_AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, and tensors as bytes behind it."}
 
 
 def describe(operations: Sequence[Operation]) -> dict[str, Any]:
@@ -36,18 +38,24 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
-        "responses": {"200": _answer(one, schemas), **{str(s): _refusal(s, schemas) for s in (*one.statuses, 405)}},
+        "responses": {
+            "200": _answer(one, schemas),
+            **{str(s): _refusal(s, one, schemas) for s in (*one.statuses, 405)},
+        },
         "security": [{}] if one.is_open else [{"key": []}, {}],
     }
     names = re.findall(r"\{(\w+)\}", one.path)
-    if names:
-        found["parameters"] = [
-            {"name": n, "in": "path", "required": True, "schema": {"type": "string", "pattern": f"^{NAME}$"}}
-            for n in names
-        ]
+    parameters = [
+        {"name": n, "in": "path", "required": True, "schema": {"type": "string", "pattern": f"^{NAME}$"}} for n in names
+    ]
     if one.body is not None:
-        content = {"application/json": {"schema": _hoisted(one.body.schema(), schemas)}}
-        found["requestBody"] = {"required": True, "content": content}
+        content: dict[str, Any] = {"application/json": {"schema": _hoisted(one.body.schema(), schemas)}}
+        if one.binary:
+            content[_BYTES] = {"schema": _AS_BYTES}
+        found["requestBody"] = {"required": not one.media.is_optional, "content": content}
+        parameters += [{"name": n, "in": "header", "schema": schema} for n, schema in one.media.headers.items()]
+    if parameters:
+        found["parameters"] = parameters
     return found
 
 
@@ -56,16 +64,19 @@ def _answer(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in one.answer}
     else:
         content = {"application/json": {"schema": _hoisted(one.answer.schema(), schemas)}}
+    if one.binary:
+        content[_BYTES] = {"schema": _AS_BYTES}
     if one.events is not None:
-        # Each event's data is such a value; OpenAPI 3.1 has no word for that but the schema of an item.
-        note = "Each event's `data` is a JSON value like `x-event`; the last one is `[DONE]`."
-        schema = {"type": "string", "description": note, "x-event": _hoisted(one.events.schema(), schemas)}
+        # An event as OpenAPI 3.2 describes it: 3.1 has no word for the items of a stream.
+        note = "A JSON value like `x-event`" + ("." if one.is_oip else "; the last is `[DONE]`.")
+        data = {"type": "string", "description": note, "x-event": _hoisted(one.events.schema(), schemas)}
+        schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         content[_EVENT_STREAM] = {"schema": schema}
     return {"description": "Done.", "headers": _headers(200), "content": content}
 
 
-def _refusal(status: int, schemas: dict[str, Any]) -> dict[str, Any]:
-    content = {"application/json": {"schema": _hoisted(ERROR.schema(), schemas)}}
+def _refusal(status: int, one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": _hoisted((OIP_ERROR if one.is_oip else ERROR).schema(), schemas)}}
     return {"description": CODES[status].meaning, "headers": _headers(status), "content": content}
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 from penstock.serving.call import Call, Reply
 from penstock.serving.shapes import Members, Shape
 
-__all__ = ["Operation", "Routes"]
+__all__ = ["JSON", "Media", "Operation", "Routes"]
 
 Handler = Callable[[Call], Awaitable[Reply | None]]
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"
@@ -22,12 +22,32 @@ COMMON_REFUSALS: Final = (400, 401, 403, 431)
 
 
 @dataclass(frozen=True)
+class Media:
+    """How a body may come.
+
+    ``types``: what Content-Type may say, "" that it is missing.  ``encodings``: how it may be compressed.
+    ``is_optional``: an empty body is an empty object.  ``is_raw``: the handler reads ``Call.data`` itself, and the
+    body's shape is that of its JSON.  ``headers``: JSON schemas of headers that say more about it.
+    """
+
+    types: tuple[str, ...] = ("application/json",)
+    encodings: tuple[str, ...] = ()
+    is_optional: bool = False
+    is_raw: bool = False
+    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+JSON: Final = Media()
+
+
+@dataclass(frozen=True)
 class Operation:
     """One method of one path.
 
     ``handler`` returns a Reply, or None when it has answered itself.  ``answer`` is the shape of a JSON answer, or
     other content types.  ``refusals`` are statuses of the table beside those that every route has.  With
-    ``events`` the answer may be a stream of those.  ``is_open``: no key is asked for.
+    ``events`` the answer may be a stream of those.  ``is_open``: no key is asked for.  ``is_admin``: an admin's key
+    is.  ``media``: how the body may come.  ``binary``: the answer may be bytes, too, behind its JSON.
     """
 
     method: str
@@ -40,12 +60,25 @@ class Operation:
     events: Shape | None = None
     refusals: tuple[int, ...] = ()
     is_open: bool = False
+    is_admin: bool = False
+    media: Media = JSON
+    binary: bool = False
+
+    @property
+    def is_oip(self) -> bool:
+        """Whether it is of the Open Inference Protocol, which has another form of errors."""
+        return is_oip(self.path)
 
     @property
     def statuses(self) -> tuple[int, ...]:
         """All refusals that it answers with."""
         with_body = (408, 413, 415) if self.body is not None else ()
         return tuple(sorted({*COMMON_REFUSALS, *with_body, *self.refusals, 500}))
+
+
+def is_oip(path: str) -> bool:
+    """Whether a path is one of the Open Inference Protocol's, or could be."""
+    return path == "/v2" or path.startswith("/v2/")
 
 
 class Routes:

@@ -18,7 +18,7 @@ from penstock.errors import (
 )
 from penstock.serving.shapes import Members, MisfitError, Text, optional
 
-__all__ = ["CODES", "ERROR", "RefusalError", "grpc_code", "misfit_refusal", "refusal_of"]
+__all__ = ["CODES", "ERROR", "OIP_ERROR", "RefusalError", "grpc_code", "misfit_refusal", "refusal_of"]
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,19 @@ CODES: Final[dict[int, Code]] = {
     ),
     401: Code("authentication_error", "UNAUTHENTICATED", "the key is missing or wrong"),
     403: Code(
-        "permission_error", "PERMISSION_DENIED", "the Host or Origin header is not one that this service answers to"
+        "permission_error",
+        "PERMISSION_DENIED",
+        "the Host or Origin header is not one that this service answers to, or only admins may do this",
     ),
     404: Code("not_found_error", "NOT_FOUND", "no such route or model"),
     405: Code("invalid_request_error", "UNIMPLEMENTED", "the route has other methods: `Allow` lists them"),
     408: Code("timeout_error", "DEADLINE_EXCEEDED", "the body did not arrive in time", is_retriable=True),
     413: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the body is larger than may be"),
-    415: Code("invalid_request_error", "UNIMPLEMENTED", "the body is not `application/json`, or is compressed"),
+    415: Code(
+        "invalid_request_error",
+        "UNIMPLEMENTED",
+        "the body is of a type, or compressed in a way, that the route does not take",
+    ),
     429: Code(
         "rate_limit_error",
         "RESOURCE_EXHAUSTED",
@@ -77,6 +83,12 @@ _DETAIL = Members(
 )
 ERROR: Final = Members("Error", {"error": _DETAIL}, ("error",))
 """The body of every refusal."""
+OIP_ERROR: Final = Members(
+    "InferenceError",
+    {"error": Text(), "type": Text(), "param": optional(Text()), "code": optional(Text())},
+    ("error", "type", "param", "code"),
+)
+"""The same where the Open Inference Protocol is spoken, whose clients read ``error`` as a text."""
 MAX_MESSAGE_CHARS: Final = 1000
 
 
@@ -101,9 +113,13 @@ class RefusalError(Exception):
         message = str(self)[:MAX_MESSAGE_CHARS]
         return {"error": {"message": message, "type": CODES[self.status].type, "param": self.param, "code": self.code}}
 
-    def text(self) -> bytes:
-        """The body as JSON."""
-        return json.dumps(self.body()).encode()
+    def text(self, is_oip: bool = False) -> bytes:
+        """The body as JSON, in the one form or the other."""
+        body = self.body()
+        if is_oip:
+            detail = body["error"]
+            body = {"error": detail.pop("message"), **detail}
+        return json.dumps(body).encode()
 
 
 _KINDS = {

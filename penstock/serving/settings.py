@@ -62,7 +62,8 @@ class DoorSettings:
     ``port`` 0 takes a free one.  ``keys_file`` holds API keys, one a line; without it nobody is asked for one, which
     is refused for a ``host`` that others reach unless ``insecure``.  ``hosts`` are further names for the Host header,
     "*" for any; ``origins`` are pages of other hosts that browsers may call from.  ``tls_certificate`` and ``tls_key``
-    are PEM files.  ``grpc_port``: where gRPC is spoken, at the same host; None: nowhere.
+    are PEM files.  ``grpc_port``: where gRPC is spoken, at the same host; None: nowhere.  ``admin_keys_file`` holds
+    the keys of those who may load and unload servables over it; None: nobody may.
     """
 
     host: str = "127.0.0.1"
@@ -74,6 +75,7 @@ class DoorSettings:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     grpc_port: int | None = None
+    admin_keys_file: Path | None = None
     limits: DoorLimits = field(default_factory=DoorLimits)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.serving import oip_pb2 as pb
-from penstock.serving.oip_tensors import DATATYPES
+from penstock.serving.infer import DTYPES
 
 NAMES: Final = (
     "", "text_input", "input_ids", "max_tokens", "temperature", "top_k", "stop", "logit_bias",
@@ -134,7 +134,7 @@ def _rename(rng: random.Random, found: pb.ModelInferRequest) -> None:
 
 
 def _datatype(rng: random.Random, found: pb.ModelInferRequest) -> None:
-    _tensor(rng, found).datatype = rng.choice((*DATATYPES, "", "FP8", "é"))
+    _tensor(rng, found).datatype = rng.choice((*DTYPES, "", "FP8", "é"))
 
 
 def _twice(rng: random.Random, found: pb.ModelInferRequest) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.engine.llm import LLM
 from penstock.serving.app import make_app
 from penstock.serving.http import Listener
+from penstock.serving.infer import Methods
 from penstock.serving.local import LocalBackend, LocalModels
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
@@ -41,9 +42,13 @@ class Service:
     """A running service; ``models``, ``door`` and ``listener`` belong to its own thread's event loop."""
 
     def __init__(
-        self, llms: Mapping[str, LLM], settings: DoorSettings | None = None, traces: Traces | None = None
+        self,
+        llms: Mapping[str, LLM],
+        settings: DoorSettings | None = None,
+        traces: Traces | None = None,
+        methods: Methods | None = None,
     ) -> None:
-        self.llms = llms
+        self.llms, self.methods = llms, methods
         self._traces = traces
         self._settings = replace(settings or DoorSettings(), port=0)
         self._started = threading.Event()
@@ -65,7 +70,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.models = LocalModels([LocalBackend(llm, name) for name, llm in self.llms.items()])
         try:
-            self.door = make_app(self.models, self._settings, self._traces)
+            self.door = make_app(self.models, self._settings, self._traces, methods=self.methods)
             self.listener = Listener(self.door, self._settings)
             self.url = self.listener.open()
             listeners = [self.listener]

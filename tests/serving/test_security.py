@@ -13,6 +13,7 @@ from penstock.serving.admin import admin_operations
 from penstock.serving.app import operations
 from penstock.serving.changes import Changes
 from penstock.serving.local import LocalModels
+from penstock.serving.oip_grpc import oip_methods
 from penstock.serving.refusals import CODES
 from penstock.serving.settings import DoorLimits
 from penstock.serving.shapes import Either, Entries, Items, Members, Nothing, Shape, Text
@@ -54,18 +55,26 @@ def texts_of(shape: Shape, path: str) -> set[str]:
 def test_no_field_names_a_file_an_address_or_code():
     harmless = {
         "prompt", "input", "messages.content", "messages.content.text", "messages.name", "stop", "bad_words", "model",
-        "user", "cache_salt",
+        "user", "cache_salt", "text_input", "id", "inputs.name", "outputs.name",
+        "config",  # labels and versions of a servable
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
-    assert set().union(*(texts_of(body, "") for body in bodies)) == harmless
+    texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(body, "")}
+    assert texts - {"parameters"} == harmless  # whose names and values are checked as those of the model's fields
     refused = {name for body in bodies for name, shape in body.fields.items() if isinstance(shape, Nothing)}
     assert {"chat_template", "chat_template_kwargs", "prompt_embeds", "tools", "suffix"} <= refused
 
 
 def test_no_route_changes_what_is_served():
-    assert {(one.method, one.name) for one in operations() if one.method != "GET"} == {
-        ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize")
+    """But for what an admin's key is asked for."""
+    models = ("infer", "generate", "generate_stream")
+    asks = {*models, *(f"{name}_version" for name in models), "repository_index"}
+    assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
+        ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *asks)
     }
+    assert {one.name for one in operations() if one.is_admin} == {"repository_load", "repository_unload"}
+    grpc = {one.name.rpartition("/")[2] for one in oip_methods() if one.is_admin}
+    assert grpc == {"RepositoryModelLoad", "RepositoryModelUnload"}
 
 
 @pytest.mark.parametrize("grpc", [(), ("--grpc-port", "0")], ids=["http", "grpc"])
