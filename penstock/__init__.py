@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from penstock.models.registry import register_network
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
-    from penstock.serving.client import AsyncClient, Client
+    from penstock.serving.async_client import AsyncClient
+    from penstock.serving.client import Client
 
 __version__ = "0.1.0"
 
@@ -114,7 +115,8 @@ _HOMES = {
     "penstock.models.registry": ("register_network",),
     "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
     "penstock.runtime.program": ("ProgramLimits",),
-    "penstock.serving.client": ("AsyncClient", "Client"),
+    "penstock.serving.async_client": ("AsyncClient",),
+    "penstock.serving.client": ("Client",),
 }
 
 

@@ -32,6 +32,7 @@ COMMANDS = (
     "inspect",
     "bench",
     "profile",
+    "new",
     "cache",
     "doctor",
 )

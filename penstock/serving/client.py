@@ -1,40 +1,55 @@
-"""``penstock.Client`` and ``penstock.AsyncClient``: a service over HTTP, with streams and tries again."""
+"""``penstock.Client``: a service over HTTP or gRPC, with streams and tries again."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import ServiceError
+from penstock.errors import ServiceError, UnsupportedError
+from penstock.serving.client_oip import Inference, OipCall
+from penstock.serving.client_servables import Servables
 from penstock.serving.client_wire import Address, Events, Parsed, Question, Retries
 
-__all__ = ["AsyncClient", "Client"]
+if TYPE_CHECKING:
+    from penstock.serving.client_grpc import Channel
+    from penstock.serving.client_tensors import InferResult
 
-_CHUNK: Final = 1 << 16
+__all__ = ["Client"]
+
+CHUNK: Final = 1 << 16
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 Answer = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+Inputs = Mapping[str, Any]
+_THREADS: Final = 64
+NO_PIECES: Final = "answers in pieces come over grpc://; over http:// a language model has stream_complete"
 
 
 class Client:
-    """A service, asked from any number of threads.
+    """A service, asked from any number of threads, at its ``http://``, ``https://``, ``grpc://`` or ``grpcs://``
+    address.  Servables answer at all of these, the other routes over HTTP alone.
 
     Answers are the service's JSON (docs/serving.md), fields of requests its fields.  ``timeout_s`` is for the next
     bytes of an answer, not for all of it.  A refusal that may pass (408, 429, 503) and a connection that breaks
     before anything was given to you are tried again ``retries`` times, later each time; a stream that has begun never
-    is, nor what took too long.  All else raises ServiceError.
+    is, nor what took too long.  All else raises ServiceError.  ``tls_ca`` is a PEM file of authorities to trust
+    instead of the system's; ``binary`` False sends and asks for tensors as JSON over HTTP.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout_s: float = 600.0, retries: int = 2
-    ) -> None:
-        self._address = Address(url, api_key, timeout_s, retries)
+        self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout_s: float = 600.0, retries: int = 2,
+        tls_ca: str | Path | None = None, binary: bool = True,
+    ) -> None:  # fmt: skip
+        self._address = Address(url, api_key, timeout_s, retries, tls_ca)
+        self._is_binary = binary
+        self.servables = Servables(self._call)
+        """What is known of them, and changing them."""
         self._kept: deque[socket.socket] = deque()
 
     def models(self) -> list[Answer]:
@@ -44,15 +59,18 @@ class Client:
 
     def model(self, name: str) -> Answer:
         """One model."""
-        return self._ask(Question.get("/v1/models/", name))
+        found: Answer = self._ask(Question.get("/v1/models/", name))
+        return found
 
     def status(self) -> Answer:
         """Models, workers, counts and latencies of the moment."""
-        return self._ask(Question.get("/status"))
+        found: Answer = self._ask(Question.get("/status"))
+        return found
 
     def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Answer:
         """Continue a prompt or several; ``choices`` hold the answers."""
-        return self._ask(Question.complete(prompt, fields, False))
+        found: Answer = self._ask(Question.complete(prompt, fields, False))
+        return found
 
     def stream_complete(self, prompt: str | Sequence[Any], **fields: Any) -> Iterator[Answer]:
         """The same as it grows; leaving the loop ends the request."""
@@ -60,7 +78,8 @@ class Client:
 
     def chat(self, messages: Messages, **fields: Any) -> Answer:
         """Answer a conversation."""
-        return self._ask(Question.chat(messages, fields, False))
+        found: Answer = self._ask(Question.chat(messages, fields, False))
+        return found
 
     def stream_chat(self, messages: Messages, **fields: Any) -> Iterator[Answer]:
         """The same as it grows; leaving the loop ends the request."""
@@ -79,8 +98,50 @@ class Client:
         """The text of token ids."""
         return str(self._ask(Question.detokenize(tokens, fields))["prompt"])
 
+    def infer(self, servable: str, inputs: Inputs, **options: Any) -> InferResult:
+        """Arrays (or lists) by name to a servable, or a language model, and its outputs as arrays by name.
+
+        ``options``: ``method``, ``version`` (a number or a label), ``outputs`` (names; all without), ``parameters``
+        (``priority``; fields of SamplingParams for a language model) and ``timeout_s``, for all tries together, which
+        is told to the service, too.  Every array has the instances of a batch as its first dimension.
+        """
+        found: InferResult = self._call(Inference.of(servable, inputs, binary=self._is_binary, **options))
+        return found
+
+    def infer_async(self, servable: str, inputs: Inputs, **options: Any) -> Future[InferResult]:
+        """The same in the background; up to 64 at a time are under way, others wait."""
+        call = Inference.of(servable, inputs, binary=self._is_binary, **options)
+        return self._threads.submit(self._call, call)
+
+    def infer_many(
+        self, servable: str, inputs: Iterable[Inputs], *, in_flight: int = 32, **options: Any
+    ) -> Iterator[InferResult | ServiceError]:
+        """One answer for each of ``inputs``, in their order, ``in_flight`` requests at a time (64 at most).
+
+        A request that is refused gives its ServiceError in its place, and the others go on.
+        """
+        waiting: deque[Future[InferResult]] = deque()
+        try:
+            for one in inputs:
+                waiting.append(self.infer_async(servable, one, **options))
+                if len(waiting) >= in_flight:
+                    yield _or_error(waiting.popleft())
+            while waiting:
+                yield _or_error(waiting.popleft())
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def stream_infer(self, servable: str, inputs: Inputs, **options: Any) -> Iterator[InferResult]:
+        """The pieces of a language model's answer as they come, over gRPC; leaving the loop ends the request."""
+        return self._channel.stream(Inference.of(servable, inputs, **options))
+
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the connections that are kept, once what is in the background has ended."""
+        if (threads := self.__dict__.pop("_threads", None)) is not None:
+            threads.shutdown()
+        if (channel := self.__dict__.pop("_channel", None)) is not None:
+            channel.close()
         while self._kept:
             self._kept.pop().close()
 
@@ -90,18 +151,40 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, question: Question) -> Answer:
-        retries = Retries(self._address)
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, "penstock-client")
+
+    @cached_property
+    def _channel(self) -> Channel:
+        if not self._address.is_grpc:
+            raise UnsupportedError(NO_PIECES)
+        from penstock.serving.client_grpc import Channel
+
+        return Channel(self._address)
+
+    def _call(self, call: OipCall) -> Any:
+        if not self._address.is_grpc:
+            return self._ask(call.question(), Retries(self._address, call.timeout_s, call.is_asked_once))
+        retries, rpc = Retries(self._address, call.timeout_s, call.is_asked_once), call.rpc()
         while True:
             try:
-                connection, answer = self._begin(question)
+                return self._channel.ask(rpc, retries)
+            except (OSError, ServiceError) as error:
+                time.sleep(retries.pause(error))
+
+    def _ask(self, question: Question, retries: Retries | None = None) -> Any:
+        retries = retries or Retries(self._address)
+        while True:
+            try:
+                connection, answer = self._begin(question, retries)
                 try:
                     while not answer.is_complete:
-                        answer.feed(connection.recv(_CHUNK))
+                        connection.settimeout(retries.patience_s())
+                        answer.feed(connection.recv(CHUNK))
                 finally:
                     self._put_back(connection, answer)
-                found: Answer = answer.value()
-                return found
+                return question.read(answer)
             except (OSError, ServiceError) as error:
                 time.sleep(retries.pause(error))
 
@@ -109,32 +192,33 @@ class Client:
         retries = Retries(self._address)
         while True:
             try:
-                connection, answer = self._begin(question)
+                connection, answer = self._begin(question, retries)
                 try:
                     events = Events(answer, retries)
                     while not events.is_over:
                         yield from events.take()
                         if not answer.is_complete:
-                            answer.feed(connection.recv(_CHUNK))
+                            answer.feed(connection.recv(CHUNK))
                     return
                 finally:
                     self._put_back(connection, answer)
             except (OSError, ServiceError) as error:
                 time.sleep(retries.pause(error))
 
-    def _begin(self, question: Question) -> tuple[socket.socket, Parsed]:
+    def _begin(self, question: Question, retries: Retries) -> tuple[socket.socket, Parsed]:
         """A connection with the answer's first bytes; one that the service closed meanwhile does not count."""
-        data = self._address.request(question.method, question.path, question.body)
+        data = self._address.request(question)
         while True:
             is_kept = bool(self._kept)
             try:
                 connection = self._kept.pop()
             except IndexError:
-                connection = self._connect()
+                connection = self._connect(retries)
             answer = Parsed()
             try:
+                connection.settimeout(retries.patience_s())
                 connection.sendall(data)
-                answer.feed(connection.recv(_CHUNK))
+                answer.feed(connection.recv(CHUNK))
             except BaseException as error:
                 connection.close()
                 if is_kept and isinstance(error, ConnectionError):
@@ -142,13 +226,12 @@ class Client:
                 raise
             return connection, answer
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, retries: Retries) -> socket.socket:
         address = self._address
-        connection = socket.create_connection((address.host, address.port), address.timeout_s)
+        tls = address.tls
+        connection = socket.create_connection((address.host, address.port), retries.patience_s())
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if address.is_tls:
-            return ssl.create_default_context().wrap_socket(connection, server_hostname=address.host)
-        return connection
+        return connection if tls is None else tls.wrap_socket(connection, server_hostname=address.host)
 
     def _put_back(self, connection: socket.socket, answer: Parsed) -> None:
         if answer.may_be_kept:
@@ -157,140 +240,8 @@ class Client:
             connection.close()
 
 
-_Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class AsyncClient:
-    """Client for asyncio, in one event loop; cancelling a caller ends its request."""
-
-    def __init__(
-        self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout_s: float = 600.0, retries: int = 2
-    ) -> None:
-        self._address = Address(url, api_key, timeout_s, retries)
-        self._kept: deque[_Pair] = deque()
-
-    async def models(self) -> list[Answer]:
-        """What is served."""
-        found: list[Answer] = (await self._ask(Question.get("/v1/models")))["data"]
-        return found
-
-    async def model(self, name: str) -> Any:
-        """One model."""
-        return await self._ask(Question.get("/v1/models/", name))
-
-    async def status(self) -> Any:
-        """Models, workers, counts and latencies of the moment."""
-        return await self._ask(Question.get("/status"))
-
-    async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Any:
-        """Continue a prompt or several; ``choices`` hold the answers."""
-        return await self._ask(Question.complete(prompt, fields, False))
-
-    def stream_complete(self, prompt: str | Sequence[Any], **fields: Any) -> AsyncIterator[Answer]:
-        """The same as it grows; closing the iterator ends the request."""
-        return self._stream(Question.complete(prompt, fields, True))
-
-    async def chat(self, messages: Messages, **fields: Any) -> Any:
-        """Answer a conversation."""
-        return await self._ask(Question.chat(messages, fields, False))
-
-    def stream_chat(self, messages: Messages, **fields: Any) -> AsyncIterator[Answer]:
-        """The same as it grows; closing the iterator ends the request."""
-        return self._stream(Question.chat(messages, fields, True))
-
-    async def embed(self, texts: str | Sequence[Any], **fields: Any) -> list[list[float]]:
-        """A vector for each text."""
-        return [one["embedding"] for one in (await self._ask(Question.embed(texts, fields)))["data"]]
-
-    async def tokenize(self, prompt: str, **fields: Any) -> list[int]:
-        """A text's token ids."""
-        found: list[int] = (await self._ask(Question.tokenize(prompt, fields)))["tokens"]
-        return found
-
-    async def detokenize(self, tokens: Sequence[int], **fields: Any) -> str:
-        """The text of token ids."""
-        return str((await self._ask(Question.detokenize(tokens, fields)))["prompt"])
-
-    async def close(self) -> None:
-        """Close the connections that are kept."""
-        while self._kept:
-            await _hang_up(self._kept.pop()[1])
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _ask(self, question: Question) -> Any:
-        retries = Retries(self._address)
-        while True:
-            try:
-                pair, answer = await self._begin(question)
-                try:
-                    while not answer.is_complete:
-                        answer.feed(await self._read(pair))
-                finally:
-                    await self._put_back(pair, answer)
-                return answer.value()
-            except (OSError, ServiceError) as error:
-                await asyncio.sleep(retries.pause(error))
-
-    async def _stream(self, question: Question) -> AsyncIterator[Answer]:
-        retries = Retries(self._address)
-        while True:
-            try:
-                pair, answer = await self._begin(question)
-                try:
-                    events = Events(answer, retries)
-                    while not events.is_over:
-                        for event in events.take():
-                            yield event
-                        if not answer.is_complete:
-                            answer.feed(await self._read(pair))
-                    return
-                finally:
-                    await self._put_back(pair, answer)
-            except (OSError, ServiceError) as error:
-                await asyncio.sleep(retries.pause(error))
-
-    async def _begin(self, question: Question) -> tuple[_Pair, Parsed]:
-        """A connection with the answer's first bytes; one that the service closed meanwhile does not count."""
-        address = self._address
-        data = address.request(question.method, question.path, question.body)
-        while True:
-            is_kept = bool(self._kept)
-            pair = self._kept.pop() if is_kept else await self._connect()
-            answer = Parsed()
-            try:
-                pair[1].write(data)
-                await pair[1].drain()
-                answer.feed(await self._read(pair))
-            except BaseException as error:
-                await _hang_up(pair[1])
-                if is_kept and isinstance(error, ConnectionError):
-                    continue
-                raise
-            return pair, answer
-
-    async def _connect(self) -> _Pair:
-        address = self._address
-        context = ssl.create_default_context() if address.is_tls else None
-        async with asyncio.timeout(address.timeout_s):
-            return await asyncio.open_connection(address.host, address.port, ssl=context)
-
-    async def _read(self, pair: _Pair) -> bytes:
-        async with asyncio.timeout(self._address.timeout_s):
-            return await pair[0].read(_CHUNK)
-
-    async def _put_back(self, pair: _Pair, answer: Parsed) -> None:
-        if answer.may_be_kept:
-            self._kept.append(pair)
-        else:
-            await _hang_up(pair[1])
-
-
-async def _hang_up(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
+def _or_error(future: Future[InferResult]) -> InferResult | ServiceError:
+    try:
+        return future.result()
+    except ServiceError as error:
+        return error

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import httptools
 
-from penstock.errors import InvalidArgumentError, ServiceError
+from penstock.errors import InvalidArgumentError, ServiceError, UnsupportedError
 
-__all__ = ["Address", "Events", "Parsed", "Question", "Retries"]
+__all__ = ["Address", "Events", "Parsed", "Question", "Retries", "json_of"]
 
 RETRIABLE: Final = (0, 408, 429, 503)
 MAX_PAUSE_S: Final = 30.0
-MAX_ANSWER_BYTES: Final = 1 << 30
+MAX_ANSWER_BYTES: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,11 @@ class Address:
     api_key: str | None = None
     timeout_s: float = 600.0
     retries: int = 2
+    tls_ca: str | Path | None = None
     host: str = field(init=False)
     port: int = field(init=False)
     is_tls: bool = field(init=False)
+    is_grpc: bool = field(init=False)
     prefix: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,36 +47,51 @@ class Address:
             port = parts.port
         except ValueError:
             port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.username:
-            raise InvalidArgumentError(f"url must be like http://host:port, not {self.url!r:.200}")
+        is_http, is_grpc = parts.scheme in ("http", "https"), parts.scheme in ("grpc", "grpcs")
+        if not (is_http or is_grpc) or not parts.hostname or port == -1 or parts.query or parts.username:
+            raise InvalidArgumentError(f"url must be like http://host:port or grpc://host:port, not {self.url!r:.200}")
+        if is_grpc and (port is None or parts.path.strip("/")):
+            raise InvalidArgumentError(f"url must be like grpc://host:port, without a path, not {self.url!r:.200}")
         if self.api_key is not None and re.fullmatch(r"[!-~]+", self.api_key) is None:
             raise InvalidArgumentError("api_key must be printable characters of ASCII without spaces")
         if not 0 < self.timeout_s <= 1e6:
             raise InvalidArgumentError(f"timeout_s must be above 0 and up to 1e6, not {self.timeout_s!r}")
         if isinstance(self.retries, bool) or not 0 <= self.retries <= 100:
             raise InvalidArgumentError(f"retries must be a whole number from 0 to 100, not {self.retries!r}")
-        is_tls = parts.scheme == "https"
+        is_tls = parts.scheme in ("https", "grpcs")
+        if self.tls_ca is not None and not is_tls:
+            raise InvalidArgumentError(f"tls_ca goes with https:// and grpcs://, not with {self.url!r:.200}")
         values = {
-            "host": parts.hostname, "port": port or (443 if is_tls else 80), "is_tls": is_tls,
+            "host": parts.hostname, "port": port or (443 if is_tls else 80), "is_tls": is_tls, "is_grpc": is_grpc,
             "prefix": parts.path.rstrip("/").removesuffix("/v1"),
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
+    @cached_property
+    def tls(self) -> ssl.SSLContext | None:
+        """How to know the service, whose certificate ``tls_ca`` or an authority of the system vouches for."""
+        if not self.is_tls:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgumentError(f"tls_ca {self.tls_ca}: {error.strerror or error}") from None
+
+    def request(self, question: Question) -> bytes:
         """The bytes of one request on a kept connection."""
+        if self.is_grpc:
+            told = f"{question.method} {question.path} is a route of HTTP: the client needs its http:// address"
+            raise UnsupportedError(f"{told}, not {self.url}")
         host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Accept-Encoding: identity"]
+        lines = [f"{question.method} {self.prefix}{question.path} HTTP/1.1", f"Host: {host}:{self.port}"]
+        lines.append("Accept-Encoding: identity")
         if self.api_key is not None:
             lines.append(f"Authorization: Bearer {self.api_key}")
-        data = b""
-        if body is not None:
-            try:
-                data = json.dumps(body, allow_nan=False).encode()
-            except (TypeError, ValueError) as error:
-                raise InvalidArgumentError(f"the body is no JSON: {error}") from None
-            lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
-        return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+        if question.data is not None:
+            lines += [f"{name}: {value}" for name, value in question.headers]
+            lines.append(f"Content-Length: {len(question.data)}")
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + (question.data or b"")
 
 
 class Parsed:
@@ -152,6 +173,8 @@ class Parsed:
     def error(self, found: Any, data: bytes = b"") -> ServiceError:
         """The refusal that a body tells of."""
         told = found.get("error") if isinstance(found, dict) else None
+        if isinstance(told, str):  # the Open Inference Protocol's form
+            told = {**found, "message": told}
         told = told if isinstance(told, dict) else {}
         message = told.get("message") or f"status {self.status}: {data[:200]!r}"
         return ServiceError(
@@ -167,13 +190,15 @@ def _seconds(text: str | None) -> float:
 class Retries:
     """When to try again: only what is worth it, later each time, at random so that clients do not come together.
 
-    ``has_begun``: somebody was given a part of the answer, so that nothing is tried again.
+    ``has_begun``: somebody was given a part of the answer, so that nothing is tried again.  ``timeout_s``: for all
+    tries together.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, timeout_s: float | None = None, is_asked_once: bool = False) -> None:
         self.has_begun = False
         self._address = address
-        self._left = address.retries
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._left = 0 if is_asked_once else address.retries
         self._pause_s = 0.5
 
     def pause(self, error: OSError | ServiceError) -> float:
@@ -181,21 +206,32 @@ class Retries:
 
         What took too long is not tried again: the service may be at work on it.
         """
-        failed = _lost(self._address, error) if isinstance(error, OSError) else error
+        failed = self._lost(error) if isinstance(error, OSError) else error
         if self.has_begun or self._left == 0 or failed.status not in RETRIABLE or isinstance(error, TimeoutError):
             raise failed from None
         self._left -= 1
         pause_s = max(failed.retry_after_s, self._pause_s) * (1 + random.random() / 2)  # noqa: S311 - no secret
         self._pause_s *= 2
-        return min(pause_s, MAX_PAUSE_S)
+        pause_s = min(pause_s, MAX_PAUSE_S)
+        if self._end is not None and time.monotonic() + pause_s >= self._end:
+            raise failed from None
+        return pause_s
 
+    def patience_s(self) -> float:
+        """How long to wait for the next bytes."""
+        left_s = self._address.timeout_s
+        if self._end is not None:
+            left_s = min(left_s, max(self._end - time.monotonic(), 0.001))
+        return left_s
 
-def _lost(address: Address, error: OSError) -> ServiceError:
-    """A connection that did not come about, or broke off, as the error of a client: status 0."""
-    told = error.strerror or str(error) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        told = f"nothing came for {address.timeout_s:g} s"
-    return ServiceError(f"{address.url}: {told}", 0)
+    def _lost(self, error: OSError) -> ServiceError:
+        """A connection that did not come about, or broke off, as the error of a client: status 0."""
+        told, status = error.strerror or str(error) or type(error).__name__, 0
+        if isinstance(error, TimeoutError):
+            told = f"nothing came for {self._address.timeout_s:g} s"
+            if self._end is not None and time.monotonic() >= self._end:
+                told, status = "no answer in the time it was given", 504
+        return ServiceError(f"{self._address.url}: {told}", status)
 
 
 class Events:
@@ -240,11 +276,13 @@ class Events:
 
 @dataclass(frozen=True)
 class Question:
-    """One request: what is asked and of which route."""
+    """One request over HTTP: what is asked, of which route, and how its answer is read once it is whole."""
 
     method: str
     path: str
-    body: dict[str, Any] | None = None
+    data: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
+    read: Callable[[Parsed], Any] = Parsed.value
 
     @classmethod
     def get(cls, path: str, name: str = "") -> Question:
@@ -280,4 +318,12 @@ class Question:
     def _post(cls, path: str, own: dict[str, Any], fields: Mapping[str, Any], stream: bool) -> Question:
         if "stream" in fields:
             raise InvalidArgumentError("stream is no field here: the methods whose names begin with stream_ do that")
-        return cls("POST", path, {**own, **fields, **({"stream": True} if stream else {})})
+        return cls("POST", path, json_of({**own, **fields, **({"stream": True} if stream else {})}))
+
+
+def json_of(body: Mapping[str, Any]) -> bytes:
+    """A body; InvalidArgumentError for what JSON does not have."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"the body is no JSON: {error}") from None

@@ -143,7 +143,8 @@ class Batcher(Generic[R]):
         group.add(entry)
         if deadline != math.inf:
             self._deadlines.put(entry, (deadline, self._num_added))
-        self._place(group)
+        if not group.is_due or entry is group.first():  # else nothing changes for the others
+            self._place(group)
 
     def cancel(self, request: R) -> int:
         """Take a request out; returns its instances that were in no batch yet, 0 for one that does not wait."""
@@ -206,6 +207,8 @@ class Batcher(Generic[R]):
         """Let time pass: groups whose oldest has waited long enough are due."""
         if now > self._now:
             self._now = now
+        if not self._later:
+            return
         while (group := self._later.first()) is not None and self._later.key(group)[0] <= self._now:
             self._place(group)
 
@@ -226,7 +229,8 @@ class Batcher(Generic[R]):
             return
         oldest = group.oldest()
         due_at = oldest.arrival + self.rules.max_delay_s
-        if group.is_alone or group.num_waiting >= self._thresholds[0] or due_at <= self._now:
+        group.is_due = group.is_alone or group.num_waiting >= self._thresholds[0] or due_at <= self._now
+        if group.is_due:
             self._later.drop(group)
             self._due.put(group, group.first().key)
             self._due_by_age.put(group, (oldest.key[1],))
@@ -257,10 +261,11 @@ class _Group(Generic[R]):
     Those that are through (``left`` is 0) stay in a queue until they come first, or make up more than half of it.
     """
 
-    __slots__ = ("_by_age", "_by_priority", "_num_requests", "is_alone", "kind", "num_waiting")
+    __slots__ = ("_by_age", "_by_priority", "_num_requests", "is_alone", "is_due", "kind", "num_waiting")
 
     def __init__(self, kind: Hashable, is_alone: bool) -> None:
         self.kind, self.is_alone = kind, is_alone
+        self.is_due = False
         self.num_waiting = 0
         self._num_requests = 0
         self._by_age: deque[_Entry[R]] = deque()
@@ -305,6 +310,9 @@ class _Order(Generic[T]):
     def __init__(self) -> None:
         self._keys: dict[T, tuple[float, ...]] = {}
         self._heap: list[tuple[tuple[float, ...], T]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def put(self, item: T, key: tuple[float, ...]) -> None:
         """Enter an item or change its key."""
