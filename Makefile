@@ -90,7 +90,7 @@ FUZZ ?= 1000000
 fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
 	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle
-	PYTHONPATH=. $(BIN)/python -m tests.core.tiny_graph build/fuzz
+	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.core.tiny_graph build/fuzz
 	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm
 
 # Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user
