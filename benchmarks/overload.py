@@ -1,6 +1,6 @@
 """More requests than a service can do: those it takes keep their budget, the others are refused at once.
 
-    python benchmarks/overload.py MODEL.psm [--times 3] [--seconds 60] [--max-waiting 64]
+    python benchmarks/overload.py MODEL.psm [--times 3] [--seconds 60] [--max-waiting 64] [--grpc]
 
 Starts ``penstock serve``, measures what it can do (as many clients as it has places, each with its next request at
 once), gives it that rate ``--times`` over by an open loop with Poisson arrivals, and measures again what it can do.  It
@@ -14,6 +14,9 @@ must hold that
 - the primary's memory stays: the most of the second half is at most 2 % above that of the first (a worker's grows into
   what it planned, as pages of keys and values are written for the first time);
 - a request has its first token as soon as in an idle service (twice the 99th percentile) within 5 s after the last.
+
+With ``--grpc`` requests go to the gRPC door, every other one as a stream, whose first tokens are the ones that are
+timed; a refusal is RESOURCE_EXHAUSTED with ``retry-after``.
 
 Times count from when a request was sent; by how much the client was late is printed beside them.  Ends with 1 unless
 all hold.
@@ -34,6 +37,7 @@ from typing import Any
 
 from serving_client import Answer, Connection, Server, hang_up, play
 from serving_figures import Outcome, outcome_of
+from serving_grpc import Client, message
 from serving_process import Service, penstock_serve
 
 REFUSAL_S, NORMAL_S = 0.05, 5.0
@@ -50,19 +54,31 @@ class Asking:
 
     def __init__(self, server: Server, num_prompt: int, num_new: int) -> None:
         self.server, self.kept = server, list[Connection]()
+        self.without_hint = 0
         self._stream, self._sizes = random.Random(1), (num_prompt, num_new)
+
+    def prompt(self) -> list[int]:
+        return [self._stream.randrange(300, 4000) for _ in range(self._sizes[0])]
 
     def message(self) -> bytes:
         """One request."""
-        num_prompt, num_new = self._sizes
-        prompt = [self._stream.randrange(300, 4000) for _ in range(num_prompt)]
+        prompt, num_new = self.prompt(), self._sizes[1]
         body = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True, "stream": True}
         return self.server.message("/completions", body)
 
+    async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
+        """Send each request when it is due; seconds count from now."""
+        start_s, answers = await play(self.server, messages, due, kept=self.kept)
+        self.without_hint += refusals_without_hint(answers)
+        return [outcome_of(one, start_s) for one in answers]
+
     async def one(self) -> Outcome:
-        """A request alone."""
-        start_s, answers = await play(self.server, [self.message()], [0.0], kept=self.kept)
-        return outcome_of(answers[0], start_s)
+        """A request alone, in a stream."""
+        return (await self.play([self.message()], [0.0]))[0]
+
+    async def close(self) -> None:
+        """Hang up."""
+        hang_up(self.kept)
 
     async def first_s(self) -> float:
         """Seconds to the first token of a request alone; infinite when there is none."""
@@ -88,6 +104,31 @@ class Asking:
         return len(counted) / (0.8 * seconds)
 
 
+class GrpcAsking(Asking):
+    """The same at the gRPC door."""
+
+    def __init__(self, address: str, num_prompt: int, num_new: int) -> None:
+        super().__init__(Server(""), num_prompt, num_new)
+        self._address = address
+        self._client: Client | None = None
+
+    def message(self) -> bytes:
+        """One request."""
+        return message(self.prompt(), self._sizes[1], temperature=0.0, ignore_eos=True)
+
+    async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
+        """Send each request when it is due; seconds count from now."""
+        self._client = self._client or Client(self._address)
+        found = await self._client.play(messages, due)
+        self.without_hint = self._client.without_hint
+        return found
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            await self._client.close()
+
+
 async def watch(service: Service, readings: list[float]) -> None:
     """Resident bytes of its primary, each quarter of a second."""
     while True:
@@ -109,13 +150,12 @@ async def overload(service: Service, asking: Asking, args: argparse.Namespace) -
     messages = [asking.message() for _ in range(count)]
     readings: list[float] = []
     watching = asyncio.ensure_future(watch(service, readings))
-    start_s, answers = await play(asking.server, messages, due, kept=asking.kept)
+    outcomes = await asking.play(messages, due)
     watching.cancel()
     ended, normal_s = time.perf_counter(), 0.0
     while await asking.first_s() > 2 * share(idle, 0.99) and normal_s < 10 * NORMAL_S:
         normal_s = time.perf_counter() - ended
     after = await asking.rate(args.max_requests, args.measure)
-    outcomes = [outcome_of(one, start_s) for one in answers]
     done = [one for one in outcomes if one.kind == "done"]
     ends = [one.ended_s for one in done if args.seconds / 5 <= one.ended_s <= args.seconds]
     half = len(readings) // 2
@@ -123,9 +163,9 @@ async def overload(service: Service, asking: Asking, args: argparse.Namespace) -
         "idle": idle,
         "rates": (rate, after),
         "kinds": Counter(one.kind for one in outcomes),
-        "without_hint": refusals_without_hint(answers),
+        "without_hint": asking.without_hint,
         "refusals": [one.ended_s - one.sent_s for one in outcomes if one.kind == "429"],
-        "firsts": [one.pieces_s[0] - one.sent_s for one in done],
+        "firsts": [one.pieces_s[0] - one.sent_s for one in done if one.pieces_s],
         "bound_s": share(idle, 0.99) + 1.25 * (args.max_requests + args.max_waiting) / rate,
         "done_rate": len(ends) / (0.8 * args.seconds),
         "late": [one.sent_s - one.due_s for one in outcomes],
@@ -156,7 +196,7 @@ def judge(found: dict[str, Any]) -> bool:
     num_other = sum(kinds.values()) - kinds["done"] - kinds["429"]
     say(
         f"{kinds['done']} done, {kinds['429']} refused, other ends {num_other}, "
-        f"429 without Retry-After {found['without_hint']}",
+        f"refused without Retry-After {found['without_hint']}",
         set(kinds) <= {"done", "429"} and not found["without_hint"] and kinds["429"] > 0,
     )
     say(f"refused in {ms('refusals')}", share(found["refusals"], 0.99) < REFUSAL_S)
@@ -186,17 +226,23 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--grpc", action="store_true", help="at the gRPC door")
     args = parser.parse_args()
     sizes = ["--max-requests", args.max_requests, "--max-waiting", args.max_waiting, "--threads", args.threads]
-    with penstock_serve(args.model, *sizes, "--weights", "mmap") as service:
-        asking = Asking(Server(service.url + "/v1"), args.prompt_tokens, args.new_tokens)
+    door = ["--grpc-port", 0] if args.grpc else []
+    with penstock_serve(args.model, *sizes, "--weights", "mmap", *door) as service:
+        asking = (
+            GrpcAsking(service.grpc_address, args.prompt_tokens, args.new_tokens)
+            if args.grpc
+            else Asking(Server(service.url + "/v1"), args.prompt_tokens, args.new_tokens)
+        )
 
         async def run() -> dict[str, Any]:
-            await asking.rate(args.max_requests, 1.0)
+            await asyncio.gather(*(asking.one() for _ in range(args.max_requests)))
             try:
                 return await overload(service, asking, args)
             finally:
-                hang_up(asking.kept)
+                await asking.close()
 
         holds = judge(asyncio.run(run()))
         wrong = service.stop()

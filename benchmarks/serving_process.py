@@ -40,10 +40,10 @@ def held_by(processes: list[psutil.Process]) -> Held:
 
 
 class Service:
-    """A running service.  ``url`` has no "/v1"."""
+    """A running service.  ``url`` has no "/v1"; ``grpc_address`` is empty without ``--grpc-port``."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: subprocess.Popen[str], url: str, grpc_address: str = "") -> None:
+        self.process, self.url, self.grpc_address = process, url, grpc_address
         self._primary = psutil.Process(process.pid)
 
     def workers(self) -> list[psutil.Process]:
@@ -73,10 +73,9 @@ def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[S
     environment = os.environ | ({"TMPDIR": str(folder)} if folder is not None else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
-        found = re.search(r"https?://\S+", process.stdout.readline() if process.stdout else "")
-        if found is None:
-            raise SystemExit("the service did not start")
-        yield Service(process, found[0])
+        found = _said(process, r"https?://\S+")
+        address = _said(process, r"(?<=Protocol v2, at )[^\s,]+") if "--grpc-port" in arguments else ""
+        yield Service(process, found, address)
     finally:
         if process.poll() is None:
             process.terminate()
@@ -85,3 +84,11 @@ def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[S
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+
+
+def _said(process: subprocess.Popen[str], pattern: str) -> str:
+    """The next thing of that form on its standard output."""
+    for line in process.stdout or ():
+        if found := re.search(pattern, line):
+            return found[0]
+    raise SystemExit("the service did not start")

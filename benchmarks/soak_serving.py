@@ -3,9 +3,9 @@
     python benchmarks/soak_serving.py MODEL.psm [--requests 20000] [--clients 24] [--switches 20]
 
 Clients of ``penstock serve`` ask for whole answers and streams, several answers, log-probabilities, echoes, embeddings
-and tokens; one in five goes away at a random moment (half a request, no byte of the answer, in the middle of a stream),
-and one in twenty sends what must be refused.  With ``--switches`` the model is then replaced as often, over the admin
-socket, while traffic goes on.
+and tokens, and two in five of them over gRPC, in streams or not; one in five goes away at a random moment (half a
+request, no byte of the answer, in the middle of a stream), and one in twenty sends what must be refused.  With
+``--switches`` the model is then replaced as often, over the admin socket, while traffic goes on.
 
 Held are read every hundredth of the way, by the primary and by its workers.  It must hold that nothing is answered
 with 5xx or not at all; that a line through the last three quarters of the resident bytes grows by less than 2 % of
@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 from serving_process import Held, Service, penstock_serve
+from soak_grpc import GrpcTraffic
 
 MOST_GROWTH = 0.02
 WARM_UP = 2000
@@ -76,6 +77,7 @@ class Traffic:
         self.ends: Counter[str] = Counter()
         self.num_sent = 0
         self.goal = 0
+        self.grpc = GrpcTraffic(service.grpc_address, self.random, self.ends)
 
     def request(self) -> tuple[str, dict[str, Any], int]:
         """A path, a body, and the status that it must have."""
@@ -103,6 +105,9 @@ class Traffic:
 
     async def one(self) -> None:
         """One request, or a part of one."""
+        if self.num_sent > NUM_LONG and self.random.random() < 0.4:
+            await self.grpc.one()
+            return
         path, body, expected = self.long() if self.num_sent <= NUM_LONG else self.request()
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -142,6 +147,7 @@ class Traffic:
         """So many requests more."""
         self.goal += count
         await asyncio.gather(*(self.client() for _ in range(num_clients)))
+        await self.grpc.close()
 
 
 async def quiet(service: Service) -> tuple[Held, Held]:
@@ -234,7 +240,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         admin, made = Path(folder, "admin.sock"), Path(folder, "temporary")
         made.mkdir()
-        sizes = ["--max-requests", 16, "--max-waiting", 256, "--admin-socket", admin]
+        sizes = ["--max-requests", 16, "--max-waiting", 256, "--admin-socket", admin, "--grpc-port", 0]
         with penstock_serve(f"soak={args.model}", *sizes, folder=made) as service:
             asyncio.run(soak(service, args, admin, verdict))
             wrong = service.stop()

@@ -1,0 +1,99 @@
+"""A client for the gRPC door of ``penstock serve``: requests that leave when they are due, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from serving_figures import Outcome
+
+from penstock.serving import oip_pb2 as pb
+
+SERVICE = "/inference.GRPCInferenceService/"
+FINAL = "triton_final_response"
+KINDS = {"OK": "done", "RESOURCE_EXHAUSTED": "429"}
+
+
+def message(prompt: Sequence[int], num_new: int, **parameters: Any) -> bytes:
+    """A ModelInferRequest; parameters are whole numbers, texts, flags or floats."""
+    found = pb.ModelInferRequest()
+    one = found.inputs.add(name="input_ids", datatype="INT32", shape=[len(prompt)])
+    one.contents.int_contents.extend(prompt)
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    for name, value in {"max_tokens": num_new, **parameters}.items():
+        setattr(found.parameters[name], kinds[type(value)], value)
+    return found.SerializeToString()
+
+
+def num_tokens_of(response: pb.ModelInferResponse) -> int:
+    """Tokens of an answer, or of a piece."""
+    names = [one.name for one in response.outputs]
+    return int.from_bytes(response.raw_output_contents[names.index("num_output_tokens")], "little")
+
+
+class Client:
+    """One channel.  ``without_hint`` counts refusals that do not say when to come back."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
+        self._infer = self._channel.unary_unary(SERVICE + "ModelInfer")
+        self._stream = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
+        self.without_hint = 0
+
+    async def whole(self, data: bytes, outcome: Outcome, now: Callable[[], float]) -> None:
+        """ModelInfer."""
+        try:
+            response = pb.ModelInferResponse.FromString(await self._infer(data))
+            outcome.num_tokens = num_tokens_of(response)
+            outcome.kind = "done"
+        except grpc.aio.AioRpcError as error:
+            outcome.kind = KINDS.get(error.code().name, error.code().name)
+            self._hint(outcome, [name for name, _ in error.trailing_metadata() or ()])
+
+    async def streamed(self, data: bytes, outcome: Outcome, now: Callable[[], float]) -> None:
+        """ModelStreamInfer, with one request."""
+        outcome.kind = "cut short"
+        try:
+            stream = self._stream()
+            await stream.write(data)
+            await stream.done_writing()
+            while (answer := await stream.read()) is not grpc.aio.EOF:
+                found = pb.ModelStreamInferResponse.FromString(answer)
+                response = found.infer_response
+                if found.error_message:
+                    code = response.parameters["code"].string_param
+                    outcome.kind = KINDS.get(code, code)
+                    self._hint(outcome, [*response.parameters])
+                    continue
+                outcome.pieces_s.append(now())
+                outcome.num_tokens += num_tokens_of(response)
+                if response.parameters[FINAL].bool_param:
+                    outcome.kind = "done"
+        except grpc.aio.AioRpcError as error:
+            outcome.kind = KINDS.get(error.code().name, error.code().name)
+
+    def _hint(self, outcome: Outcome, names: Sequence[str]) -> None:
+        self.without_hint += outcome.kind == "429" and "retry-after" not in names
+
+    async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
+        """Send each request when it is due (seconds from now), every other one as a stream; what became of them."""
+        start = time.perf_counter()
+
+        def now() -> float:
+            return time.perf_counter() - start
+
+        async def one(index: int) -> Outcome:
+            await asyncio.sleep(max(0.0, due[index] - now()))
+            outcome = Outcome(due[index], now(), 0.0)
+            await (self.whole if index % 2 else self.streamed)(messages[index], outcome, now)
+            outcome.ended_s = now()
+            return outcome
+
+        return list(await asyncio.gather(*(one(index) for index in range(len(messages)))))
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
