@@ -161,8 +161,8 @@ def answers_to(service: Service, data: bytes, pause_s: float = 0.0, text: bytes 
     found = b""
     with suppress(OSError), socket.create_connection((host, int(port)), SECONDS) as connection:
         connection.sendall(data)
-        while text not in found:
-            found += connection.recv(65536)
+        while text not in found and (piece := connection.recv(65536)):
+            found += piece
         time.sleep(pause_s)
         connection.shutdown(socket.SHUT_WR)
         while piece := connection.recv(65536):
