@@ -31,7 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "models",
         metavar="MODEL",
         nargs="+",
-        help="a .psm bundle or a checkpoint folder, or NAME=PATH; its name is that of the file unless given",
+        help="a .psm bundle or a checkpoint folder, or NAME=PATH (else the name is the file's); or a folder of "
+        "servables (NAME/servable.py)",
     )
     _add_door_options(parser)
     add_run_options(parser)
@@ -151,8 +152,10 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     for name in ("hang_seconds", "drain_seconds"):
         if not 0 < getattr(args, name) <= 86400:
             raise InvalidArgumentError(f"--{name.replace('_', '-')} must be above 0 and up to 86400")
+    models, servables = _parted(args.models)
     return ServiceSettings(
-        models=tuple(named_model(one) for one in args.models),
+        models=models,
+        servables=servables,
         num_workers=args.workers,
         options=options_of(args, args.workers),
         door=_door(args),
@@ -177,6 +180,22 @@ def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
         raise InvalidArgumentError("--worker-port goes with --worker-token-file, --tls-certificate and --tls-key")
     certificate, key = read_bytes(args.tls_certificate), read_bytes(args.tls_key)
     return WorkerDoor(args.worker_host, args.worker_port, certificate, key, read_token(args.worker_token_file))
+
+
+def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:
+    """Models with their names, and folders of servables."""
+    from penstock.serving.servables.repository import holds_servables
+
+    models, servables = [], []
+    for one in given:
+        name, path = named_model(one)
+        if not holds_servables(Path(path)):
+            models.append((name, path))
+        elif name:
+            raise InvalidArgumentError(f"{one}: servables have the names of their folders, so NAME= is for models")
+        else:
+            servables.append(Path(path))
+    return tuple(models), tuple(servables)
 
 
 def named_model(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.engine.figures import EngineFigures
     from penstock.serving.backend import Models
+    from penstock.serving.servables.repository import Servables
 
 __all__ = ["CONTENT_TYPE", "WINDOW", "Metrics", "ModelMetrics"]
 
@@ -134,6 +135,7 @@ class Metrics:
         self._http_seconds: dict[str, _Histogram] = {}
         self._grpc: Counter[tuple[str, str]] = Counter()
         self._grpc_seconds: dict[str, _Histogram] = {}
+        self.servables: Servables | None = None
 
     def of_model(self, name: str) -> ModelMetrics:
         """Those of one model, which is loaded."""
@@ -185,6 +187,10 @@ class Metrics:
                 line = f'vllm:request_success_total{{{labels[name]},finished_reason="{reason}"}} {one.finished[reason]}'
                 out.append(line)
         self._service(out)
+        if self.servables is not None:
+            from penstock.serving.servables.report import metric_lines
+
+            out += metric_lines(self.servables)
         return ("\n".join(out) + "\n").encode()
 
     def _engines(self, out: list[str], figures: Mapping[str, EngineFigures]) -> None:

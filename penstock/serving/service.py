@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from penstock import __version__
+from penstock.errors import InvalidArgumentError
 from penstock.serving.changes import Changes
 from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Patience
+from penstock.serving.greeting import greeting
 from penstock.serving.http import Listener
 from penstock.serving.primary import Primary, WorkerDoor
 from penstock.serving.remote import RemoteBackend
@@ -24,21 +23,20 @@ from penstock.serving.remote_models import RemoteModels
 from penstock.serving.settings import DoorSettings
 
 if TYPE_CHECKING:
-    from penstock.serving import wire_pb2 as pb
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc_listener import GrpcListener
+    from penstock.serving.servables.repository import Servables
     from penstock.serving.traces import Traces
 
 __all__ = ["ServiceSettings", "run_service"]
-
-_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
     """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each.
     ``worker_door``: where workers of other machines join.  ``admin_socket``: where models are loaded and unloaded.
-    ``otlp_traces_endpoint``: the URL that spans of requests are sent to; "" makes none.
+    ``otlp_traces_endpoint``: the URL that spans of requests are sent to; "" makes none.  ``servables``: folders that
+    hold some.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -49,6 +47,7 @@ class ServiceSettings:
     worker_door: WorkerDoor | None = None
     admin_socket: Path | None = None
     otlp_traces_endpoint: str = ""
+    servables: tuple[Path, ...] = ()
 
 
 class _Signals:
@@ -88,9 +87,10 @@ async def run_service(settings: ServiceSettings) -> int:
     primary = Primary(settings.patience, door=settings.worker_door)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
+    servables = _servables(models, primary, settings)
     traces = _traces(settings)
     # This reads keys and certificate: nothing runs yet.
-    listeners, changes = _listeners(models, settings, traces, primary.arrivals)
+    listeners, changes = _listeners(models, servables, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
     def hurry() -> None:
@@ -105,12 +105,12 @@ async def run_service(settings: ServiceSettings) -> int:
         urls = {name: listener.open() for name, listener in listeners.items()}
         serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
         asked = asyncio.ensure_future(signals.asked.wait())
-        loading = asyncio.ensure_future(_load(models, settings))
+        loading = asyncio.ensure_future(_load(models, servables, settings))
         tasks += [serving, asked, loading]
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            print(_greeting(urls, models, settings, primary.port), flush=True)
+            print(greeting(urls, models, servables, settings, primary.port), flush=True)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
@@ -118,7 +118,7 @@ async def run_service(settings: ServiceSettings) -> int:
             print(f"penstock: {signals.first.name}: open requests end, then the service", file=sys.stderr, flush=True)
         loading.cancel()
         await changes.close()
-        await _drain(models, stop_now)
+        await _drain(models, servables, stop_now)
         for listener in listeners.values():
             listener.stop()
         await serving
@@ -131,7 +131,7 @@ async def run_service(settings: ServiceSettings) -> int:
         await asyncio.gather(*tasks, return_exceptions=True)
         for listener in listeners.values():
             listener.close()
-        await models.stop()
+        await _stop(models, servables)
         await primary.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)
@@ -146,13 +146,28 @@ def _traces(settings: ServiceSettings) -> Traces | None:
     return Traces(settings.otlp_traces_endpoint)
 
 
+def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> Servables | None:
+    if not settings.servables:
+        return None
+    from penstock.serving.servables.hidden_models import HiddenModels
+    from penstock.serving.servables.repository import Servables
+
+    hidden = HiddenModels(models, lambda name: RemoteBackend(name, primary, settings.options, settings.num_workers))
+    return Servables(settings.patience, hidden)
+
+
 def _listeners(
-    models: RemoteModels, settings: ServiceSettings, traces: Traces | None, arrivals: Arrivals
+    models: RemoteModels,
+    servables: Servables | None,
+    settings: ServiceSettings,
+    traces: Traces | None,
+    arrivals: Arrivals,
 ) -> tuple[dict[str, Listener | GrpcListener], Changes]:
     """The public doors, the admin's where it is asked for, and the changes that come through that one."""
     from penstock.serving.app import make_app
 
-    door, changes = make_app(models, settings.door, traces, arrivals), Changes(models)
+    door, changes = make_app(models, settings.door, traces, arrivals, methods=servables), Changes(models)
+    door.metrics.servables = servables
     listeners: dict[str, Listener | GrpcListener] = {"http": Listener(door, door.settings)}
     if settings.door.grpc_port is not None:
         from penstock.serving.grpc_listener import GrpcListener
@@ -166,13 +181,22 @@ def _listeners(
     return listeners, changes
 
 
-async def _load(models: RemoteModels, settings: ServiceSettings) -> None:
+async def _load(models: RemoteModels, servables: Servables | None, settings: ServiceSettings) -> None:
+    """Models first: servables may ask them."""
     await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
+    if servables is not None:
+        for root in settings.servables:
+            await servables.open(root)
+        names = {one.name for one in models.list()}
+        for one in servables.all():
+            if one.name in names:
+                raise InvalidArgumentError(f"a model and a servable have the name {one.name}")
 
 
-async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
+async def _drain(models: RemoteModels, servables: Servables | None, stop_now: asyncio.Event) -> None:
     """Until everything has ended, or a second signal came."""
-    closing, hurried = asyncio.ensure_future(models.close()), asyncio.ensure_future(stop_now.wait())
+    closing = asyncio.ensure_future(_close(models, servables))
+    hurried = asyncio.ensure_future(stop_now.wait())
     try:
         await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -182,43 +206,14 @@ async def _drain(models: RemoteModels, stop_now: asyncio.Event) -> None:
             await closing
 
 
-def _greeting(urls: Mapping[str, str], models: RemoteModels, settings: ServiceSettings, worker_port: int) -> str:
-    """Where it answers, what it runs, what that takes, and something to try."""
-    url, door, context_len = urls["http"], settings.door, settings.options.limits.context_len
-    lines = [f"penstock {__version__} serves at {url}"]
-    for backend in models.list():
-        lines.append(f"  {backend.name}: {_described(backend, context_len)}")
-        lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
-    if "grpc" in urls:
-        tls = "" if door.tls_certificate is None else ", over TLS"
-        lines.append(f"  gRPC, the Open Inference Protocol v2, at {urls['grpc']}{tls}")
-    if "admin" in urls:
-        lines.append(f"  models are loaded, updated and unloaded at {urls['admin']}")
-    if worker_port:
-        lines.append(f"  workers of other machines join at port {worker_port}")
-    if models.list():
-        key = " -H 'Authorization: Bearer KEY'" if door.keys_file is not None else ""
-        body = json.dumps({"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32})
-        lines.append(
-            f"  try: curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-        )
-    return "\n".join(lines)
+async def _close(models: RemoteModels, servables: Servables | None) -> None:
+    models.is_draining = True
+    if servables is not None:  # before the models that they ask
+        await servables.close()
+    await models.close()
 
 
-def _described(backend: RemoteBackend, context_len: int) -> str:
-    card, plans = backend.card, backend.plans()
-    text = f"{card.source}, {card.network}, {card.scheme}, context {card.max_len}"
-    if context_len > card.max_len:
-        text += f" (the model's; {context_len} was asked for)"
-    if plans:
-        workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
-        text += f"; {workers}, {plans[0].num_threads} threads each, {plans[0].max_requests} requests a step"
-    return text
-
-
-def _plan(plan: pb.Plan) -> str:
-    rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes
-    return (
-        f"{plan.total_bytes / _MIB:,.0f} MiB: weights {plan.weight_bytes / _MIB:,.0f}, keys and values "
-        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), the rest {rest / _MIB:,.0f}"
-    )
+async def _stop(models: RemoteModels, servables: Servables | None) -> None:
+    if servables is not None:
+        await servables.stop()
+    await models.stop()

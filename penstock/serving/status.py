@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock import __version__
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import WINDOW
+from penstock.serving.servables.report import SERVABLE_STATUS, servable_status
 from penstock.serving.shapes import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole, optional
 
 if TYPE_CHECKING:
@@ -78,8 +79,14 @@ MODEL_STATUS: Final = Members(
 )
 STATUS: Final = Members(
     "Status",
-    {"version": Text(), "uptime_s": _SECONDS, "is_draining": Flag(), "models": Items(MODEL_STATUS, 0, None)},
-    ("version", "uptime_s", "is_draining", "models"),
+    {
+        "version": Text(),
+        "uptime_s": _SECONDS,
+        "is_draining": Flag(),
+        "models": Items(MODEL_STATUS, 0, None),
+        "servables": Items(SERVABLE_STATUS, 0, None),
+    },
+    ("version", "uptime_s", "is_draining", "models", "servables"),
 )
 
 
@@ -87,7 +94,14 @@ async def status(call: Call) -> Reply:
     """Models, workers, counts and latencies of this moment."""
     models = [model_status(one, call.metrics) for one in call.models.list()]
     uptime_s = call.arrived - call.metrics.started
-    found = {"version": __version__, "uptime_s": uptime_s, "is_draining": call.models.is_draining, "models": models}
+    servables = call.metrics.servables
+    found = {
+        "version": __version__,
+        "uptime_s": uptime_s,
+        "is_draining": call.models.is_draining,
+        "models": models,
+        "servables": [] if servables is None else servable_status(servables),
+    }
     return json_reply(found)
 
 

@@ -15,6 +15,7 @@ from penstock.serving.logs import tell
 from penstock.serving.servables.loaded import LoadedMethod, LoadedVersion
 from penstock.serving.servables.opening import Opening, Source, read_script
 from penstock.serving.servables.versions import (
+    SCRIPT,
     Plan,
     Policy,
     ServableFolder,
@@ -35,10 +36,17 @@ if TYPE_CHECKING:
         return servables
 
 
-__all__ = ["Servable", "Servables"]
+__all__ = ["Servable", "Servables", "holds_servables"]
 
 _CONFIG: Final = ("versions", "labels")
 _UNLOADING: Final = ("UNLOADING", "")
+
+
+def holds_servables(folder: Path) -> bool:
+    """Whether a folder is one of servables, or a servable itself, rather than a checkpoint."""
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return False
+    return any((one / SCRIPT).is_file() for one in (folder, *folder.iterdir()))
 
 
 class Servable:
@@ -82,18 +90,23 @@ class Servables:
         self._is_closed = False
 
     async def open(self, root: Path) -> None:
-        """Serve what a folder holds; raises what loading one raised."""
-        found, refused = await asyncio.to_thread(scan, root)
+        """Serve what a folder holds, or the one servable that it is; raises what loading one raised."""
+        refused: dict[str, str] = {}
+        if (root / SCRIPT).is_file():
+            found = {root.name: await asyncio.to_thread(scan_servable, root.parent, root.name)}
+            root = root.parent
+        else:
+            found, refused = await asyncio.to_thread(scan, root)
         for name, reason in refused.items():
             tell("servable_refused", f"{root / name}: {reason}", logging.WARNING, servable=name)
         taken = [name for name in found if name in self._all]
         if taken:
             raise InvalidArgumentError(f"two folders have a servable {taken[0]}")
-        self._roots.append(root)
         for name in found:
             self._all[name] = Servable(root, name)
         for name in found:
             await self.load(name)
+        self._roots.append(root)
 
     def all(self) -> Sequence[Servable]:
         """Those that were seen, loaded or not."""
@@ -120,6 +133,8 @@ class Servables:
         if not servable.versions:
             raise UnavailableError(f"{servable_name} is not loaded")
         found = servable.method(text, version)
+        if self._is_closed:
+            raise UnavailableError("the service is about to end", 5.0)
         if not version:  # who asked for whichever is the newest gets it, though it changes meanwhile
             found = found.floating(partial(self.find, name))
         self._found[name, version] = found
@@ -231,6 +246,7 @@ class Servables:
     async def close(self) -> None:
         """Take no more changes, let open requests end, end all processes."""
         self._is_closed = True
+        self._found.clear()
         for servable in self._all.values():
             for version in servable.versions.values():
                 self._drain(servable, version)

@@ -7,6 +7,7 @@ The operator's code runs here and nowhere else.  What it prints goes to standard
 from __future__ import annotations
 
 import builtins
+import io
 import linecache
 import mmap
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -147,7 +149,9 @@ def serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
     memory = _Memory(limit_bytes)
     stream.send(pb.FromStage(ready=pb.Ready(plan=plan)))
     while (message := stream.read()) is not None:
+        began = time.perf_counter_ns()
         result = runner.run(message.batch, note)
+        result.took_ns = time.perf_counter_ns() - began
         result.excess_bytes = memory.excess()
         if result.ByteSize() > MAX_FRAME_BYTES:
             result = pb.Result()
@@ -163,6 +167,8 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     with suppress(OSError):  # when memory is short the kernel should end this process, not the service
         Path("/proc/self/oom_score_adj").write_text("500")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what is printed is seen at once, also when it ends badly
+        sys.stdout.reconfigure(line_buffering=True)
     own_fd, mark_fd = int(arguments[0]), int(arguments[1])
     os.set_inheritable(own_fd, False)
     mark = mmap.mmap(mark_fd, MARK_BYTES)

@@ -75,14 +75,16 @@ class Column(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("outputs", "failures", "excess_bytes")
+    __slots__ = ("outputs", "failures", "excess_bytes", "took_ns")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     EXCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOOK_NS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Column]
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     excess_bytes: int
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., excess_bytes: _Optional[int] = ...) -> None: ...
+    took_ns: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., excess_bytes: _Optional[int] = ..., took_ns: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("part", "instance", "stage", "kind", "text", "trace")

@@ -68,7 +68,7 @@ class Flight:
         else:
             failed, pieces = {}, [*self.pieces]
         counts = [count for _, _, count in pieces]
-        self.queue.note(self, ended, sum(counts))
+        self.queue.note(self, ended, sum(counts), result.took_ns / 1e9)
         if pieces:
             unit = self.queue.unit
             columns = [
@@ -164,11 +164,11 @@ class UnitQueue:
         """When there may be a batch."""
         return self._batcher.wake_at()
 
-    def note(self, flight: Flight, ended: float, count: int) -> None:
+    def note(self, flight: Flight, ended: float, count: int, took_s: float) -> None:
         """Count a batch that ran: for each method that has a request in it, if this is the step that it counts."""
         took = ended - flight.began
         if self._is_each and count:
-            self._each_s += (took / count - self._each_s) / 8
+            self._each_s += (took_s / count - self._each_s) / 8
         routes = {job.run.route for job, _, _ in flight.pieces if job.step == job.run.route.counted}
         for route in routes:
             route.note_batch(count, took)
