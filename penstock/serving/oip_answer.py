@@ -78,7 +78,9 @@ async def answer(
 async def language_model(
     call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
 ) -> Inference:
-    """A request to a language model, checked: beside the event loop when it is large."""
+    """A request to a language model, checked: beside the event loop when it is large.  NotFoundError before all."""
+    if model:
+        call.models.get(model)
     is_large = any(one.array.size > _LARGE for one in request.inputs.values())
     asked = (await asyncio.to_thread(asked_of, request, model, version)) if is_large else (
         asked_of(request, model, version)

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["Trace", "Traces", "check_endpoint"]
 
 _HEADERS: Final = ("traceparent", "tracestate")
-_KINDS: Final = {"complete": "text_completion", "chat": "chat", "embed": "embeddings", "infer": "text_completion"}
+_KINDS: Final = {
+    "complete": "text_completion", "chat": "chat", "embed": "embeddings",
+    **{f"{name}{version}": "text_completion" for name in ("infer", "generate", "generate_stream")
+       for version in ("", "_version")},
+}  # fmt: skip
 """Operations that have spans, and what the conventions call them."""
 _ASKED: Final = ("max_tokens", "temperature", "top_p", "n")
 _EXPORT_S: Final = 5.0
@@ -104,7 +108,7 @@ class Traces:
         ended = time.perf_counter()
         offset_ns = time.time_ns() - int(ended * 1e9)  # from perf_counter to the time of day
         span = self._tracer.start_span(
-            "llm_request",
+            "infer_request" if "version" in call.facts else "llm_request",
             context=self._propagator.extract(trace.carrier),
             kind=self._api.SpanKind.SERVER,
             attributes=_attributes(call, trace, operation, status, ended),
@@ -153,6 +157,10 @@ def _protocol(operation: Operation, status: int) -> dict[str, Any]:
 
 def _attributes(call: Call, trace: Trace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
     """Of a request's span: what was asked, what came, how long it took (seconds; of several prompts the slowest)."""
+    if "version" in call.facts:  # of a servable, of which the conventions know nothing
+        own = {"penstock.servable": call.facts["model"], "penstock.servable.version": call.facts["version"]}
+        error = {"error.type": str(status)} if status >= 400 else {}
+        return {**own, **error, "penstock.request.id": call.request_id, **_protocol(operation, status)}
     found: dict[str, Any] = {
         "gen_ai.operation.name": _KINDS[operation.name],
         "gen_ai.provider.name": "penstock",
