@@ -108,10 +108,10 @@ class Generation:
     ) -> None:
         metrics, params = self._metrics, self._params
         last: dict[int, float] = {}
-        num_output, sent = 0, time.perf_counter()
+        counts: dict[int, int] = {}
+        sent = time.perf_counter()
 
         def note(delta: Delta) -> None:
-            nonlocal num_output
             now, count = time.perf_counter(), len(delta.token_ids)
             before = last.get(delta.index)
             if before is not None:
@@ -120,7 +120,7 @@ class Generation:
             elif count and not last:
                 metrics.first_token(now - self._call.arrived)
             last[delta.index] = now
-            num_output += count
+            counts[delta.index] = counts.get(delta.index, 0) + count
 
         async with await self._begin(ids, is_first) as answer:
             if take_now is not None:
@@ -140,11 +140,11 @@ class Generation:
                     metrics.finished[delta.finish_reason] += 1
                 async with self._taking:
                     await take(index, answer, delta)
-            num_prompt = answer.num_prompt_tokens or len(ids)
+            num_prompt, num_output = answer.num_prompt_tokens or len(ids), sum(counts.values())
             metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
         if self._call.trace is not None:
             self._call.trace.note(sent, answer.timings, params.n)
-        metrics.histograms["request_params_n"].add(params.n)
+        metrics.asked(params.n, params.max_tokens, max(counts.values(), default=0))
         self.num_prompt_tokens += num_prompt
         self.num_output_tokens += num_output
         self.num_cached_tokens += answer.num_cached_tokens

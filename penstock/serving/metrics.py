@@ -39,6 +39,8 @@ _HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
     "request_inference_time_seconds": ("From a request's first step to its last token.", _LONG),
     "request_prompt_tokens": ("Tokens of a prompt.", _COUNTS),
     "request_generation_tokens": ("Tokens of an answer.", _COUNTS),
+    "request_max_num_generation_tokens": ("Tokens of the longest answer to a prompt.", _COUNTS),
+    "request_params_max_tokens": ("Tokens that an answer may have at most, as a request says.", _COUNTS),
     "request_params_n": ("Answers asked for by a request.", _FEW),
 }
 
@@ -118,6 +120,14 @@ class ModelMetrics:
                 note["request_time_per_output_token_seconds"].add(timings["per_token_s"])
         self.prompt_tokens += num_prompt
         self.output_tokens += num_output
+
+    def asked(self, n: int, max_tokens: int | None, longest: int) -> None:
+        """What a request said, and the tokens of its longest answer."""
+        note = self.histograms
+        note["request_params_n"].add(n)
+        note["request_max_num_generation_tokens"].add(longest)
+        if max_tokens is not None:
+            note["request_params_max_tokens"].add(max_tokens)
 
 
 def _escaped(text: str) -> str:

@@ -106,6 +106,9 @@ def test_metrics_are_prometheus(demo):
         "vllm:request_inference_time_seconds": "histogram",
         "vllm:request_prompt_tokens": "histogram",
         "vllm:request_generation_tokens": "histogram",
+        "vllm:request_max_num_generation_tokens": "histogram",
+        "vllm:request_params_max_tokens": "histogram",
+        "vllm:request_params_n": "histogram",
         "http_requests": "counter",
     }
     assert {name: families[name].type for name in kinds} == kinds
@@ -119,5 +122,8 @@ def test_metrics_are_prometheus(demo):
     assert num_requests >= 2
     assert value("vllm:time_to_first_token_seconds_count") <= num_requests
     assert value("vllm:generation_tokens_total") == value("vllm:request_generation_tokens_sum") >= 15
+    longest = value("vllm:request_max_num_generation_tokens_sum")  # of n answers one alone
+    assert 10 <= longest <= value("vllm:generation_tokens_total") - 5
+    assert value("vllm:request_params_max_tokens_sum") >= 10
     assert value("vllm:request_success_total", finished_reason="length") >= 3
     assert value("http_requests_total", handler="none", status="404") >= 1
