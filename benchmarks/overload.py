@@ -15,8 +15,8 @@ must hold that
   what it planned, as pages of keys and values are written for the first time);
 - a request has its first token as soon as in an idle service (twice the 99th percentile) within 5 s after the last.
 
-With ``--grpc`` requests go to the gRPC door, every other one as a stream, whose first tokens are the ones that are
-timed; a refusal is RESOURCE_EXHAUSTED with ``retry-after``.
+With ``--grpc`` requests go to the gRPC door, one in eight as a stream, whose first tokens are the ones that are timed;
+a refusal is RESOURCE_EXHAUSTED with ``retry-after``.
 
 Times count from when a request was sent; by how much the client was late is printed beside them.  Ends with 1 unless
 all hold.
@@ -110,7 +110,13 @@ class GrpcAsking(Asking):
     def __init__(self, address: str, num_prompt: int, num_new: int) -> None:
         super().__init__(Server(""), num_prompt, num_new)
         self._address = address
-        self._client: Client | None = None
+        self._made: Client | None = None
+
+    @property
+    def _client(self) -> Client:
+        """Made in the event loop that it is used in."""
+        self._made = self._made or Client(self._address)
+        return self._made
 
     def message(self) -> bytes:
         """One request."""
@@ -118,15 +124,19 @@ class GrpcAsking(Asking):
 
     async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
         """Send each request when it is due; seconds count from now."""
-        self._client = self._client or Client(self._address)
         found = await self._client.play(messages, due)
         self.without_hint = self._client.without_hint
         return found
 
+    async def first_s(self) -> float:
+        """Seconds to the first token of a stream alone; infinite when there is none."""
+        (found,) = await self._client.play([self.message()], [0.0], stream_every=1)
+        return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
+
     async def close(self) -> None:
         """Hang up."""
-        if self._client is not None:
-            await self._client.close()
+        if self._made is not None:
+            await self._made.close()
 
 
 async def watch(service: Service, readings: list[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from penstock.serving import oip_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
 FINAL = "triton_final_response"
+STREAM_EVERY = 8
+"""One request in so many is a stream: a piece takes the door, and this client, about as long as a whole answer."""
 KINDS = {"OK": "done", "RESOURCE_EXHAUSTED": "429"}
 
 
@@ -42,6 +45,7 @@ class Client:
         self._infer = self._channel.unary_unary(SERVICE + "ModelInfer")
         self._stream = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
         self.without_hint = 0
+        self._turns = itertools.count()
 
     async def whole(self, data: bytes, outcome: Outcome, now: Callable[[], float]) -> None:
         """ModelInfer."""
@@ -78,8 +82,10 @@ class Client:
     def _hint(self, outcome: Outcome, names: Sequence[str]) -> None:
         self.without_hint += outcome.kind == "429" and "retry-after" not in names
 
-    async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
-        """Send each request when it is due (seconds from now), every other one as a stream; what became of them."""
+    async def play(
+        self, messages: Sequence[bytes], due: Sequence[float], stream_every: int = STREAM_EVERY
+    ) -> list[Outcome]:
+        """Send each request when it is due (seconds from now); what became of them."""
         start = time.perf_counter()
 
         def now() -> float:
@@ -88,7 +94,8 @@ class Client:
         async def one(index: int) -> Outcome:
             await asyncio.sleep(max(0.0, due[index] - now()))
             outcome = Outcome(due[index], now(), 0.0)
-            await (self.whole if index % 2 else self.streamed)(messages[index], outcome, now)
+            is_stream = next(self._turns) % stream_every == 0
+            await (self.streamed if is_stream else self.whole)(messages[index], outcome, now)
             outcome.ended_s = now()
             return outcome
 
