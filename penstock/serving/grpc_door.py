@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
+from penstock.errors import UnavailableError
 from penstock.serving.call import Call
 from penstock.serving.door import LOG, REQUEST_ID
 from penstock.serving.message_bounds import BadMessageError, check_fields
@@ -69,6 +70,12 @@ class Outcome:
 
     status: int = 499
     refusal: RefusalError | None = None
+
+    def refuse(self, error: BaseException, call: GrpcCall) -> None:
+        """It ends with an error."""
+        self.refusal = refusal_of(error, call.request_id)
+        self.status = self.refusal.status
+        call.facts["error"] = str(error)[:1000]
 
     @property
     def code(self) -> str:
@@ -206,15 +213,18 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
             outcome.status = 200
         except GoneError:
             raise asyncio.CancelledError from None
-        except asyncio.CancelledError:
-            if call.remaining_s <= 0:
-                outcome.status = 504
-            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # what it waited for was: the client still waits
+                outcome.refuse(UnavailableError("the request was given up inside: send it again"), call)
+                LOG.error("request %s was given up", call.request_id, exc_info=error)
+            else:
+                if call.remaining_s <= 0:
+                    outcome.status = 504
+                raise
         except Exception as error:
-            refusal = outcome.refusal = refusal_of(error, call.request_id)
-            outcome.status = refusal.status
-            call.facts["error"] = str(error)[:1000]
-            if refusal.status == 500:
+            outcome.refuse(error, call)
+            if outcome.status == 500:
                 LOG.error("request %s failed", call.request_id, exc_info=error)
         finally:
             self._note(call, outcome)

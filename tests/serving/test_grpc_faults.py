@@ -86,6 +86,7 @@ class Traffic:
     def __init__(self, address: str, expected: list[dict[int, list[int]]], num_clients: int = 4) -> None:
         self.expected, self.versions, self.num_lost = expected, set[int](), 0
         self.wrong: list[str] = []
+        self.asked: dict[int, list[Asked]] = {}
         self.is_over = False
         """UNAVAILABLE ends a client: the service is about to stop."""
         self._channel = grpc.aio.insecure_channel(address)
@@ -96,6 +97,7 @@ class Traffic:
         rng, ask = random.Random(index), self._stream if index % 2 else self._unary
         while not self.wrong:
             asked = [Asked(rng.randrange(32)) for _ in range(IN_STREAM if index % 2 else 1)]
+            self.asked[index] = asked
             try:
                 code = await ask(asked)
             except grpc.aio.AioRpcError as error:
@@ -150,7 +152,10 @@ class Traffic:
         before = [*self._num_right]
         wanted = [2 * IN_STREAM if index % 2 else 2 for index in range(len(before))]
         pairs = lambda: zip(self._num_right, before, wanted, strict=True)  # noqa: E731
-        await until(lambda: self.wrong or all(now >= then + more for now, then, more in pairs()))
+        try:
+            await until(lambda: self.wrong or all(now >= then + more for now, then, more in pairs()))
+        except AssertionError:
+            raise AssertionError(f"some wait: {self.asked}, lost {self.num_lost}, {[*pairs()]}") from None
         assert not self.wrong, self.wrong
 
     async def stop(self) -> None:

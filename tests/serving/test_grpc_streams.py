@@ -12,11 +12,12 @@ import pytest
 from penstock.serving import oip_pb2 as pb
 from penstock.serving.grpc_door import GoneError, GrpcCall
 from penstock.serving.settings import DoorSettings
-from tests.serving.grpc_client import SERVICE, call, channel, request
+from tests.serving.grpc_client import SERVICE, call, channel, refused, request
 from tests.serving.service import SECONDS, until
 
 GRPC = DoorSettings(grpc_port=0)
 STREAM = SERVICE + "ModelStreamInfer"
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_stream_that_was_closed_in_time_ends_well_though_the_service_stops(serve, monkeypatch):
@@ -68,4 +69,25 @@ def test_a_refusal_that_nobody_takes_ends_the_stream_and_nothing_else(serve, mon
     service.do(asyncio.sleep(0))
     gc.collect()
     assert caplog.records == []
+    call(service, SERVICE + "ModelInfer", request().SerializeToString())
+
+
+def test_what_is_given_up_inside_has_an_end(serve, monkeypatch):
+    """Nobody cancelled the request, but something that it waited for was: its client does not wait for ever."""
+    service = serve(settings=GRPC)
+    (backend,) = service.models.list()
+
+    async def submit(*_arguments, **_named):
+        never = asyncio.get_running_loop().create_future()
+        never.cancel()
+        await never
+
+    monkeypatch.setattr(backend, "submit", submit)
+    assert refused(service, SERVICE + "ModelInfer", request().SerializeToString()).code() is UNAVAILABLE
+    with channel(service) as found:
+        stream = found.stream_stream(STREAM)(iter([request().SerializeToString()]), timeout=SECONDS)
+        (answer,) = map(pb.ModelStreamInferResponse.FromString, stream)
+    assert answer.infer_response.parameters["code"].string_param == UNAVAILABLE.name
+    assert answer.infer_response.parameters["triton_final_response"].bool_param
+    monkeypatch.undo()
     call(service, SERVICE + "ModelInfer", request().SerializeToString())
