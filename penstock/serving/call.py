@@ -6,10 +6,11 @@ import asyncio
 import json
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from penstock.serving.refusals import RefusalError
 
@@ -27,17 +28,20 @@ __all__ = [
     "Call",
     "Events",
     "Headers",
+    "Message",
     "Receive",
     "Reply",
     "Scope",
     "Send",
     "json_reply",
     "quoted",
+    "rest_of",
 ]
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
+Receive = Callable[[], Coroutine[Any, Any, Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
 
@@ -139,8 +143,9 @@ class Call:
             *reply.headers,
         ]
         self.has_begun = True
-        await self.write({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await self.write({"type": "http.response.body", "body": reply.body})
+        with nullcontext() if self.body_now is None else self.body_now.together():
+            await self.write({"type": "http.response.start", "status": reply.status, "headers": headers})
+            await self.write({"type": "http.response.body", "body": reply.body})
 
     async def write(self, message: Message) -> None:
         """Send a piece; a reader who takes nothing of it for ``write_s`` is given up as gone."""
@@ -151,7 +156,7 @@ class Call:
             return
         try:
             async with asyncio.timeout(self.settings.limits.write_s):
-                await _rest(sending, waits_for)
+                await rest_of(sending, waits_for)
         except TimeoutError:
             self.is_gone = True
             self.facts["gone"] = "slow reader"
@@ -159,8 +164,8 @@ class Call:
 
 
 @types.coroutine
-def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """What is left of a coroutine that was begun by hand and ``waits_for`` something."""
+def rest_of(begun: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
+    """What is left of a coroutine that was begun by hand and ``waits_for`` something; its result."""
     while True:
         try:
             answer = yield waits_for
@@ -170,12 +175,23 @@ def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, An
             act = partial(begun.send, answer)
         try:
             waits_for = act()
-        except StopIteration:
-            return
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 class Body(Protocol):
-    """The body of an answer that has begun, past ASGI: ``DIRECT_BODY`` of a scope, where the server has it."""
+    """A request's answer past ASGI: ``DIRECT_BODY`` of a scope, where the server has it."""
+
+    on_gone: Callable[[], None] | None
+    """Called when the client goes away before the end of the answer."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has gone away already."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is sent inside goes out in one piece."""
 
     @property
     def is_free(self) -> bool:

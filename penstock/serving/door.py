@@ -19,7 +19,7 @@ from penstock.config import parse_json
 from penstock.errors import DeadlineError, InvalidFileError
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.backend import Models
-from penstock.serving.call import DIRECT_BODY, Call, Receive, Reply, Scope, Send
+from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, rest_of
 from penstock.serving.compression import inflated
 from penstock.serving.json_bounds import check_counts
 from penstock.serving.keys import Admission
@@ -185,34 +185,57 @@ class Door:
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limits.body_bytes:
             raise too_large
-        parts, num_bytes, more = [], 0, True
+        parts: list[bytes] = []
+        num_bytes = 0
+
+        def take(message: Message) -> bool:
+            """Whether more is to come."""
+            nonlocal num_bytes
+            if message["type"] == "http.disconnect":
+                raise _GoneError
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            if num_bytes > limits.body_bytes:
+                raise too_large
+            return bool(message.get("more_body", False))
+
+        first, is_waiting, more = receive(), True, True
         try:
-            async with asyncio.timeout(limits.body_s):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _GoneError
-                    parts.append(message.get("body", b""))
-                    num_bytes += len(parts[-1])
-                    more = message.get("more_body", False)
-                    if num_bytes > limits.body_bytes:
-                        raise too_large
+            waits_for = first.send(None)  # nearly always all of it is here: no clock is set for that
+        except StopIteration as done:
+            is_waiting, more = False, take(done.value)
+        try:
+            if more:
+                async with asyncio.timeout(limits.body_s):
+                    if is_waiting:
+                        more = take(await rest_of(first, waits_for))
+                    while more:
+                        more = take(await receive())
         except TimeoutError:
             raise RefusalError(408, f"the body did not arrive in {limits.body_s:g} s", code="body_too_slow") from None
         return b"".join(parts)
 
     async def _run(self, operation: Operation, call: Call, receive: Receive) -> int:
         """Run the handler; it is cancelled when the client goes."""
-        task = asyncio.current_task()
+        task, body = asyncio.current_task(), call.body_now
 
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+        def gone() -> None:
             call.is_gone = True
             if task is not None:
                 task.cancel()
 
-        watcher = asyncio.create_task(watch())
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone()
+
+        watcher = None
+        if body is None:
+            watcher = asyncio.create_task(watch())
+        elif body.is_gone:
+            raise _GoneError
+        else:
+            body.on_gone = gone
         seconds = min(call.body.get("timeout", self.settings.limits.request_s), self.settings.limits.request_s)
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
@@ -224,7 +247,10 @@ class Door:
                 504, f"no answer within {seconds:g} s", param="timeout", code="deadline_exceeded"
             ) from None
         finally:
-            watcher.cancel()
+            if watcher is not None:
+                watcher.cancel()
+            if body is not None:
+                body.on_gone = None
         if reply is None:
             return 200
         await call.reply(reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -22,13 +23,51 @@ class _TooLargeError(Exception):
     """More headers, or larger ones, than may be."""
 
 
-class _DirectBody:
-    """The rest of an answer that has begun in chunks, without a message, a coroutine and a look at each for a piece."""
+class _Together:
+    """Stands for a connection's transport while a whole answer is written, which then goes out in one piece."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "_pieces", "_transport")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._transport: Any = cycle.transport
+        self._pieces: list[bytes] = []
+
+    def __enter__(self) -> None:
+        self._cycle.transport = self  # type: ignore[assignment]
+
+    def __exit__(self, *_error: object) -> None:
+        self._cycle.transport = self._transport
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            self._transport.write(b"".join(self._pieces))
+            self._pieces.clear()
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+
+class _DirectBody:
+    """The rest of an answer that has begun in chunks, without a message, a coroutine and a look at each for a piece."""
+
+    __slots__ = ("_cycle", "on_gone")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self._cycle.disconnected
+
+    def together(self) -> _Together:
+        return _Together(self._cycle)
 
     @property
     def is_free(self) -> bool:
@@ -52,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = config.app.settings.limits
         self._arrivals = config.app.arrivals
         self._timer: asyncio.TimerHandle | None = None
+        self._direct: _DirectBody | None = None
         self._num_bytes = 0
         self._num_unparsed = 0
         self._is_too_large = False
@@ -75,6 +115,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arrivals.spoke(self)
         self._stop_timer()
         super().connection_lost(exc)
+        direct, self._direct = self._direct, None
+        if direct is not None and direct.on_gone is not None:
+            direct.on_gone()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; the first bytes of a request start its clock."""
@@ -113,7 +156,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
-            self.cycle.scope[DIRECT_BODY] = _DirectBody(self.cycle)  # type: ignore[typeddict-unknown-key]
+            self._direct = _DirectBody(self.cycle)
+            self.cycle.scope[DIRECT_BODY] = self._direct  # type: ignore[typeddict-unknown-key]
+
+    def on_response_complete(self) -> None:
+        """The next request may come."""
+        self._direct = None
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up; what our own callbacks raise ends here, too."""

@@ -238,3 +238,16 @@ def test_metrics_and_log_of_a_method(service, caplog):
     assert (facts["model"], facts["version"], facts["status"]) == ("echo.it", "1", 200)
     text = service.ask("GET", "/metrics")[2].decode()
     assert 'handler="/v2/models/{model}/infer",status="200"' in text
+
+
+def test_a_whole_answer_goes_out_in_one_piece(service):
+    """Head and body: two would be two calls of the system, and two packets."""
+    data = json.dumps(BODY).encode()
+    with service.connect() as connection:
+        for _ in range(3):  # of one connection
+            connection.sendall(b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
+                               b"Content-Length: %d\r\n\r\n" % len(data) + data)  # fmt: skip
+            answer = connection.recv(65536)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert json.loads(body)["outputs"][0]["data"] == [5]
