@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint wire soak chaos fuzz check-neon check-page perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test lint wire soak chaos fuzz check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
+	@echo "make check-kserve KServe's inference clients against the demo bundle's service"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -105,6 +106,12 @@ check-page: $(VENV)/.test
 	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core
 	mkdir -p build/page
 	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/test_page.py
+
+# KServe's own clients, in an environment of their own
+check-kserve: $(VENV)/.test
+	$(PYTHON) -m venv build/kserve
+	build/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
+	$(BIN)/python tests/serving/kserve_check.py build/kserve/bin/python
 
 clean:
 	rm -rf $(VENV) build

@@ -31,7 +31,19 @@ from penstock.serving.oip_tensors import (
     wrong,
 )
 from penstock.serving.refusals import RefusalError
-from penstock.serving.shapes import Anything, Choice, Either, Entries, Flag, Items, Members, Number, Text, Whole
+from penstock.serving.shapes import (
+    Anything,
+    Choice,
+    Either,
+    Entries,
+    Flag,
+    Items,
+    Members,
+    Number,
+    Text,
+    Whole,
+    optional,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,12 +79,18 @@ INFER_REQUEST: Final = Members(
     "InferRequest",
     {
         "id": Text(0, MAX_ID_CHARS),
+        "model_name": Text(0, MAX_NAME_CHARS),
+        "model_version": optional(Text(0, MAX_NAME_CHARS)),
         "parameters": _PARAMETERS,
         "inputs": Items(_INPUT, 1, MAX_TENSORS),
         "outputs": Items(_WANTED, 0, MAX_TENSORS),
     },
     ("inputs",),
-    {"parameters": "binary_data_output: all outputs as bytes; others are the model's."},
+    {
+        "model_name": "That of the path, which some clients repeat here.",
+        "model_version": "As model_name.",
+        "parameters": "binary_data_output: all outputs as bytes; others are the model's.",
+    },
 )
 _OUTPUT: Final = Members(
     "InferOutput",
@@ -100,11 +118,21 @@ INFER_ANSWER: Final = Members(
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request, and which outputs its client wants as bytes: ``binary`` by name, else ``is_binary``."""
+    """A request, and which outputs its client wants as bytes: ``binary`` by name, else ``is_binary``.
+
+    ``told``: what the body says to be the path's, by its field's name; empty texts are left out.
+    """
 
     request: InferRequest
     is_binary: bool
     binary: Mapping[str, bool]
+    told: Mapping[str, str]
+
+    def check_path(self, name: str, version: str) -> None:
+        """MisfitError when the body names another model than the path."""
+        for field, there in (("model_name", name), ("model_version", version)):
+            if self.told.get(field, there) != there:
+                raise wrong(field, f"{field} must be that of the path, {show(there)}, not {show(self.told[field])}")
 
 
 def read_body(data: bytes, json_bytes: int) -> Asking:
@@ -142,7 +170,8 @@ def read_body(data: bytes, json_bytes: int) -> Asking:
         if one["name"] in binary:
             raise wrong(one["name"], f"the output {show(one['name'])} is asked for twice")
         binary[one["name"]] = one.get("parameters", {}).get("binary_data", is_binary)
-    return Asking(InferRequest(body.get("id", ""), inputs, tuple(binary), parameters), is_binary, binary)
+    told = {name: body[name] for name in ("model_name", "model_version") if body.get(name)}
+    return Asking(InferRequest(body.get("id", ""), inputs, tuple(binary), parameters), is_binary, binary, told)
 
 
 def _array(one: Mapping[str, Any], what: str) -> NDArray[Any]:

@@ -35,6 +35,7 @@ _FIELDS: Final = {
     "INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 """The field of typed contents; FP16 and BF16 have none."""
+_SIZE: Final = "binary_data_size"
 _NARROW: Final = frozenset({"INT8", "INT16", "UINT8", "UINT16"})
 """Datatypes whose field holds more than they do."""
 
@@ -57,11 +58,19 @@ def read_message(message: pb.ModelInferRequest) -> InferRequest:
     for index, one in enumerate(message.inputs):
         name = one.name
         check_new(name, found, index)
-        if one.parameters:
-            first = min(one.parameters)
-            raise wrong(name, f"the input {show(name)} has a parameter {show(first)}, which is not known", "unknown")
+        _check_parameters(one, raws[index] if raws else None)
         found[name] = Tensor(name, one.datatype, _array(one, raws[index] if raws else None))
     return InferRequest(message.id, found, _outputs(message), _parameters(message.parameters))
+
+
+def _check_parameters(message: Any, raw: bytes | None) -> None:
+    """An input has none, but that some clients say here, too, how many bytes are in raw_input_contents."""
+    what = f"the input {show(message.name)}"
+    for name, size in _parameters(message.parameters).items():
+        if name != _SIZE or raw is None:
+            raise wrong(message.name, f"{what} has a parameter {show(name)}, which is not known", "unknown")
+        if size != len(raw):
+            raise wrong(message.name, f"{what} has {len(raw)} bytes, and {_SIZE} is {show(size)}")
 
 
 def _array(message: Any, raw: bytes | None) -> NDArray[Any]:

@@ -190,6 +190,7 @@ async def infer(call: Call) -> Reply:
     except InvalidFileError as error:
         raise RefusalError(400, str(error), code="invalid_json") from None
     name, version = _named(call)
+    asking.check_path(name, version)
     called, response = await answer(call, asking.request, name, version)
     encoding = accepted(call.headers.get(b"accept-encoding", b""))
     if sum(one.array.nbytes for one in response.outputs) < _LARGE:
