@@ -55,7 +55,7 @@ def texts_of(shape: Shape, path: str) -> set[str]:
 def test_no_field_names_a_file_an_address_or_code():
     harmless = {
         "prompt", "input", "messages.content", "messages.content.text", "messages.name", "stop", "bad_words", "model",
-        "user", "cache_salt", "text_input", "id", "inputs.name", "outputs.name",
+        "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
         "config",  # labels and versions of a servable
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
