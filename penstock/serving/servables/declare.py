@@ -106,13 +106,15 @@ class Method:
 class Settings:
     """How a servable runs.  ``workers``: processes for its Python stages; ``timeout_s`` of a batch in a process;
     ``memory_limit_mib`` of a process, above which it is replaced between batches; ``model_threads`` of each process
-    that runs a model; ``versions`` and ``labels``: the policy; ``default_method``: what the servable's bare name means.
+    that runs a model; ``max_waiting``: instances that may wait for a stage or model, more are refused with 429;
+    ``versions`` and ``labels``: the policy; ``default_method``: what the servable's bare name means.
     """
 
     workers: int = 1
     timeout_s: float = 30.0
     memory_limit_mib: int | None = None
     model_threads: int = 1
+    max_waiting: int = 4096
     versions: str = "latest:1"
     labels: dict[str, int] = field(default_factory=dict)
     default_method: str = ""
@@ -120,6 +122,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse what cannot be, by name."""
         _whole("workers", self.workers, 1, MAX_PROCESSES)
+        _whole("model_threads", self.model_threads, 1, 1024)
+        _whole("max_waiting", self.max_waiting, 1, 1 << 30)
         if (
             isinstance(self.timeout_s, bool)
             or not isinstance(self.timeout_s, int | float)
@@ -270,8 +274,8 @@ def method(*, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Callable
 
 
 def settings(**named: Any) -> None:
-    """How the servable runs: ``workers``, ``timeout_s``, ``memory_limit_mib``, ``model_threads``, ``versions``,
-    ``labels``, ``default_method``; each is optional.
+    """How the servable runs: ``workers``, ``timeout_s``, ``memory_limit_mib``, ``model_threads``, ``max_waiting``,
+    ``versions``, ``labels``, ``default_method``; each is optional.
     """
     declared = _declared()
     if declared.settings is not None:

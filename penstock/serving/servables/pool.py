@@ -101,6 +101,7 @@ class Pool:
 
     def __init__(self, title: str, start: pb.Start, size: int, settings: Settings, patience: Patience) -> None:
         self.title, self.timeout_s = title, settings.timeout_s
+        self.max_waiting = settings.max_waiting
         self._limit_bytes = (settings.memory_limit_mib or 0) << 20
         self.queues: list[UnitQueue] = []
         self.free: list[_Seat] = []

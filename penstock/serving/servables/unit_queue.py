@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.serving.logs import tell
@@ -111,7 +112,7 @@ class UnitQueue:
 
     def __init__(self, index: int, unit: Unit, pool: Pool, title: str) -> None:
         self.index, self.unit, self.pool, self.title = index, unit, pool, title
-        self.rules = unit.rules or BatchRules(max_size=_MOST_OF_TRIP)
+        self.rules = replace(unit.rules or BatchRules(max_size=_MOST_OF_TRIP), max_waiting=pool.max_waiting)
         self._batcher: Batcher[Job] = Batcher(self.rules)
         self._is_each = unit.rules is None
         self._each_s = _TRIP_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import psutil
@@ -143,7 +144,7 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
 def test_switches_under_traffic_fail_nobody(tmp_path: Path) -> None:
     """Each answer is of one version, none is older than one that was given before, and none fails."""
     folder = write(tmp_path, "one", VERSION)
-    switches = int(os.environ.get("PENSTOCK_CHAOS", "1")) * 6
+    switches = int(os.environ.get("PENSTOCK_CHAOS", "1")) * 4
 
     async def work() -> None:
         async with serving(tmp_path) as servables:
@@ -165,6 +166,47 @@ def test_switches_under_traffic_fail_nobody(tmp_path: Path) -> None:
             assert await which(servables) == 1 + switches
 
     run(work)
+
+
+def test_loads_and_unloads_by_many_under_traffic(tmp_path: Path) -> None:
+    """Whoever asks is answered by a version that is whole, or told that none is there; nothing is left behind."""
+    write(tmp_path, "one", VERSION)
+    times = int(os.environ.get("PENSTOCK_CHAOS", "1")) * 2
+    random = Random(5)
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            answers, is_over = 0, False
+            missed: list[int] = []
+
+            async def ask_on() -> None:
+                nonlocal answers
+                while not is_over:
+                    try:
+                        assert await which(servables) == 1
+                        answers += 1
+                    except UnavailableError:
+                        await asyncio.sleep(0.01)
+
+            async def change() -> None:
+                for _ in range(times):
+                    try:
+                        await (servables.load if random.random() < 0.6 else servables.unload)("one")
+                    except NotFoundError:  # nothing is loaded that could be unloaded
+                        missed.append(1)
+
+            asking = [asyncio.ensure_future(ask_on()) for _ in range(4)]
+            await asyncio.gather(*(change() for _ in range(8)))
+            assert len(missed) < 8 * times
+            await servables.load("one")
+            seen = answers
+            await until(lambda: answers > seen)
+            is_over = True
+            await asyncio.gather(*asking)
+            assert len(psutil.Process().children(recursive=True)) == 1
+
+    run(work)
+    assert not psutil.Process().children(recursive=True)
 
 
 def test_a_method_that_was_found_before_a_switch_answers_after_it(tmp_path: Path) -> None:

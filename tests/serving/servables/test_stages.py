@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.errors import DeadlineError
+from penstock.errors import DeadlineError, QueueFullError
 from penstock.serving.refusals import RefusalError
 from penstock.serving.servables.repository import Servables
 from penstock.serving.shapes import MisfitError
@@ -243,7 +243,7 @@ ENDS = {1: (400, "invalid_input"), 2: (500, "stage_failed"), 3: (500, "stage_fai
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "together"])
-def test_a_fault_is_its_own_request_s(host: Host, name: str) -> None:
+def test_a_fault_is_that_of_its_request_alone(host: Host, name: str) -> None:
     """Others of the same batch are answered; who is at fault is told the stage, and no secret."""
     stage = "each" if name == "one_by_one" else "whole"
     for wrong, (status, code) in ENDS.items():
@@ -335,6 +335,50 @@ def test_requests_are_cancelled_queued_and_running(gated, tmp_path) -> None:
     assert host.do(storm()) == [[10.0] * 3, [13.0] * 3]
     assert method.statistics.num_cancelled == 3
     assert method.statistics.num_fail == 1
+
+
+ORDER = """
+    servable.settings(max_waiting=3)
+    calls = []
+
+    @servable.stage(outputs={{"call": "INT64[]"}}, batch_size=1)
+    def note(x):
+        if x[0] == 1:
+            open({folder!r} + "/in", "w").close()
+            while not os.path.exists({folder!r} + "/out"): time.sleep(0.01)
+        calls.append(x[0])
+        return np.array([len(calls)])
+
+    @servable.method(inputs={{"x": "FP32[]"}}, outputs={{"call": "INT64[]"}})
+    def run(x):
+        return note(x)
+"""
+
+
+def test_lower_priorities_go_first_and_a_full_queue_refuses(tmp_path) -> None:
+    """Three may wait: a fourth hears it at once, and is counted."""
+    write(tmp_path / "root", "order", ORDER.format(folder=str(tmp_path)))
+    host = Host(tmp_path / "root")
+    method = host.servables.find("order")
+
+    async def storm():
+        def begin(priority: int, x: float = 0.0):
+            return asyncio.ensure_future(method.infer(request({"x": np.array([x])}, priority=priority)))
+
+        first = begin(9, 1.0)
+        await until((tmp_path / "in").exists)
+        several = [begin(5), begin(-1), begin(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await begin(-5)
+        (tmp_path / "out").touch()
+        return [int(one.outputs[0].array[0]) for one in await asyncio.gather(first, *several)]
+
+    try:
+        assert host.do(storm()) == [1, 4, 2, 3]
+        assert (method.statistics.num_rejected, method.statistics.num_success) == (1, 4)
+    finally:
+        host.close()
 
 
 def test_a_stage_that_hangs_is_ended_and_others_are_answered(gated) -> None:
