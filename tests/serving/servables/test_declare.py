@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock import servable
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.serving.servables.declare import declaring
+from penstock.serving.servables.declare import Settings, declaring
 from penstock.serving.servables.graph import make_plan
 from penstock.serving.servables.plan import read_plan, write_plan
 from penstock.serving.servables.specs import Spec, read_spec
+
+PAGE = Path(__file__).parents[3] / "docs" / "servables.md"
 
 
 @pytest.mark.parametrize(
@@ -228,3 +235,13 @@ def test_a_plan_whose_steps_do_not_fit_is_refused() -> None:
         assert old in text
         with pytest.raises(InvalidFileError, match="makes no sense"):
             read_plan(text.replace(old, new))
+
+
+def test_the_page_lists_the_options_that_there_are() -> None:
+    """docs/servables.md, the table of calls: every option of models and settings, and no other."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `servable.")]
+    (model,) = [row.partition(" | ")[2] for row in rows if row.startswith("| `servable.model(")]
+    (settings,) = [row.partition(" | ")[2] for row in rows if row.startswith("| `servable.settings(")]
+    given = {"path", "inputs", "outputs"}
+    assert {*re.findall(r"`([a-z_]+)`", model)} == {*inspect.signature(servable.model).parameters} - given
+    assert {*re.findall(r"`([a-z_]+)`", settings)} == {one.name for one in dataclasses.fields(Settings)}
