@@ -1,4 +1,4 @@
-// The live view: models, workers, queue, pages and latencies, once a second while it is looked at.
+// The live view: models, workers, queue, pages and latencies, servables and their processes, once a second while it is looked at.
 
 const SAMPLES = 120; // of the graph
 const history = new Map(); // model id -> { at, tokens, rates }
@@ -109,6 +109,29 @@ function card(model, now) {
   return made;
 }
 
+const mean = (sum, count) => (count ? seconds(sum / count) : "\u2013");
+
+function servableCard({ name, labels, versions }) {
+  const states = versions.map(({ state }) => state);
+  const state = states.includes("READY") ? "ready" : (states[0] ?? "no version").toLowerCase();
+  const made = element("section", { class: "card", "aria-label": name }, element("h2", {}, name, element("span", { class: `state ${state}` }, state)));
+  const named = Object.entries(labels).map(([label, version]) => `${label} is version ${version}`);
+  if (named.length) made.append(element("p", { class: "dim" }, named.join(" \u00b7 ")));
+  for (const { reason } of versions) if (reason) made.append(element("p", { class: "error" }, reason));
+  const methods = versions.flatMap(({ version, methods }) =>
+    methods.map((one) => [
+      one.name, version, number.format(one.num_success), number.format(one.num_fail + one.num_rejected), number.format(one.num_instances),
+      one.num_batches ? (one.num_instances / one.num_batches).toFixed(1) : "\u2013", mean(one.queue_s, one.num_success), mean(one.compute_s, one.num_success),
+    ]),
+  );
+  if (methods.length) made.append(table("Methods", ["name", "version", "answered", "refused", "instances", "a batch", "waited", "ran"], methods));
+  const processes = versions.flatMap(({ version, processes }) =>
+    processes.map(({ pid, runs, status, num_open }) => [runs, version, status, String(pid), String(num_open)]),
+  );
+  if (processes.length) made.append(table("Processes", ["runs", "version", "state", "process", "requests"], processes));
+  return made;
+}
+
 const isRead = (place) => !getSelection().isCollapsed && place.contains(getSelection().anchorNode);
 
 export function showLive(status) {
@@ -118,5 +141,5 @@ export function showLive(status) {
   const words = [`Penstock ${status.version}`, `up ${seconds(status.uptime_s)}`];
   if (status.is_draining) words.push("ending: takes no new requests");
   document.getElementById("service").textContent = words.join(" \u00b7 ");
-  place.replaceChildren(...status.models.map((model) => card(model, now)));
+  place.replaceChildren(...status.models.map((model) => card(model, now)), ...status.servables.map(servableCard));
 }

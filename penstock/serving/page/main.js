@@ -1,5 +1,6 @@
 import { getStatus, onKeyWanted } from "./service.js";
 import { showLive } from "./live.js";
+import { methodsOf, setMethods, startMethods } from "./methods.js";
 import { startSettings } from "./settings.js";
 import { setModel, startTalk } from "./talk.js";
 
@@ -8,7 +9,8 @@ const LOOK_MS = 1000; // at the service, while the live view is open
 const REST_MS = 10000; // else
 
 let models = [];
-let isLive = false;
+const VIEWS = ["talk", "methods", "live"];
+let view = "";
 let timer = 0;
 let looking = false;
 
@@ -56,35 +58,42 @@ async function look() {
   try {
     const status = await getStatus();
     showModels(status.models);
-    if (isLive) showLive(status);
+    const methods = methodsOf(status);
+    setMethods(methods);
+    field("show-methods").hidden = !methods.length && view !== "methods";
+    if (!view) show(!models.length && methods.length ? "methods" : "talk");
+    if (view === "live") showLive(status);
     notice("");
   } catch (error) {
     notice(error.message);
     again = error.status !== 401; // who gave no key is asked again when they do something
   }
   looking = false;
-  if (again && !document.hidden) timer = setTimeout(look, isLive ? LOOK_MS : REST_MS);
+  if (again && !document.hidden) timer = setTimeout(look, view === "live" ? LOOK_MS : REST_MS);
 }
 
-function show(live) {
-  isLive = live;
-  field("talk").hidden = live;
-  field("live").hidden = !live;
-  field("show-talk").setAttribute("aria-pressed", String(!live));
-  field("show-live").setAttribute("aria-pressed", String(live));
-  if (location.hash !== "#live" && live) history.replaceState(null, "", "#live");
-  if (location.hash === "#live" && !live) history.replaceState(null, "", location.pathname);
+function show(next) {
+  view = next;
+  document.body.dataset.view = next;
+  for (const name of VIEWS) {
+    field(name).hidden = name !== next;
+    field(`show-${name}`).setAttribute("aria-pressed", String(name === next));
+  }
+  const hash = next === "talk" ? "" : `#${next}`;
+  if (location.hash !== hash) history.replaceState(null, "", hash || location.pathname);
   void look();
 }
 
 onKeyWanted(askForKey);
 startSettings();
 startTalk();
+startMethods();
 field("model").addEventListener("change", () => setModel(chosen()));
-field("show-talk").addEventListener("click", () => show(false));
-field("show-live").addEventListener("click", () => show(true));
+for (const name of VIEWS) field(`show-${name}`).addEventListener("click", () => show(name));
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) void look();
 });
-show(location.hash === "#live");
-if (!isLive && matchMedia("(pointer: fine)").matches) field("prompt").focus();
+const asked = location.hash.slice(1);
+if (VIEWS.includes(asked)) show(asked);
+else void look(); // which shows what there is
+if (view !== "live" && matchMedia("(pointer: fine)").matches) field("prompt").focus();

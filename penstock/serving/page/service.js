@@ -38,7 +38,8 @@ function keepKey(value) {
 async function errorOf(response) {
   let message = `${response.status} ${response.statusText}`.trim();
   try {
-    message = (await response.json()).error.message || message;
+    const { error } = await response.json();
+    message = (typeof error === "string" ? error : error.message) || message; // /v2 answers with a text
   } catch {
     // no error object in it: the status line has to do
   }
@@ -76,6 +77,18 @@ async function request(path, options = {}) {
 
 export async function getStatus() {
   return (await request("status")).json();
+}
+
+const ofMethod = (name, version) => `v2/models/${encodeURIComponent(name)}/versions/${encodeURIComponent(version)}`;
+
+export async function getMethod(name, version) {
+  return (await request(ofMethod(name, version))).json();
+}
+
+export async function infer({ name, version }, inputs, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const body = JSON.stringify({ inputs });
+  return (await request(`${ofMethod(name, version)}/infer`, { method: "POST", headers, body, signal })).json();
 }
 
 // Each event's data, parsed; ends at [DONE].  A stream that breaks off before that is an error.
