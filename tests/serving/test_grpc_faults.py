@@ -155,7 +155,10 @@ class Traffic:
         try:
             await until(lambda: self.wrong or all(now >= then + more for now, then, more in pairs()))
         except AssertionError:
-            raise AssertionError(f"some wait: {self.asked}, lost {self.num_lost}, {[*pairs()]}") from None
+            # One that is "stopped" was stopped from outside.
+            workers = [(one.pid, one.status()) for one in psutil.Process().children()]
+            told = f"some wait: {self.asked}, lost {self.num_lost}, {[*pairs()]}, workers {workers}"
+            raise AssertionError(told) from None
         assert not self.wrong, self.wrong
 
     async def stop(self) -> None:
