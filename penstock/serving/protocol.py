@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -91,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = config.app.settings.limits
         self._arrivals = config.app.arrivals
         self._timer: asyncio.TimerHandle | None = None
-        self._direct: _DirectBody | None = None
+        self._direct: deque[_DirectBody] = deque()  # of the requests that came and are not answered: in their order
         self._num_bytes = 0
         self._num_unparsed = 0
         self._is_too_large = False
@@ -115,9 +116,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arrivals.spoke(self)
         self._stop_timer()
         super().connection_lost(exc)
-        direct, self._direct = self._direct, None
-        if direct is not None and direct.on_gone is not None:
-            direct.on_gone()
+        while self._direct:
+            on_gone = self._direct.popleft().on_gone
+            if on_gone is not None:
+                on_gone()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; the first bytes of a request start its clock."""
@@ -156,12 +158,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
-            self._direct = _DirectBody(self.cycle)
-            self.cycle.scope[DIRECT_BODY] = self._direct  # type: ignore[typeddict-unknown-key]
+            direct = _DirectBody(self.cycle)
+            self._direct.append(direct)
+            self.cycle.scope[DIRECT_BODY] = direct  # type: ignore[typeddict-unknown-key]
 
     def on_response_complete(self) -> None:
         """The next request may come."""
-        self._direct = None
+        if self._direct:
+            self._direct.popleft()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -179,13 +179,20 @@ def test_who_goes_is_cancelled(service, gated):
                            b"Content-Length: %d\r\n\r\n" % len(data) + data)  # fmt: skip
         until(lambda: service.num_open == 1)
     until(lambda: gated.num_cancelled == before + 1)
+    num_seen = len(gated.seen)
+    with service.connect() as connection:  # the second of two that came together
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                           b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
+                           b"Content-Length: %d\r\n\r\n" % len(data) + data)  # fmt: skip
+        until(lambda: len(gated.seen) == num_seen + 1)
+    until(lambda: gated.num_cancelled == before + 2)
     message = pb.ModelInferRequest(model_name="echo")
     message.inputs.add(name="x", datatype="INT32", shape=[1]).contents.int_contents.append(5)
     with channel(service) as found:
         rpc = found.unary_unary(SERVICE + "ModelInfer").future(message.SerializeToString(), timeout=SECONDS)
         until(lambda: service.num_open == 1)
         rpc.cancel()
-        until(lambda: gated.num_cancelled == before + 2)
+        until(lambda: gated.num_cancelled == before + 3)
     until(lambda: service.num_open == 0)
 
 
