@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from penstock.serving.fleet import Patience
 from penstock.serving.infer import DTYPES, InferRequest, InferResponse, Tensor
@@ -28,6 +29,11 @@ def write(root: Path, name: str, text: str, *, versions: tuple[int, ...] = (1,))
         (folder / str(number)).mkdir(parents=True, exist_ok=True)
     (folder / "servable.py").write_text(HEAD + textwrap.dedent(text))
     return folder
+
+
+def children() -> set[int]:
+    """The processes of this one, those of other tests among them: multiprocessing keeps one."""
+    return {one.pid for one in psutil.Process().children(recursive=True)}
 
 
 @asynccontextmanager
