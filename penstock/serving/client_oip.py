@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,7 +30,7 @@ class Rpc:
     read: Callable[[Any], Any]
 
 
-class OipCall:
+class OipCall(ABC):
     """A call that can be made over either door.
 
     ``timeout_s``: for all of it; None leaves it to the client.  ``is_asked_once``: never tried again.
@@ -38,13 +39,13 @@ class OipCall:
     timeout_s: float | None = None
     is_asked_once = False
 
+    @abstractmethod
     def question(self) -> Question:
         """As a request over HTTP."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rpc(self) -> Rpc:
         """As a request over gRPC."""
-        raise NotImplementedError
 
 
 def _model(servable: str, method: str) -> str:

@@ -11,7 +11,10 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +27,7 @@ from penstock.serving.metrics import Metrics
 from penstock.serving.process import COMMAND
 from penstock.serving.remote import RemoteBackend
 from tests.serving.faulty_worker import CROWD, DEADLY, LATE, STUCK
-from tests.serving.workers import OPTIONS, SEEDED, faulty, pids, service, still, tokens_of, until
+from tests.serving.workers import OPTIONS, SEEDED, Service, faulty, pids, service, still, tokens_of, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -79,6 +82,19 @@ class Traffic:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         assert not self.wrong, self.wrong
+
+
+async def switch_under(traffic: Any, running: Service, versions: Sequence[Path], num_switches: int) -> None:
+    """Switch the model "model" between two sets of weights; each answer is of one version, and no request fails."""
+    backend = running.models.get("model")
+    await traffic.more()
+    for number in range(1, num_switches + 1):
+        await running.models.update("model", str(versions[number % 2]))
+        assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
+        await traffic.more()
+    await traffic.stop()
+    assert traffic.num_lost == 0
+    assert len(traffic.versions) == num_switches + 1
 
 
 def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
@@ -231,16 +247,7 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
     async def main() -> None:
         async with service(command=COMMAND, patience=CALM) as running:
             backend = await running.models.load(str(versions[0]), "model")
-            traffic = Traffic(backend, expected)
-            await traffic.more()
-            num_switches = 20 * CHAOS
-            for number in range(1, num_switches + 1):
-                await running.models.update("model", str(versions[number % 2]))
-                assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
-                await traffic.more()
-            await traffic.stop()
-            assert traffic.num_lost == 0
-            assert len(traffic.versions) == num_switches + 1
+            await switch_under(Traffic(backend, expected), running, versions, 20 * CHAOS)
 
     asyncio.run(main())
 

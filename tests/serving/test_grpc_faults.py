@@ -25,7 +25,7 @@ from penstock.serving.grpc_listener import GrpcListener
 from penstock.serving.settings import DoorSettings
 from tests.serving.grpc_client import SERVICE
 from tests.serving.service import SECONDS
-from tests.serving.test_faults import CALM, HASTY, IMPATIENT
+from tests.serving.test_faults import CALM, HASTY, IMPATIENT, switch_under
 from tests.serving.workers import SEEDED, Service, pids, service, still, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
@@ -209,17 +209,8 @@ def test_new_weights_under_traffic_over_grpc_cost_no_request(versions, expected)
 
     async def main() -> None:
         async with grpc_service(patience=CALM) as (running, _, address):
-            backend = await running.models.load(str(versions[0]), "model")
-            traffic = Traffic(address, expected)
-            await traffic.more()
-            num_switches = 20 * CHAOS if CHAOS > 1 else 3
-            for number in range(1, num_switches + 1):
-                await running.models.update("model", str(versions[number % 2]))
-                assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
-                await traffic.more()
-            await traffic.stop()
-            assert traffic.num_lost == 0
-            assert len(traffic.versions) == num_switches + 1
+            await running.models.load(str(versions[0]), "model")
+            await switch_under(Traffic(address, expected), running, versions, 20 * CHAOS if CHAOS > 1 else 3)
 
     asyncio.run(main())
 

@@ -101,3 +101,31 @@ def is_gone(pid: int) -> bool:
 
 
 __all__ = ["HEAD", "PATIENCE", "arrays", "ask", "is_gone", "pids", "request", "run", "serving", "until", "write"]
+
+
+class Host:
+    """An event loop that stands still between what tests do in it, and servables in it."""
+
+    def __init__(self, root) -> None:
+        self._runner = asyncio.Runner()
+        self.servables = Servables(PATIENCE)
+        self.do(self.servables.open(root))
+
+    def do(self, work):
+        async def outer():
+            return await work
+
+        return self._runner.run(outer())
+
+    def ask(self, name: str, **given):
+        return self.do(ask(self.servables, name, given))
+
+    def gather(self, name: str, *several):
+        async def all_of_them():
+            return await asyncio.gather(*(ask(self.servables, name, one) for one in several), return_exceptions=True)
+
+        return self.do(all_of_them())
+
+    def close(self) -> None:
+        self.do(self.servables.stop())
+        self._runner.close()
