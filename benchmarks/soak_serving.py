@@ -1,6 +1,6 @@
 """A service under clients of all kinds for long: memory, descriptors, threads and processes stay as they were.
 
-    python benchmarks/soak_serving.py MODEL.psm [--requests 20000] [--clients 24] [--switches 20]
+    python benchmarks/soak_serving.py MODEL.psm [--requests 20000] [--clients 24] [--switches 60]
 
 Clients of ``penstock serve`` ask for whole answers and streams, several answers, log-probabilities, echoes, embeddings
 and tokens, and two in five of them over gRPC, in streams or not; one in five goes away at a random moment (half a
@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--switches", type=int, default=20)
+    parser.add_argument("--switches", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     verdict, shared = Verdict(), set(os.listdir("/dev/shm"))  # noqa: S108 - looked at

@@ -73,6 +73,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+)
+
+
 def _check_tree(value: Any, file: str) -> None:
     """Depth and text that has no UTF-8 form, without recursion."""
     level: list[Any] = [value]
@@ -104,17 +109,15 @@ def parse_json(data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONF
     if len(data) > max_bytes:
         raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
     try:
-        value = json.loads(
-            bytes(data).decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_float,
-        )
+        raw = bytes(data)
+        value = _DECODER.decode(raw.decode("utf-8"))
     except RecursionError:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise InvalidFileError(f"{file}: not valid JSON: {show(str(error))[1:-1]}") from None
-    _check_tree(value, file)
+    # Small texts need no look at each value: so few brackets nest no deeper, and UTF-8 holds no half of a pair itself.
+    if b"\\u" in raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH - 1:
+        _check_tree(value, file)
     return value
 
 

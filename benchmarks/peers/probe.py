@@ -13,6 +13,7 @@ from penstock.lite import core
 DTYPES = {"f32": "F32", "bf16": "BF16", "int8": "I8"}
 BUFFER_BYTES = 512 << 20
 PASSES = 8
+TRIES = 4  # of a peak, which is the best of them: a neighbour can take a core for a while
 
 
 def main() -> None:
@@ -25,7 +26,8 @@ def main() -> None:
     if args.compute:
         from penstock.graph.ir import DType
 
-        found |= {name: core.probe_compute(context, int(DType[dtype]), 0.5) for name, dtype in DTYPES.items()}
+        for name, dtype in DTYPES.items():
+            found[name] = max(core.probe_compute(context, int(DType[dtype]), 0.25) for _ in range(TRIES))
     print(json.dumps(found))
 
 

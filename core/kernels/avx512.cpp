@@ -24,8 +24,8 @@ namespace {
 int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 ? peak_bf16_dot(iterations, sink) : peak(dtype, iterations, sink);
 }
-constexpr Kernels bf16_table = table_with({linear_bf16_dot, round_rows_bf16_dot, 2, peak_with_bf16, attention_bf16_dot,
-                                           attention_part_bf16_dot});
+constexpr Bf16Kernels kDots = {linear_bf16_dot, round_rows_bf16_dot, 2, peak_with_bf16, attention_bf16_dot, attention_part_bf16_dot};
+constexpr Kernels bf16_table = table_with(kDots), near_table = table_with(kDots, true);
 }  // namespace
 
 void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, float* v) {
@@ -34,12 +34,15 @@ void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n
   else store_block(a, row, tile, m, n, y);
 }
 
+int64_t ahead_by_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { return ahead_by(a, products, far); }
+
 void ask_for_store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n) {
   ask_for_store(a, row, tile, m, n);
 }
 
 const Kernels* const kernels_avx512 = &table;
 const Kernels* const kernels_avx512_bf16 = &bf16_table;
+const Kernels* const kernels_avx512_near = &near_table;
 }  // namespace ps
 
 #else
@@ -47,6 +50,7 @@ const Kernels* const kernels_avx512_bf16 = &bf16_table;
 namespace ps {
 const Kernels* const kernels_avx512 = nullptr;
 const Kernels* const kernels_avx512_bf16 = nullptr;
+const Kernels* const kernels_avx512_near = nullptr;
 }
 
 #endif

@@ -97,7 +97,7 @@ void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
   if (N == 1) w[1] = w[0];
   for (int64_t b = 0; b < blocks; ++b) {
     const RowBlock rows = row_block(a.m, blocks, b);
-    const int64_t at = blocks > 1 ? further + bytes * b / blocks : kAhead;
+    const int64_t at = blocks > 1 ? further + bytes * b / blocks : ahead_by_bf16_dot(a, 2 * a.m, kAhead);
     const Ahead ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
     ask_for_store_bf16_dot(a, rows.first, tile, rows.count, a.gated ? 1 : N);
     block_of<N>(rows.count, (const uint8_t*)a.qx.q + rows.first * a.qx.stride, w, pairs, ahead, y);
@@ -110,11 +110,12 @@ constexpr int kStreamTiles = 8;
 void stream(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64;
   const int n = a.gated ? 2 : 1;
+  const int64_t ahead = ahead_by_bf16_dot(a, 2 * a.m, kAhead);
   alignas(64) float y[kStreamTiles][kStreamRows * 2 * 16], one[kStreamRows * 16];
   for (int t = 0; t < n; ++t)
     for (int64_t tile = begin; tile < end; ++tile) {
       const uint8_t* const w = a.weight.data + (tile + t * (a.weight.rows / 32)) * bytes;
-      block_of<1>(a.m, (const uint8_t*)a.qx.q, &w, pairs, {{w + kAhead, w + kAhead}, 64}, one);
+      block_of<1>(a.m, (const uint8_t*)a.qx.q, &w, pairs, {{w + ahead, w + ahead}, 64}, one);
       for (int i = 0; i < a.m; ++i) __builtin_memcpy(y[tile - begin] + 16 * (n * i + t), one + 16 * i, 64);
     }
   for (int64_t tile = begin; tile < end; ++tile) store_bf16_dot(a, 0, tile, a.m, n, y[tile - begin]);

@@ -7,6 +7,11 @@ namespace ps {
 namespace {
 
 PS_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
+// How far ahead of its use a pass over weights that memory must deliver asks for them: `far`, which is many lines, or, where
+// processors serve that worse, a few: fewer still where a line feeds few dot products, so is used up at once.
+PS_INLINE int64_t ahead_by(const LinearArgs& a, int64_t products, int64_t far) {
+  return !a.asks_near ? far : products <= 8 ? 256 : 4096;
+}
 constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights that serves few rows asks for them
 
 // Asks for what the store of m rows of n tiles touches, while they are multiplied: other threads wrote it last, and rows

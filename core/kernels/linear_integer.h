@@ -134,15 +134,15 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
 }
 
 // Puts a tile of 4-bit weights on its lines: int8 [pairs * 16][16][4].
-__attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, uint8_t* panel) {
+__attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64_t ahead, uint8_t* panel) {
   for (int64_t s = 0; s < pairs; ++s, w += kI4Pair) {
     const I16 params = i_load(w);
-    prefetch(w + kI4Ahead);
+    prefetch(w + ahead);
     PS_UNROLL for (int g = 0; g < 2; ++g, panel += 512) {
       const W4Line line = w4_line(params, g, false);
       PS_UNROLL for (int j = 0; j < 4; ++j) {
         const uint8_t* p = w + 64 + 256 * g + 64 * j;
-        prefetch(p + kI4Ahead);
+        prefetch(p + ahead);
         const I16 bytes = i_load(p);
         i_store(panel + 64 * j, w4_low(bytes, line));
         i_store(panel + 256 + 64 * j, w4_high(bytes, line));
@@ -215,9 +215,10 @@ __attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock&
 
 // One block reads its tiles from memory and asks for them a little earlier.  Of several, only the first would: so each
 // asks for its share of the tiles that come next, and memory is never idle.
-PS_INLINE Ahead ahead_of(const uint8_t* const* w, const uint8_t* const* next, int64_t bytes, int64_t blocks, int64_t b,
-                         int64_t steps) {
-  if (blocks == 1) return {{w[0] + kI8Ahead, w[1] + kI8Ahead}, 64};
+PS_INLINE Ahead ahead_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes, int64_t blocks,
+                         int64_t b, int64_t steps) {
+  const int64_t by = ahead_by(a, a.m * a.qx.planes, kI8Ahead);
+  if (blocks == 1) return {{w[0] + by, w[1] + by}, 64};
   return {{next[0] + bytes * b / blocks, next[1] + bytes * b / blocks}, bytes / (blocks * steps)};
 }
 
@@ -241,7 +242,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       w[t] = tiles[t] + (four ? kI4Header : kI8Header);
       if (panel) {
         uint8_t* const memory = a.panel + t * (pairs * 1024 + 64);  // not in the same banks
-        fill_panel(w[t], pairs, memory);
+        fill_panel(w[t], pairs, ahead_by(a, 2, kI4Ahead), memory);
         w[t] = memory;
       }
     }
@@ -254,14 +255,15 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       I16 sums[kIntRows * 2];
       ask_for_store(a, block.first, tile, block.count, a.gated ? 1 : n);
       if (four && !panel) {
+        const int64_t ahead4 = ahead_by(a, 2 * x.rows, kI4Ahead) / (a.gated ? 2 : 1);  // gate and up: two runs of addresses
         I16 one[kIntRows] = {};
         for (int t = 0; t < n; ++t) {
-          dot4_tile(w[t], x, pairs, a.gated ? kI4Ahead / 2 : kI4Ahead, one);  // gate and up: two runs of addresses
+          dot4_tile(w[t], x, pairs, ahead4, one);
           for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
         }
       } else {
         const int64_t count = panel ? pairs * 16 : steps;
-        dot8_tiles(w, n, x, count, ahead_of(w, next, tile_bytes, blocks, b, count), sums);
+        dot8_tiles(w, n, x, count, ahead_of(a, w, next, tile_bytes, blocks, b, count), sums);
       }
       if (a.gated) {
         finish_gated(a, block, {tile * 16, scales[0], sums}, {0, scales[1], sums + 1});

@@ -36,12 +36,12 @@ struct Bf16Kernels {
 constexpr Bf16Kernels kWidened = {linear<LinearFloat<WeightBf16>>, round_rows_bf16, 4, peak, attention, attention_part};
 
 // In the order of LinearScheme, then of Kernels.
-constexpr Kernels table_with(const Bf16Kernels& bf16) {
+constexpr Kernels table_with(const Bf16Kernels& bf16, bool asks_near = false) {
   return {
     kLevel,
     {linear<LinearFloat<WeightF32>>, linear<LinearFloat<WeightF16>>, bf16.linear,
      linear_integer, linear_integer, linear_integer, linear_integer},
-    quantize_rows, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, embedding, rms_norm, layer_norm, rope,
+    quantize_rows, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, asks_near, embedding, rms_norm, layer_norm, rope,
     rotary_embedding,
     binary<SiluMul>, binary<Add>, binary<Mul>, gelu,
     kv_append, bf16.attention, bf16.attention_part, attention_merge, attention_scratch_bytes,

@@ -26,13 +26,14 @@ uint64_t enabled_state() {  // xgetbv(0): which registers the operating system s
 }
 
 struct X86 {
-  bool avx2, avx512, bf16;
+  bool avx2, avx512, bf16, zen4;
 };
 
 X86 detect() {
-  X86 found{false, false, false};
+  X86 found{false, false, false, false};
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+  const uint32_t family = (a >> 8 & 15) + (a >> 20 & 255);
   const bool osxsave = c & (1u << 27), avx = c & (1u << 28), fma = c & (1u << 12), f16c = c & (1u << 29);
   if (!osxsave || !avx) return found;
   const uint64_t state = enabled_state();
@@ -42,6 +43,13 @@ X86 detect() {
   const bool vnni = c & (1u << 11);
   found.avx512 = found.avx2 && (state & 0xE6) == 0xE6 && (b & f_dq_bw_vl) == f_dq_bw_vl && vnni;
   found.bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+  char vendor[13] = "";
+  if (__get_cpuid(0, &a, &b, &c, &d)) {
+    memcpy(vendor, &b, 4);
+    memcpy(vendor + 4, &d, 4);
+    memcpy(vendor + 8, &c, 4);
+  }
+  found.zen4 = found.avx512 && family == 0x19 && strcmp(vendor, "AuthenticAMD") == 0;  // Zen 3, too, but for AVX-512
   return found;
 }
 #endif
@@ -88,7 +96,8 @@ int32_t cpu_levels(CpuLevel* out) {
 #if defined(__x86_64__)
   const X86 machine = detect();
   const bool dots = machine.avx512 && machine.bf16 && kernels_avx512_bf16 && dots_in_order(dot_pairs);
-  add_level(out, &count, "avx512", dots ? kernels_avx512_bf16 : kernels_avx512, machine.avx512);
+  const Kernels* const with_dots = machine.zen4 ? kernels_avx512_near : kernels_avx512_bf16;
+  add_level(out, &count, "avx512", dots ? with_dots : kernels_avx512, machine.avx512);
   add_level(out, &count, "avx2", kernels_avx2, machine.avx2);
 #endif
 #if defined(__aarch64__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import add_cache_option, add_limit_options, limits_of
 from penstock.errors import InvalidArgumentError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from penstock.serving.primary import WorkerDoor
     from penstock.serving.service import ServiceSettings
     from penstock.serving.settings import DoorSettings
+
+MAX_THREADS: Final = 1024
 
 __all__ = ["add_parser", "add_run_options", "named_model", "options_of", "run", "settings_of"]
 
@@ -44,9 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_worker_door_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workers of other machines (penstock worker), over TLS with --tls-certificate")
     group.add_argument("--worker-port", type=int, metavar="N", help="let them join there; 0 takes a free one")
-    group.add_argument(
-        "--worker-host", default="127.0.0.1", metavar="HOST", help="the address to listen on (127.0.0.1)"
-    )
+    group.add_argument("--worker-host", metavar="HOST", help="the address to listen on (127.0.0.1)")
     group.add_argument("--worker-token-file", type=Path, metavar="FILE", help="the secret that they share, a line")
 
 
@@ -171,15 +171,17 @@ def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
     from penstock.serving.primary import WorkerDoor
 
     if args.worker_port is None:
-        if args.worker_token_file is not None:
-            raise InvalidArgumentError("--worker-token-file goes with --worker-port")
+        for name in ("worker_token_file", "worker_host"):
+            if getattr(args, name) is not None:
+                raise InvalidArgumentError(f"--{name.replace('_', '-')} goes with --worker-port")
         return None
     if not 0 <= args.worker_port <= 65535:
         raise InvalidArgumentError(f"--worker-port must be from 0 to 65535, not {args.worker_port}")
     if args.worker_token_file is None or args.tls_certificate is None or args.tls_key is None:
         raise InvalidArgumentError("--worker-port goes with --worker-token-file, --tls-certificate and --tls-key")
     certificate, key = read_bytes(args.tls_certificate), read_bytes(args.tls_key)
-    return WorkerDoor(args.worker_host, args.worker_port, certificate, key, read_token(args.worker_token_file))
+    host = "127.0.0.1" if args.worker_host is None else args.worker_host
+    return WorkerDoor(host, args.worker_port, certificate, key, read_token(args.worker_token_file))
 
 
 def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:
@@ -199,9 +201,9 @@ def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, 
 
 
 def named_model(text: str) -> tuple[str, str]:
-    """NAME=PATH, or a path alone; what exists as it stands is a path."""
+    """NAME=PATH, or a path alone; what exists as it stands, or begins as a path does, is a path."""
     name, separator, path = text.partition("=")
-    if separator and name and path and "/" not in name and not Path(text).exists():
+    if separator and name and path and name[0] not in "./~" and not Path(text).exists():
         return name, str(Path(path).absolute())
     return "", str(Path(text).absolute())
 
@@ -212,6 +214,8 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     from penstock.runtime.machine import affinity
     from penstock.serving.config import ModelOptions
 
+    if not 0 <= args.threads <= MAX_THREADS:
+        raise InvalidArgumentError(f"--threads must be from 0 to {MAX_THREADS}, not {args.threads}")
     weights = args.weights
     if weights == "auto" and num_workers > 1:
         weights = "mmap"  # which they share
@@ -234,6 +238,9 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
 def _door(args: argparse.Namespace) -> DoorSettings:
     from penstock.serving.settings import DoorLimits, DoorSettings
 
+    for name in ("max_body_bytes", "max_open", "max_seconds"):
+        if not 0 < getattr(args, name) <= 1 << 40:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)}")
     limits = DoorLimits(body_bytes=args.max_body_bytes, num_open=args.max_open, request_s=args.max_seconds)
     return DoorSettings(
         host=args.host,

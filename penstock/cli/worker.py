@@ -27,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Join and serve until the service or a signal ends it."""
     import asyncio
+    import os
 
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own
     from penstock.serving.config import WorkerConfig
     from penstock.serving.joining import join_primary, read_bytes, read_token
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.engine.scheduler import Scheduler
 
-__all__ = ["EngineFigures"]
+__all__ = ["STEP_TOKENS", "EngineFigures"]
+
+STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Bounds by which steps are counted, as vLLM has them."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class EngineFigures:
     Pages are those of the page group that holds most.  ``num_named_pages`` could be shared by a later request; without
     the prefix cache they are those of prompts with several answers, which nobody else shares.
     ``num_cached_tokens`` of the ``num_prompt_tokens`` were shared instead of computed.  ``num_finished`` is by
-    reason: "length", "stop", "abort", "error".
+    reason: "length", "stop", "abort", "error".  ``num_step_tokens`` are those that steps computed; ``num_steps_by`` are
+    steps by the least of STEP_TOKENS that is not below theirs, written as a text, "" above all.
     """
 
     num_running: int
@@ -33,6 +37,8 @@ class EngineFigures:
     num_cached_tokens: int
     num_output_tokens: int
     num_finished: Mapping[str, int]
+    num_step_tokens: int
+    num_steps_by: Mapping[str, int]
 
     @classmethod
     def of(
@@ -58,14 +64,23 @@ class EngineFigures:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_output_tokens=num_output_tokens,
             num_finished=num_finished,
+            num_step_tokens=scheduler.num_step_tokens,
+            num_steps_by=dict(scheduler.num_steps_by),
         )
 
     def since(self, earlier: EngineFigures) -> EngineFigures:
         """What was counted since an earlier moment of the same engine; gauges are those of now."""
-        counters = ("num_steps", "num_preemptions", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
+        counters = (
+            "num_steps", "num_preemptions", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens",
+            "num_step_tokens",
+        )  # fmt: skip
         counts = {name: getattr(self, name) - getattr(earlier, name) for name in counters}
-        ends = {why: count - earlier.num_finished.get(why, 0) for why, count in self.num_finished.items()}
-        return replace(self, **counts, num_finished={why: count for why, count in ends.items() if count})
+        return replace(
+            self,
+            **counts,
+            num_finished=_since(self.num_finished, earlier.num_finished),
+            num_steps_by=_since(self.num_steps_by, earlier.num_steps_by),
+        )
 
     @property
     def page_use(self) -> float:
@@ -76,3 +91,8 @@ class EngineFigures:
     def hit_rate(self) -> float:
         """The share of prompt tokens that were shared instead of computed, 0 to 1."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+
+def _since(now: Mapping[str, int], earlier: Mapping[str, int]) -> dict[str, int]:
+    counts = {name: count - earlier.get(name, 0) for name, count in now.items()}
+    return {name: count for name, count in counts.items() if count}

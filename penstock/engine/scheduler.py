@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import bisect
 import time
+from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
+from penstock.engine.figures import STEP_TOKENS
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
@@ -31,6 +34,7 @@ from penstock.runtime.program import PAGE_TOKENS, pages_for
 
 __all__ = ["Chunk", "Scheduler"]
 
+_STEP_NAMES: Final = (*map(str, STEP_TOKENS), "")
 _MOST_PASSED = 4
 """Waiting requests that may be passed by in a step because what they need is just being computed."""
 
@@ -98,6 +102,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_step_tokens = 0
+        self.num_steps_by: Counter[str] = Counter()
         self._keys = keys or PageKeys()
         self._all_share = keys is not None
         self._priority_s = priority_s
@@ -144,7 +150,15 @@ class Scheduler:
             if request.status is Status.RUNNING and step.budget:
                 self._continue(step, request)
         self._admit(step)
-        return list(step.chunks.values())
+        chunks = [*step.chunks.values()]
+        if chunks:
+            self._count(sum(chunk.num_tokens for chunk in chunks))
+        return chunks
+
+    def _count(self, num_tokens: int) -> None:
+        """A step is to compute so many."""
+        self.num_step_tokens += num_tokens
+        self.num_steps_by[_STEP_NAMES[bisect.bisect_left(STEP_TOKENS, num_tokens)]] += 1
 
     def advance(self, chunk: Chunk) -> None:
         """A chunk ran: its keys and values are in pages.  Call before the sampled token is appended."""

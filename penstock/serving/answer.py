@@ -15,6 +15,10 @@ from penstock.serving.backend import Delta
 __all__ = ["NewsAnswer"]
 
 
+def _nothing() -> None:
+    """Nobody is to be told."""
+
+
 class NewsAnswer:
     """The Answer that whoever receives News fills with ``put``, in the event loop of its reader.
 
@@ -31,7 +35,7 @@ class NewsAnswer:
         self.has_begun = False
         self.is_complete = False
         self.last: News | None = None
-        self.on_settled: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[], None] = _nothing
         """Called when something came of it: its first news, its last, an error, or its reader's leaving."""
         self.take_now: Callable[[Delta], bool] | None = None
         """Offered what comes in the middle of an answer while its reader waits, who is then not woken for it; False
@@ -64,7 +68,7 @@ class NewsAnswer:
         if self._unread or settles or self._error is not None:
             self._wake()
         if settles:
-            self.on_settled()
+            self._settle()
 
     def fail(self, error: BaseException) -> None:
         """End with an error, once what came before it is read."""
@@ -72,7 +76,7 @@ class NewsAnswer:
             return
         self._error, self._ended, self._on_abort = error, True, None
         self._wake()
-        self.on_settled()
+        self._settle()
 
     def _is_taken_now(self, news: News) -> bool:
         """Whether ``take_now`` took it: not when its reader is behind, nor the end of an answer."""
@@ -120,22 +124,29 @@ class NewsAnswer:
             try:
                 await self._reader
             except asyncio.CancelledError:
-                self._abort()
+                self.close()
                 raise
         return self._unread.popleft()
 
+    def _settle(self) -> None:
+        on_settled = self.on_settled
+        if self._ended:  # it is let go of: what holds each other waits for the garbage collector, who stops all
+            self.on_settled = _nothing
+        on_settled()
+
     async def aclose(self) -> None:
         """End the request; nothing happens when it has ended."""
-        self._abort()
+        self.close()
 
-    def _abort(self) -> None:
-        self._ended = True
+    def close(self) -> None:
+        """The same, without a coroutine."""
+        self._ended, self.take_now = True, None
         self._unread.clear()
         self._wake()
         if self._on_abort is not None:
             on_abort, self._on_abort = self._on_abort, None
             on_abort()
-            self.on_settled()
+            self._settle()
 
     async def __aenter__(self) -> NewsAnswer:
         return self
@@ -143,7 +154,7 @@ class NewsAnswer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abort()
+        self.close()
 
     async def whole(self) -> News:
         """The last news, for an answer that comes as one; raises what it ended with."""

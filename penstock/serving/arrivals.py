@@ -48,16 +48,15 @@ class Arrivals:
     def settle(self, callback: Callable[[], None]) -> None:
         """Call it once nothing more is expected and what is here already has gone its way, MOST_S from now at last."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + MOST_S
+        loop.call_soon(self._look, callback, loop.time() + MOST_S, 1)
 
-        def look(rounds: int) -> None:
-            if loop.time() >= until:
-                callback()
-            elif self.num_expected:
-                loop.call_later(_LOOK_S, look, 0)
-            elif rounds >= _NUM_ROUNDS:
-                callback()
-            else:
-                loop.call_soon(look, rounds + 1)
-
-        loop.call_soon(look, 1)
+    def _look(self, callback: Callable[[], None], until: float, rounds: int) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() >= until:
+            callback()
+        elif self.num_expected:
+            loop.call_later(_LOOK_S, self._look, callback, until, 0)
+        elif rounds >= _NUM_ROUNDS:
+            callback()
+        else:
+            loop.call_soon(self._look, callback, until, rounds + 1)

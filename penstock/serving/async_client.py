@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ServiceError, UnsupportedError
-from penstock.serving.client import CHUNK, DEFAULT_URL, NO_PIECES, Answer, Inputs, Messages
+from penstock.errors import ServiceError
+from penstock.serving.client import CHUNK, DEFAULT_URL, Answer, Inputs, Messages
 from penstock.serving.client_oip import Inference, OipCall
+from penstock.serving.client_pieces import Generated
 from penstock.serving.client_servables import AsyncServables
 from penstock.serving.client_wire import Address, Events, Parsed, Question, Retries
 
@@ -108,7 +109,8 @@ class AsyncClient:
 
     def stream_infer(self, servable: str, inputs: Inputs, **options: Any) -> AsyncIterator[InferResult]:
         """As Client.stream_infer; closing the iterator ends the request."""
-        return self._channel.stream(Inference.of(servable, inputs, **options))
+        call = Inference.of(servable, inputs, **options)
+        return self._channel.stream(call) if self._address.is_grpc else self._pieces(Generated(call))
 
     async def close(self) -> None:
         """Close the connections that are kept."""
@@ -125,8 +127,6 @@ class AsyncClient:
 
     @cached_property
     def _channel(self) -> AsyncChannel:
-        if not self._address.is_grpc:
-            raise UnsupportedError(NO_PIECES)
         from penstock.serving.client_grpc import AsyncChannel
 
         return AsyncChannel(self._address)
@@ -155,8 +155,18 @@ class AsyncClient:
             except (OSError, ServiceError) as error:
                 await asyncio.sleep(retries.pause(error))
 
-    async def _stream(self, question: Question) -> AsyncIterator[Answer]:
-        retries = Retries(self._address)
+    def _pieces(self, generated: Generated) -> AsyncIterator[InferResult]:
+        question = generated.question()
+
+        async def pieces() -> AsyncIterator[InferResult]:
+            async with aclosing(self._stream(question, generated.timeout_s)) as events:
+                async for event in events:
+                    yield generated.piece(event)
+
+        return pieces()
+
+    async def _stream(self, question: Question, timeout_s: float | None = None) -> AsyncGenerator[Answer, None]:
+        retries = Retries(self._address, timeout_s)
         while True:
             try:
                 pair, answer = await self._begin(question, retries)

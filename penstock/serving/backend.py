@@ -133,6 +133,10 @@ class Backend(Protocol):
         """ "loading", "ready", "updating" (and still answering), "failed", "draining"."""
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more request may wait, as far as is known here; True where something else is in its way."""
+
+    @property
     def is_ready(self) -> bool:
         """Whether a request that comes now would be taken: some engine's loop turned recently."""
 

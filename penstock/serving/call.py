@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping, MutableMapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from penstock.errors import UnavailableError
 from penstock.serving.refusals import RefusalError
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ Receive = Callable[[], Coroutine[Any, Any, Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
 
+encoded: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # a value as JSON
 quoted: Final = json.encoder.encode_basestring_ascii  # a text as JSON, in C
 DONE: Final = b"data: [DONE]\n\n"
 DIRECT_BODY: Final = "penstock.body"
@@ -53,6 +56,18 @@ FIXED_HEADERS: Final[Headers] = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
+
+
+_ID_BYTES: Final = 12
+_ids: list[str] = []
+
+
+def new_id() -> str:
+    """Of a request: 24 random digits of base 16, which the system is asked for by the hundred."""
+    if not _ids:
+        found = os.urandom(_ID_BYTES * 100).hex()
+        _ids.extend(found[at : at + 2 * _ID_BYTES] for at in range(0, len(found), 2 * _ID_BYTES))
+    return _ids.pop()
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Reply:
 
 def json_reply(value: Any) -> Reply:
     """200 with a value as JSON."""
-    return Reply(200, json.dumps(value, allow_nan=False, separators=(",", ":")).encode())
+    return Reply(200, encoded(value).encode())
 
 
 @dataclass
@@ -104,7 +119,9 @@ class Call:
             raise RefusalError(503, "the service is stopping", code="draining")
         name = self.body.get("model")
         if name is None:
-            served = self.models.list()
+            known = self.models.list()
+            # One that loads for the first time may come to nothing: it changes nobody's requests before it is there.
+            served = [one for one in known if _was_loaded(one)] or known
             if len(served) != 1:
                 raise RefusalError(
                     400,
@@ -143,7 +160,10 @@ class Call:
             *reply.headers,
         ]
         self.has_begun = True
-        with nullcontext() if self.body_now is None else self.body_now.together():
+        body = self.body_now
+        if body is not None and body.whole(reply.status, headers, reply.body):
+            return
+        with nullcontext() if body is None else body.together():
             await self.write({"type": "http.response.start", "status": reply.status, "headers": headers})
             await self.write({"type": "http.response.body", "body": reply.body})
 
@@ -160,7 +180,16 @@ class Call:
         except TimeoutError:
             self.is_gone = True
             self.facts["gone"] = "slow reader"
+            if self.body_now is not None:
+                self.body_now.break_off()
             raise asyncio.CancelledError from None
+
+
+def _was_loaded(backend: Backend) -> bool:
+    try:
+        return bool(backend.card)
+    except UnavailableError:
+        return False
 
 
 @types.coroutine
@@ -190,8 +219,14 @@ class Body(Protocol):
     def is_gone(self) -> bool:
         """Whether it has gone away already."""
 
+    def whole(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Write a whole answer; False, and nothing is written, where that would have to wait or nobody reads it."""
+
     def together(self) -> AbstractContextManager[None]:
         """What is sent inside goes out in one piece."""
+
+    def break_off(self) -> None:
+        """End the connection in the middle of the answer; what was not read is dropped."""
 
     @property
     def is_free(self) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import ServiceError, UnsupportedError
+from penstock.errors import ServiceError
 from penstock.serving.client_oip import Inference, OipCall
+from penstock.serving.client_pieces import Generated
 from penstock.serving.client_servables import Servables
 from penstock.serving.client_wire import Address, Events, Parsed, Question, Retries
 
@@ -28,7 +30,6 @@ Answer = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 Inputs = Mapping[str, Any]
 _THREADS: Final = 64
-NO_PIECES: Final = "answers in pieces come over grpc://; over http:// a language model has stream_complete"
 
 
 class Client:
@@ -133,8 +134,12 @@ class Client:
                 future.cancel()
 
     def stream_infer(self, servable: str, inputs: Inputs, **options: Any) -> Iterator[InferResult]:
-        """The pieces of a language model's answer as they come, over gRPC; leaving the loop ends the request."""
-        return self._channel.stream(Inference.of(servable, inputs, **options))
+        """The pieces of a language model's answer as they come; leaving the loop ends the request.
+
+        Over HTTP to one prompt at a time; over gRPC to several, and a servable's answer is one piece.
+        """
+        call = Inference.of(servable, inputs, **options)
+        return self._channel.stream(call) if self._address.is_grpc else self._pieces(Generated(call))
 
     def close(self) -> None:
         """Close the connections that are kept, once what is in the background has ended."""
@@ -157,8 +162,6 @@ class Client:
 
     @cached_property
     def _channel(self) -> Channel:
-        if not self._address.is_grpc:
-            raise UnsupportedError(NO_PIECES)
         from penstock.serving.client_grpc import Channel
 
         return Channel(self._address)
@@ -188,8 +191,18 @@ class Client:
             except (OSError, ServiceError) as error:
                 time.sleep(retries.pause(error))
 
-    def _stream(self, question: Question) -> Iterator[Answer]:
-        retries = Retries(self._address)
+    def _pieces(self, generated: Generated) -> Iterator[InferResult]:
+        question = generated.question()
+
+        def pieces() -> Iterator[InferResult]:
+            with closing(self._stream(question, generated.timeout_s)) as events:
+                for event in events:
+                    yield generated.piece(event)
+
+        return pieces()
+
+    def _stream(self, question: Question, timeout_s: float | None = None) -> Generator[Answer, None, None]:
+        retries = Retries(self._address, timeout_s)
         while True:
             try:
                 connection, answer = self._begin(question, retries)
@@ -198,6 +211,7 @@ class Client:
                     while not events.is_over:
                         yield from events.take()
                         if not answer.is_complete:
+                            connection.settimeout(retries.patience_s())
                             answer.feed(connection.recv(CHUNK))
                     return
                 finally:

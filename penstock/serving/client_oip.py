@@ -14,7 +14,7 @@ from penstock.serving.client_tensors import InferResult, array_of, array_of_list
 from penstock.serving.client_wire import Parsed, Question, json_of
 from penstock.serving.infer import Tensor
 
-__all__ = ["Change", "Index", "Inference", "OfModel", "OipCall", "Rpc"]
+__all__ = ["Change", "Index", "Inference", "OfModel", "OipCall", "Rpc", "path_of"]
 
 _LENGTH: Final = "inference-header-content-length"
 _MAX_TIMEOUT_S: Final = 86_400.0
@@ -52,7 +52,7 @@ def _model(servable: str, method: str) -> str:
     return f"{servable}.{method}" if method else servable
 
 
-def _path(model: str, version: str) -> str:
+def path_of(model: str, version: str) -> str:
     return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
 
@@ -110,7 +110,7 @@ class Inference(OipCall):
         data = json_of(body)
         if self.is_binary:
             headers.append(("Inference-Header-Content-Length", str(len(data))))
-        path = f"{_path(self.model, self.version)}/infer"
+        path = f"{path_of(self.model, self.version)}/infer"
         return Question("POST", path, b"".join((data, *raws)), tuple(headers), _read_answer)
 
     def rpc(self) -> Rpc:
@@ -193,7 +193,7 @@ class OfModel(OipCall):
     def question(self) -> Question:
         """A route without a body."""
         model = _model(self.servable, self.method)
-        path = _path(model, self.version) if model else "/v2/models"
+        path = path_of(model, self.version) if model else "/v2/models"
         read = {"stats": _read_stats, "ready": _read_ready}.get(self.what, Parsed.value)
         return Question("GET", path if self.what == "metadata" else f"{path}/{self.what}", read=read)
 

@@ -267,6 +267,7 @@ class Events:
             if "error" in value:
                 raise answer.error(value)
             self._retries.has_begun = True
+            self._is_done |= bool(value.get("finish_reason"))  # of generate_stream, whose end is told so
             yield value
         if answer.is_complete:
             if not self._is_done:

@@ -138,7 +138,10 @@ def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
         body.get("max_tokens") == 0 and not is_echo, "max_tokens must be above 0 without echo", "max_tokens"
     )
     refuse_together(body.get("max_tokens") == 0 and is_stream, "max_tokens must be above 0 with stream", "max_tokens")
-    refuse_together(body.get("max_tokens") == 0 and n > 1, "n must be 1 where max_tokens is 0", "n")
+    for name in ("n", "best_of"):
+        refuse_together(
+            body.get("max_tokens") == 0 and body.get(name, 1) > 1, f"{name} must be 1 where max_tokens is 0", name
+        )
     refuse_together(
         is_echo and body.get("truncate_prompt_tokens") == -1, "echo needs to know where a prompt is cut: give a number "
         "of tokens", "truncate_prompt_tokens",

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from penstock.config import parse_json
-from penstock.errors import DeadlineError, InvalidFileError
+from penstock.errors import DeadlineError, InvalidFileError, QueueFullError
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.backend import Models
-from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, rest_of
+from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, new_id, rest_of
 from penstock.serving.compression import inflated
 from penstock.serving.json_bounds import check_counts
 from penstock.serving.keys import Admission
+from penstock.serving.logs import LOG, note
 from penstock.serving.metrics import Metrics
 from penstock.serving.operations import Media, Operation, Routes, is_oip
 from penstock.serving.refusals import RefusalError, misfit_refusal, refusal_of
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
     from penstock.serving.infer import Methods
     from penstock.serving.traces import Traces
 
-__all__ = ["REQUEST_ID", "Door"]
+__all__ = ["LOG", "REQUEST_ID", "Door"]
 
-LOG: Final = logging.getLogger("penstock.serving")
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _LARGE_BODY: Final = 1 << 16
 _GRACE_S: Final = 5.0
@@ -76,7 +76,7 @@ class Door:
             raise RuntimeError(f"the service speaks HTTP alone, not {scope['type']}")
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else new_id()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
         call.body_now = scope.pop(DIRECT_BODY, None)  # which else would hold its own scope
         call.headers, call.methods = headers, self.methods
@@ -127,16 +127,31 @@ class Door:
             )
         if operation.is_admin:
             self.admission.check_admin(authorization)
+        if operation.is_work:
+            self.check_room()
         return operation
+
+    def check_room(self) -> None:
+        """QueueFullError where every model's queue is full: said before the request is read, which costs more.
+
+        With servables, or with room at any model, that is said where the request has named who is to answer.
+        """
+        models = self.models.list()
+        if not models or self.models.is_draining or any(one.has_room for one in models):
+            return
+        if self.methods is None or not self.methods.list():
+            raise QueueFullError("as many requests wait already as may, at every model")
 
     def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
         """Refuse what a page of another host would send: by Host (DNS rebinding) and by Origin (cross-site calls).
 
         Returns the Origin that is let in although it is another host's; empty for all others.
         """
-        names = [name for name, _ in scope["headers"]]
-        for single in _SINGLE_HEADERS:
-            if names.count(single) > 1:
+        if len(headers) != len(scope["headers"]):
+            names = [name for name, _ in scope["headers"]]
+            for single in _SINGLE_HEADERS:
+                if names.count(single) < 2:
+                    continue
                 raise RefusalError(400, f"the header {single.decode()} appears twice", code="invalid_header")
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
@@ -293,7 +308,7 @@ class Door:
                 "client": client[0],
                 **call.facts,
             }
-            LOG.log(level, "%s %s", call.request_id, status, extra={"facts": line})
+            note(level, call.request_id, status, line)
 
 
 def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
@@ -333,6 +348,7 @@ class _GoneError(Exception):
     """The client went away while it was sending."""
 
 
+@lru_cache(256)
 def _name_of(url: str) -> str:
     """The host's name of a URL, without port; empty when it cannot be one."""
     try:

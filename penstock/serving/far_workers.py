@@ -14,7 +14,7 @@ import grpc
 from penstock.errors import FileAccessError, PenstockError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.link import WorkerLink
-from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, error_to
+from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, WELCOME, bearer, error_to
 
 if TYPE_CHECKING:
     from penstock.serving.primary import WorkerDoor
@@ -72,14 +72,16 @@ class FarWorkers:
             self._server = None
 
     async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
-        """One worker's stream."""
+        """One worker's stream.  Nothing is read of who does not know the token: messages may be large."""
+        offered = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        if not hmac.compare_digest(_digest(bearer(self._door.token)), _digest(str(offered[0]) if offered else "")):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
+        await context.send_initial_metadata(((WELCOME, "1"),))
         try:
             first = await asyncio.wait_for(context.read(), _JOIN_S)
         except TimeoutError:
             first = grpc.aio.EOF
         join = first.join if first is not grpc.aio.EOF else pb.Join()
-        if not hmac.compare_digest(_digest(self._door.token), _digest(join.token)):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
         if join.protocol != PROTOCOL:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"

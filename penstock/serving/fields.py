@@ -107,7 +107,15 @@ COMPLETION: Final = Members(
     _NOTES,
 )
 
-_PART: Final = Members("ContentPart", {"type": Choice(("text",)), "text": Text()}, ("type", "text"))
+_PART: Final = Members(
+    "ContentPart",
+    {
+        "text": Text(),
+        **_refused("image_url", "input_audio", "audio_url", "video_url", "file", why="the models here read text alone"),
+        "type": Choice(("text",)),
+    },
+    ("type", "text"),
+)
 _MESSAGE: Final = Members(
     "Message",
     {

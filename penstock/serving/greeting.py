@@ -88,7 +88,9 @@ def _described(backend: RemoteBackend, context_len: int) -> str:
         text += f" (the model's; {context_len} was asked for)"
     if plans:
         workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
-        text += f"; {workers}, {plans[0].num_threads} threads each, {plans[0].max_requests} requests a step"
+        threads = "1 thread" if plans[0].num_threads == 1 else f"{plans[0].num_threads} threads"
+        each = "" if len(plans) == 1 else " each"
+        text += f"; {workers}, {threads}{each}, {plans[0].max_requests} requests a step"
     return text
 
 

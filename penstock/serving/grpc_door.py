@@ -186,6 +186,8 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             with self.counted(outcome, call):
                 self._let_in(call, metadata)
+                if method.is_work:  # of a stream's request the message is read first: its refusal has its id
+                    self.http.check_room()
                 with self.opened() if method.is_work else nullcontext():
                     if not method.is_stream:
                         call.message = await call.parsed(await self._read(call))
@@ -198,12 +200,10 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
                     async with asyncio.timeout(1):
                         await context.abort(grpc.StatusCode.ABORTED, "nothing of the answer was read in time")
             raise
-        trailers = trailers_of(request_id, outcome.refusal)
-        if outcome.refusal is None:
-            context.set_trailing_metadata(trailers)
-        else:
-            code = getattr(grpc.StatusCode, outcome.code)
-            await context.abort(code, str(outcome.refusal)[:MAX_MESSAGE_CHARS], trailers)
+        context.set_trailing_metadata(trailers_of(request_id, outcome.refusal))
+        if outcome.refusal is not None:  # abort would say it by an error, which holds the request until a collection
+            context.set_code(getattr(grpc.StatusCode, outcome.code))
+            context.set_details(str(outcome.refusal)[:MAX_MESSAGE_CHARS])
 
     @contextmanager
     def counted(self, outcome: Outcome, call: GrpcCall) -> Iterator[None]:
@@ -226,6 +226,8 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
             outcome.refuse(error, call)
             if outcome.status == 500:
                 LOG.error("request %s failed", call.request_id, exc_info=error)
+            if outcome.refusal is not None:  # its frames hold the outcome, which holds it
+                outcome.refusal.__traceback__ = outcome.refusal.__context__ = None
         finally:
             self._note(call, outcome)
 

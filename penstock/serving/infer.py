@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 __all__ = [
-    "DTYPES", "InferRequest", "InferResponse", "Method", "MethodStatistics", "Methods", "ModelState", "Tensor",
-    "TensorSpec",
+    "DTYPES", "InferRequest", "InferResponse", "Method", "MethodStatistics", "Methods", "ModelState", "Running",
+    "Tensor", "TensorSpec",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class InferResponse:
 class MethodStatistics:
     """Sums since the version was loaded, as the protocol's statistics extension has them: times in nanoseconds.
 
-    ``num_inferences`` counts instances, ``num_executions`` batches of the last stage with a model (of any, without).
+    ``num_inferences`` counts instances that were answered, ``num_executions`` batches of which something came, of the
+    last stage with a model (of any, without).
     """
 
     num_inferences: int = 0
@@ -102,7 +103,23 @@ class MethodStatistics:
     num_rejected: int = 0
     num_cancelled: int = 0
     batch_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of each size of a batch, how many ran and how long they took."""
+    """Of each size of a batch (without what failed), how many ran and how long they took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How a method is run, for operators.
+
+    ``policy``: which versions are served, as Triton's configuration has it.  ``processes``: how many run it, by what
+    they run.  Of the step that the statistics count: ``batch_sizes`` that go without waiting for more (none where it
+    takes one instance at a time), ``max_delay_s``, and ``max_waiting`` instances in its queue.
+    """
+
+    policy: Mapping[str, Any]
+    processes: Mapping[str, int]
+    batch_sizes: Sequence[int] = ()
+    max_delay_s: float = 0.0
+    max_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,10 @@ class Method(Protocol):
     @property
     def max_batch_size(self) -> int:
         """Instances of a request at most; larger batches than the models' are split."""
+
+    @property
+    def running(self) -> Running:
+        """How it is run."""
 
     @property
     def statistics(self) -> MethodStatistics:

@@ -14,7 +14,8 @@ import grpc
 from penstock.errors import FileAccessError, InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.serving import wire_pb2 as pb
 from penstock.serving.config import WorkerConfig
-from penstock.serving.wire import JOIN, MESSAGE_OPTIONS
+from penstock.serving.keys import read_secret
+from penstock.serving.wire import JOIN, MESSAGE_OPTIONS, WELCOME, bearer
 from penstock.serving.worker import Worker
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
@@ -30,11 +31,13 @@ _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
 def read_token(path: Path) -> str:
-    """The token of a file's first line; InvalidArgumentError for one that can be guessed."""
-    token = read_bytes(path).decode("utf-8", "replace").strip().splitlines()
-    if not token or len(token[0]) < LEAST_TOKEN_CHARS:
+    """The token of a file's first line; InvalidArgumentError for one that can be guessed, and as ``read_secret``."""
+    token = read_secret(path).decode("utf-8", "replace").strip().splitlines()
+    is_plain = bool(token) and token[0].isascii() and token[0].isprintable() and " " not in token[0]
+    if not is_plain or len(token[0]) < LEAST_TOKEN_CHARS:
         raise InvalidArgumentError(
-            f"{path}: a token has at least {LEAST_TOKEN_CHARS} characters; 'openssl rand -hex 32' makes one"
+            f"{path}: a token has at least {LEAST_TOKEN_CHARS} printable characters of ASCII without spaces; "
+            "'openssl rand -hex 32' makes one"
         )
     return token[0]
 
@@ -61,13 +64,15 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
     try:
         while not stopped.is_set():
             status = await _once(config, ca, stopped)
-            if status is not None:
+            if isinstance(status, int):
                 return status
+            because = f" ({status})" if status else ""
             if not again:
-                raise UnavailableError(f"{config.address}: the primary is not there, or went away")
+                raise UnavailableError(f"{config.address}: the primary is not there, or went away{because}")
             pause = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
             num_tries += 1
-            print(f"penstock worker: {config.address} is not there; again in {pause:g} s", file=sys.stderr, flush=True)
+            told = f"penstock worker: {config.address} is not there{because}; again in {pause:g} s"
+            print(told, file=sys.stderr, flush=True)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), pause)
         return 0
@@ -76,8 +81,8 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
             loop.remove_signal_handler(number)
 
 
-async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) -> int | None:
-    """One stream; None when it is worth trying again."""
+async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) -> int | str:
+    """One stream: the exit status, or what is known of the reason where it is worth trying again."""
     credentials = grpc.ssl_channel_credentials(root_certificates=ca)
     channel = grpc.aio.secure_channel(config.address, credentials, options=(*MESSAGE_OPTIONS, *_KEEPALIVE))
     serving = asyncio.ensure_future(_serve(config, channel))
@@ -86,13 +91,13 @@ async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) 
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             return 0
-        return 0 if serving.result() == 0 else None
+        return 0 if serving.result() == 0 else ""
     except (InvalidArgumentError, NotFoundError) as error:
         raise InvalidArgumentError(f"{config.address} refuses this worker: {error}") from error
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
             raise InvalidArgumentError(f"{config.address} refuses this worker: {error.details()}") from error
-        return None
+        return str(error.details() or "")
     finally:
         for task in (serving, stopping):
             task.cancel()
@@ -102,9 +107,10 @@ async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) 
 async def _serve(config: WorkerConfig, channel: grpc.aio.Channel) -> int:
     """Join over a channel and serve until told to stop; grpc.aio.AioRpcError when the primary refuses or is gone."""
     async with channel:
-        call = channel.stream_stream(
+        join = channel.stream_stream(
             JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
-        )()
+        )
+        call = join(metadata=(("authorization", bearer(config.token)),))
         stream = _CallStream(call)
         try:
             return await Worker(config, stream).run()
@@ -157,6 +163,8 @@ class _CallStream:
         self._has_out.set()
 
     async def _write(self) -> None:
+        if WELCOME not in (await self._call.initial_metadata() or ()):
+            return  # refused: a message that meets the end of the call would hide why
         while True:
             await self._has_out.wait()
             self._has_out.clear()

@@ -77,7 +77,7 @@ class Journey:
                     deaths = self._deaths(error)
                 await self._roads.wait_ready(RETRY_WAIT_S)
         except BaseException:
-            self._abort()
+            self.answer.close()
             raise
 
     @cached_property
@@ -92,7 +92,10 @@ class Journey:
         link.prefixes.add(self._names)
         if link.card is not None:
             self.answer.version = link.card.version
-        await request.taken
+        try:
+            await request.taken
+        finally:
+            del request  # an error that came holds this frame, and the request holds the error
 
     async def _send_as_suspect(self) -> None:
         async with self._roads.suspects:
@@ -112,6 +115,8 @@ class Journey:
         self._settled.set()
         if self.answer.is_complete and self._roads.blame:
             self._roads.blame.clear(self._fingerprint)
+        if self.answer.is_over:
+            self._request = None
 
     def _refusal(self) -> InternalError:
         return InternalError(

@@ -12,7 +12,7 @@ from typing import Final
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.serving.refusals import RefusalError
 
-__all__ = ["Admission", "ApiKeys"]
+__all__ = ["Admission", "ApiKeys", "read_secret"]
 
 MIN_KEY_CHARS: Final = 16
 MAX_KEY_CHARS: Final = 512
@@ -34,14 +34,7 @@ class ApiKeys:
         InvalidFileError for a file that others may read, that holds no key, or a key that is short or not printable
         ASCII without spaces.
         """
-        try:
-            with open(path, "rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise FileAccessError(f"{path}: {error.strerror}") from error
-        if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-            raise InvalidFileError(f"{path}: others may read or write it: chmod 600 it")
+        data = read_secret(path)
         keys = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
         keys = [key for key in keys if key and not key.startswith("#")]
         if not keys or len(data) > MAX_FILE_BYTES or len(keys) > MAX_KEYS:
@@ -67,6 +60,20 @@ class ApiKeys:
         for known in self._hashes:
             is_known |= hmac.compare_digest(found, known)
         return is_known and scheme.lower() == b"bearer"
+
+
+def read_secret(path: Path) -> bytes:
+    """The beginning of a file, up to a byte more than MAX_FILE_BYTES; InvalidFileError for one that others may read or
+    write, FileAccessError."""
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror}") from error
+    if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidFileError(f"{path}: others may read or write it: chmod 600 it")
+    return data
 
 
 class Admission:

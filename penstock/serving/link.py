@@ -151,6 +151,11 @@ class WorkerLink:
         return self.status == "ready"
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more request may be open."""
+        return not self.max_open or self.num_open < self.max_open
+
+    @property
     def heartbeat_age_s(self) -> float:
         """Since the engine's loop last turned, as far as is known here."""
         if self.card is None:
@@ -176,7 +181,7 @@ class WorkerLink:
         """Send a request; ``request.taken`` ends with its first news or a refusal.  QueueFullError at once."""
         if not self.is_ready:
             raise LostWorkerError(f"{self.model}: the worker takes no requests")
-        if self.max_open and self.num_open >= self.max_open:
+        if not self.has_room:
             raise QueueFullError(f"{self.num_open} requests are open already, and a worker takes {self.max_open}")
         request.key = next(self._keys)
         getattr(request.message, request.message.WhichOneof("what") or "submit").key = request.key

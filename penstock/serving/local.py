@@ -108,6 +108,11 @@ class LocalBackend:
         return "draining" if self._closed else "ready"
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more request may wait."""
+        return self._closed or self.llm.engine.has_room
+
+    @property
     def is_ready(self) -> bool:
         """Whether the loop turned within STALE_S."""
         return not self._closed and self.heartbeat_age_s < STALE_S

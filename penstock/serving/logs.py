@@ -7,9 +7,17 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["JsonLines", "tell"]
+__all__ = ["LOG", "JsonLines", "note", "tell"]
 
 LOG: Final = logging.getLogger("penstock.serving")
+
+
+_encoded: Final = json.JSONEncoder(default=str).encode
+
+
+def note(level: int, name: str, status: object, facts: dict[str, Any]) -> None:
+    """Write the line of a request; who calls is not looked for, which would cost more than all the rest of it."""
+    LOG.handle(LOG.makeRecord(LOG.name, level, "", 0, "%s %s", (name, status), None, extra={"facts": facts}))
 
 
 def tell(event: str, message: str, level: int = logging.INFO, **facts: Any) -> None:
@@ -20,12 +28,19 @@ def tell(event: str, message: str, level: int = logging.INFO, **facts: Any) -> N
 class JsonLines(logging.Formatter):
     """``time`` (UTC), ``level``, then the record's ``facts`` where it has some, else its ``message``; ``trace``."""
 
+    _last = -1, ""
+
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        second, text = self._last
+        if int(record.created) != second:  # most lines are of the second that the one before was of
+            second = int(record.created)
+            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._last = second, text
+        time = f"{text}.{int(record.created * 1000) % 1000:03d}+00:00"
         line: dict[str, Any] = {"time": time, "level": record.levelname.lower()}
         facts = getattr(record, "facts", None)
         line |= {"message": record.getMessage()} if facts is None else facts
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return _encoded(line)

@@ -12,6 +12,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.figures import STEP_TOKENS
+
 if TYPE_CHECKING:
     from penstock.engine.figures import EngineFigures
     from penstock.serving.backend import Models
@@ -215,6 +217,12 @@ class Metrics:
         for name, kind, note, field in rows:
             _head(out, f"vllm:{name}", kind, note)
             out += [f"vllm:{name}{{{labels}}} {getattr(found, field)}" for labels, found in figures.items()]
+        _head(out, "vllm:iteration_tokens_total", "histogram", "Tokens that a step computes.")
+        for labels, found in figures.items():
+            steps = _Histogram(tuple(map(float, STEP_TOKENS)))
+            steps.counts = [found.num_steps_by.get(name, 0) for name in (*map(str, STEP_TOKENS), "")]
+            steps.total = float(found.num_step_tokens)
+            out += steps.lines("vllm:iteration_tokens_total", labels)
         _head(out, "penstock:steps_total", "counter", "Steps of the engine.")
         out += [f"penstock:steps_total{{{labels}}} {found.num_steps}" for labels, found in figures.items()]
 

@@ -12,7 +12,7 @@ from penstock.engine.options import MAX_PRIORITY
 from penstock.errors import DeadlineError
 from penstock.serving.asked import check_count, options_of, prompts_of, sampling_of
 from penstock.serving.fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
-from penstock.serving.generation import Generation
+from penstock.serving.generation import Generation, Take, TakeNow
 from penstock.serving.infer import InferRequest, InferResponse, Method
 from penstock.serving.oip import Asked, Choice, asked_of, response_of
 from penstock.serving.refusals import RefusalError
@@ -134,10 +134,14 @@ class Inference:
         """All answers."""
         choices: dict[int, Choice] = {}
 
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
+        def keep(index: int, answer: Answer, delta: Delta) -> bool:
             self._add(choices.setdefault(index, Choice(index)), answer, delta)
+            return True
 
-        await self._run(take)
+        async def take(index: int, answer: Answer, delta: Delta) -> None:
+            keep(index, answer, delta)
+
+        await self._run(take, keep)
         return self._response([choices[index] for index in sorted(choices)])
 
     async def pieces(self, send: Callable[[InferResponse, bool], Awaitable[None]]) -> None:
@@ -167,7 +171,7 @@ class Inference:
     def _response(self, choices: list[Choice]) -> InferResponse:
         return response_of(self._asked, self._version, choices)
 
-    async def _run(self, take: Callable[[int, Answer, Delta], Awaitable[None]]) -> None:
+    async def _run(self, take: Take, take_now: TakeNow | None = None) -> None:
         """The answers' pieces, by the number of the answer."""
         asked, call = self._asked, self._call
         body, backend = call.body, call.model()
@@ -182,6 +186,9 @@ class Inference:
         async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
             await take(prompt * params.n + delta.index, answer, delta)
 
+        def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
+            return take_now is not None and take_now(prompt * params.n + delta.index, answer, delta)
+
         limit_s = min(call.settings.limits.request_s, self._remaining_s)
         seconds = min(body.get("timeout", limit_s), limit_s)
         if seconds <= 0:
@@ -189,7 +196,7 @@ class Inference:
         run = Generation(call, backend, params, options_of(body, limit_s))
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
-                await run.run([ids for ids, _ in given], taken)
+                await run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None)
         except DeadlineError:  # the engine's own, which is a TimeoutError, too
             raise
         except TimeoutError:

@@ -11,6 +11,7 @@ from penstock.serving.fields import MAX_NAME_CHARS
 from penstock.serving.grpc_door import GoneError, GrpcCall, Method, Outcome, trailers_of
 from penstock.serving.infer import InferRequest, InferResponse
 from penstock.serving.oip_answer import answer, found_method, language_model, run_method
+from penstock.serving.oip_config import config
 from penstock.serving.oip_messages import message_of, read_message, set_parameter
 from penstock.serving.oip_repository import load, unload
 from penstock.serving.oip_state import EXTENSIONS, index, is_model_ready, metadata, server_metadata, statistics
@@ -35,6 +36,7 @@ def oip_methods() -> list[Method]:
         Method(f"{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
         Method(f"{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
         Method(f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
+        Method(f"{SERVICE}/ModelConfig", pb.ModelConfigRequest, _model_config),
         Method(f"{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
         Method(f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
         Method(f"{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
@@ -67,6 +69,11 @@ async def _model_ready(call: GrpcCall) -> pb.ModelReadyResponse:
 
 async def _model_metadata(call: GrpcCall) -> pb.ModelMetadataResponse:
     return pb.ModelMetadataResponse(**metadata(call.request({}), call.message.name, call.message.version))
+
+
+async def _model_config(call: GrpcCall) -> pb.ModelConfigResponse:
+    found = config(call.request({}), call.message.name, call.message.version)
+    return pb.ModelConfigResponse(config=pb.ModelConfig(**found))
 
 
 async def _statistics(call: GrpcCall) -> pb.ModelStatisticsResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
+from penstock.serving.call import encoded
 from penstock.serving.infer import DTYPES, InferRequest, InferResponse, Tensor
 from penstock.serving.json_bounds import check_counts
 from penstock.serving.oip_tensors import (
@@ -20,6 +20,7 @@ from penstock.serving.oip_tensors import (
     MAX_ID_CHARS,
     MAX_NAME_CHARS,
     MAX_TENSORS,
+    What,
     as_float32,
     bfloat16_of,
     byte_array,
@@ -154,7 +155,7 @@ def read_body(data: bytes, json_bytes: int) -> Asking:
         check_new(name, inputs, index)
         num_bytes = one.get("parameters", {}).get("binary_data_size")
         if num_bytes is None:
-            array = _array(one, f"the input {show(name)}")
+            array = _array(one, What(name))
         else:
             if one.get("data") is not None:
                 raise wrong(name, f"the input {show(name)} must have data or binary_data_size, not both")
@@ -174,7 +175,7 @@ def read_body(data: bytes, json_bytes: int) -> Asking:
     return Asking(InferRequest(body.get("id", ""), inputs, tuple(binary), parameters), is_binary, binary, told)
 
 
-def _array(one: Mapping[str, Any], what: str) -> NDArray[Any]:
+def _array(one: Mapping[str, Any], what: What) -> NDArray[Any]:
     """The elements of an input that came as JSON."""
     name, datatype, shape, data = one["name"], one["datatype"], one["shape"], one.get("data")
     count = check_head(name, datatype, shape)
@@ -201,7 +202,7 @@ _KINDS: Final[dict[str, set[type]]] = {"BOOL": {bool}, "BYTES": {str}, **{name: 
 _WORDS: Final = {"BOOL": "true or false", "BYTES": "texts", **dict.fromkeys(_FLOATS, "numbers")}
 
 
-def _flat(data: list[Any], shape: Sequence[int], name: str, what: str) -> list[Any]:
+def _flat(data: list[Any], shape: Sequence[int], name: str, what: What) -> list[Any]:
     """The elements in row-major order, whether they come flat or nested by the shape."""
     level = data
     if not any(type(one) is list for one in level[:1]):
@@ -217,7 +218,11 @@ def _flat(data: list[Any], shape: Sequence[int], name: str, what: str) -> list[A
     return level
 
 
-def _numbers(elements: list[Any], datatype: str, name: str, what: str) -> NDArray[Any]:
+_FEW: Final = 1 << 10
+_LARGEST: Final = {name: float(np.finfo(DTYPES[name]).max) for name in _FLOATS if name != "BF16"}
+
+
+def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArray[Any]:
     kind = DTYPES[datatype]
     if kind.kind in "iu" and datatype != "BF16":
         bounds = np.iinfo(kind)
@@ -226,6 +231,10 @@ def _numbers(elements: list[Any], datatype: str, name: str, what: str) -> NDArra
         return np.array(elements, kind)
     if datatype == "BOOL":
         return np.array(elements, kind)
+    if len(elements) <= _FEW and datatype != "BF16" and elements:
+        largest = _LARGEST[datatype]
+        if -largest <= min(elements) and max(elements) <= largest:
+            return np.array(elements, kind)
     try:
         wide = np.array(elements, "<f8")
     except OverflowError:
@@ -259,7 +268,10 @@ def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes,
         head["id"] = asking.request.request_id
     if response.parameters:
         head["parameters"] = dict(response.parameters)
-    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        text = encoded(head).encode()
+    except ValueError:
+        raise _not_finite(response.outputs) from None
     return (b"".join((text, *raws)), len(text)) if raws else (text, None)
 
 
@@ -272,9 +284,16 @@ def _listed(tensor: Tensor) -> list[Any]:
             return [value.decode() for value in values]
         except UnicodeDecodeError:
             raise _not_json(tensor.name, "bytes that are no text in UTF-8") from None
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise _not_json(tensor.name, "numbers that are not finite")
     return values
+
+
+def _not_finite(outputs: Sequence[Tensor]) -> RefusalError:
+    """For what the encoder refused, which are numbers alone."""
+    for one in outputs:
+        array = as_float32(one.array) if one.datatype == "BF16" else one.array
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return _not_json(one.name, "numbers that are not finite")
+    raise ValueError("an answer that is no JSON")
 
 
 def _not_json(name: str, what: str) -> RefusalError:

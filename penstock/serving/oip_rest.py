@@ -10,6 +10,7 @@ from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.compression import ENCODINGS, accepted, deflated
 from penstock.serving.infer import DTYPES
 from penstock.serving.oip_answer import answer
+from penstock.serving.oip_config import MODEL_CONFIG, config
 from penstock.serving.oip_generate import GENERATE, GENERATE_ANSWER, GENERATE_EVENT, generate, generate_stream
 from penstock.serving.oip_json import INFER_ANSWER, INFER_REQUEST, Asking, body_of, read_body
 from penstock.serving.oip_repository import MAX_CONFIG_CHARS, load, unload
@@ -144,6 +145,11 @@ async def model(call: Call) -> Reply:
     return json_reply(metadata(call, *_named(call)))
 
 
+async def model_config(call: Call) -> Reply:
+    """How a model is run."""
+    return json_reply(config(call, *_named(call)))
+
+
 async def model_ready(call: Call) -> Reply:
     """Whether a request that comes now would be taken; 503 when not."""
     name, version = _named(call)
@@ -272,6 +278,10 @@ def _of_model(path: str, suffix: str) -> list[Operation]:
             generate_stream, (), GENERATE, GENERATE_EVENT, _WORK, media=Media(_TYPES),
         ),
         Operation("GET", path, f"model_metadata{suffix}", "What it takes and gives.", model, _MODEL, refusals=_MAYBE),
+        Operation(
+            "GET", f"{path}/config", f"model_config{suffix}", "How it is run.", model_config, MODEL_CONFIG,
+            refusals=_MAYBE,
+        ),
         Operation(
             "GET", f"{path}/ready", f"model_ready{suffix}", "It takes requests.", model_ready, _MODEL_READY,
             refusals=_MAYBE,

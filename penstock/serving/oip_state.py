@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXTENSIONS", "REST_EXTENSIONS", "index", "is_model_ready", "metadata", "server_metadata", "statistics"]
 
-EXTENSIONS: Final = ("model_repository", "parameters", "schedule_policy", "statistics")
+EXTENSIONS: Final = ("model_configuration", "model_repository", "parameters", "schedule_policy", "statistics")
 REST_EXTENSIONS: Final = ("binary_tensor_data", "generate", *EXTENSIONS)
 """What is built of Triton's; over gRPC all tensors are binary, and streams need no extension."""
 _STATES: Final = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "MAX_DIMS", "MAX_ELEMENTS", "MAX_NAME_CHARS", "MAX_TENSORS", "as_float32", "bfloat16_of", "byte_array",
+    "MAX_DIMS", "MAX_ELEMENTS", "MAX_NAME_CHARS", "MAX_TENSORS", "What", "as_float32", "bfloat16_of", "byte_array",
     "check_head", "check_id", "check_new", "frozen", "in_pieces", "raw_array", "raw_of", "wrong",
 ]  # fmt: skip
 
@@ -35,6 +35,18 @@ _PIECE: Final = 1 << 14
 def wrong(name: str, message: str, kind: str = "value") -> MisfitError:
     """A tensor that does not fit, by its name."""
     return MisfitError(name[:MAX_NAME_CHARS], message, kind)
+
+
+class What:
+    """An input as messages call it, which most requests never need."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __str__(self) -> str:
+        return f"the input {show(self._name)}"
 
 
 def check_id(request_id: str) -> None:
@@ -54,7 +66,7 @@ def check_new(name: str, found: Any, index: int) -> None:
 
 def check_head(name: str, datatype: str, shape: Sequence[int]) -> int:
     """How many elements an input says that it has; nothing is made of that size."""
-    what = f"the input {show(name)}"
+    what = What(name)
     if datatype not in DTYPES:
         raise wrong(name, f"{what} must have one of the datatypes {', '.join(DTYPES)}, not {show(datatype)}")
     if len(shape) > MAX_DIMS:  # millions of them fit into a message

@@ -65,6 +65,11 @@ class Operation:
     binary: bool = False
 
     @property
+    def is_work(self) -> bool:
+        """Whether an engine answers it, in its turn and within its time."""
+        return 504 in self.refusals
+
+    @property
     def is_oip(self) -> bool:
         """Whether it is of the Open Inference Protocol, which has another form of errors."""
         return is_oip(self.path)

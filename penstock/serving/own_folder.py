@@ -27,7 +27,7 @@ class OwnFolder:
     """
 
     def __init__(self) -> None:
-        parent = tempfile.gettempdir()
+        parent = _temporary()
         if len(parent) > _MOST_SOCKET_PATH - 32:
             parent = "/tmp"  # noqa: S108 - the folder in it is made afresh, for this user alone
         remove_stale(Path(parent))
@@ -45,6 +45,15 @@ class OwnFolder:
             _empty(self.path)
             os.close(self._lock)
             self._lock = -1
+
+
+def _temporary() -> str:
+    """Where it lies, without the file that Python writes to try a folder: a full disk has room for a folder still."""
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        found = os.environ.get(name, "")
+        if os.path.isdir(found) and os.access(found, os.W_OK | os.X_OK):
+            return os.path.abspath(found)
+    return "/tmp"  # noqa: S108 - as above
 
 
 def remove_stale(parent: Path) -> None:

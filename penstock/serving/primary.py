@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Primary", "WorkerDoor"]
 
+LOG: Final = logging.getLogger("penstock.serving")
 _LAST_WORDS_S: Final = 1.0
 _JOIN_S: Final = 10.0
 _PAUSE_S: Final = 0.2
@@ -231,6 +233,9 @@ class Primary:
                 await self._get_ready(link, message.ready)
                 stream.listen(link.hear)
                 await stream.ended.wait()
+                if stream.error is not None:
+                    LOG.error("%s: what the worker sent could not be taken", link.name, exc_info=stream.error)
+                return
         except (PenstockError, ValueError, TimeoutError, DecodeError):  # it speaks something else: as if it had ended
             pass
         finally:

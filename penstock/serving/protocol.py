@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from penstock.serving.call import DIRECT_BODY
+from penstock.serving.call import DIRECT_BODY, Headers
 from penstock.serving.refusals import CODES
+from penstock.serving.transport import Transport
 
 __all__ = ["BoundedProtocol"]
 
@@ -53,6 +54,10 @@ class _Together:
         self._flush()
         self._transport.close()
 
+    def abort(self) -> None:
+        self._pieces.clear()
+        self._transport.abort()
+
 
 class _DirectBody:
     """The rest of an answer that has begun in chunks, without a message, a coroutine and a look at each for a piece."""
@@ -70,6 +75,11 @@ class _DirectBody:
     def together(self) -> _Together:
         return _Together(self._cycle)
 
+    def break_off(self) -> None:
+        self.on_gone = None
+        self._cycle.disconnected = True
+        self._cycle.transport.abort()
+
     @property
     def is_free(self) -> bool:
         cycle = self._cycle
@@ -79,6 +89,31 @@ class _DirectBody:
             and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
             and cycle.scope["method"] != "HEAD"
         )
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.response_started or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        found, lines = [STATUS_LINE[status]], 2
+        for named in (cycle.default_headers, headers):
+            for name, value in named:
+                found += (name, b": ", value, b"\r\n")
+            lines += len(named)
+        if not cycle.keep_alive:
+            found.append(b"connection: close\r\n")
+            lines += 1
+        found.append(b"\r\n")
+        head = b"".join(found)
+        if head.count(b"\n") != lines or head.count(b"\r") != lines:
+            raise ValueError("a header holds the end of a line")
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+        return True
 
     def write(self, piece: bytes) -> None:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -96,10 +131,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_bytes = 0
         self._num_unparsed = 0
         self._is_too_large = False
+        self._is_in_body = False
 
     def connection_made(self, transport: Any) -> None:
         """Take a connection, unless there are as many as may be."""
-        super().connection_made(transport)
+        limits = self._limits
+        self._way = Transport(transport, lambda: self._is_in_body, limits.body_s, limits.write_s)
+        super().connection_made(self._way)  # type: ignore[arg-type]
         own = transport.get_extra_info("socket")
         if own is not None:  # else the system takes megabytes for a reader who takes nothing
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -115,6 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """It is gone."""
         self._arrivals.spoke(self)
         self._stop_timer()
+        self._way.ended()
         super().connection_lost(exc)
         while self._direct:
             on_gone = self._direct.popleft().on_gone
@@ -127,12 +166,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._arrivals.spoke(self)
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_headers()
+            if self._is_in_body:  # of a request that was answered before all of it was here: nobody reads it
+                self._timer = self.loop.call_later(self._limits.body_s, self._way.end)
+            else:
+                self._expect_headers()
         self._num_unparsed += len(data)
         super().data_received(data)
         # The parser keeps half a header to itself, however long it grows.
         if (
             self._timer is not None
+            and not self._is_in_body
             and self._num_unparsed > self._limits.header_bytes
             and not self.transport.is_closing()
         ):
@@ -156,11 +199,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The application takes over."""
         self._stop_timer()
+        self._is_in_body = True
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
             direct = _DirectBody(self.cycle)
             self._direct.append(direct)
             self.cycle.scope[DIRECT_BODY] = direct  # type: ignore[typeddict-unknown-key]
+
+    def on_message_complete(self) -> None:
+        """All of a request is here; where its answer is, too, the connection rests as behind any other answer."""
+        self._is_in_body = False
+        super().on_message_complete()
+        if self._timer is not None:
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """The next request may come."""
@@ -209,5 +263,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if CODES[status].is_retriable:
             lines.append("retry-after: 1")
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        self._is_in_body = status == 431  # the rest of the headers is on its way
         self.transport.close()
         self._stop_timer()

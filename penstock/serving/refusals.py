@@ -144,7 +144,8 @@ def refusal_of(error: BaseException, request_id: str) -> RefusalError:
     if isinstance(error, QueueFullError):
         return RefusalError(429, "as many requests wait already as may: come back later", code="queue_full")
     if isinstance(error, DeadlineError):
-        return RefusalError(504, str(error), param="timeout", code="deadline_exceeded")
+        message = str(error).replace("deadline_s", "timeout", 1)  # by the name that clients know
+        return RefusalError(504, message, param="timeout", code="deadline_exceeded")
     if isinstance(error, InvalidArgumentError):
         param = str(error).partition(" ")[0].partition("[")[0].rstrip(":")
         is_too_long = "but the context holds" in str(error)

@@ -220,6 +220,12 @@ class RemoteBackend:
         return "updating" if self._is_updating else "ready"
 
     @property
+    def has_room(self) -> bool:
+        """Whether some worker takes one more request; True while there is none, which is said otherwise."""
+        links = self._links
+        return not links or any(link.has_room for link in links)
+
+    @property
     def is_ready(self) -> bool:
         """Whether some worker takes requests, was heard of lately and has an engine whose loop turns."""
         return not self._is_draining and any(link.is_fresh for link in self._links)

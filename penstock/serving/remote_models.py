@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,8 @@ class RemoteModels:
 
     def __init__(self, launcher: Launcher, options: ModelOptions | None = None, num_workers: int = 1) -> None:
         self.is_draining = False
+        self.taken_by: Callable[[str], str] = lambda name: ""
+        """What else has a name, as people call it; "" when nothing has."""
         self._launcher = launcher
         self._options = options or ModelOptions()
         self._num_workers = num_workers
@@ -72,7 +75,10 @@ class RemoteModels:
         if self.is_draining:
             raise UnavailableError("the service is about to end", 5.0)
         if name in self._backends:
-            raise InvalidArgumentError(f"the name {name!r} is taken: update it, or choose another one")
+            advice = "update it, or give this one a name of its own (NAME=PATH)"
+            raise InvalidArgumentError(f"the name {name!r} is taken: {advice}")
+        if other := self.taken_by(name):
+            raise InvalidArgumentError(f"the name {name!r} is taken by {other}: choose another one")
         backend = self._backends[name] = RemoteBackend(name, self._launcher, self._options, self._num_workers)
         try:
             await backend.load(model)

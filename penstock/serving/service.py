@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from penstock.errors import InvalidArgumentError
 from penstock.serving.changes import Changes
 from penstock.serving.config import ModelOptions
 from penstock.serving.fleet import Patience
@@ -110,12 +110,13 @@ async def run_service(settings: ServiceSettings) -> int:
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            print(greeting(urls, models, servables, settings, primary.port), flush=True)
+            gc.freeze()  # what the start made is here to stay: else each full collection looks at it for 0.1 s
+            _say(greeting(urls, models, servables, settings, primary.port), sys.stdout)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         if signals.first is not None:
-            print(f"penstock: {signals.first.name}: open requests end, then the service", file=sys.stderr, flush=True)
+            _say(f"penstock: {signals.first.name}: open requests end, then the service", sys.stderr)
         loading.cancel()
         await changes.close()
         await _drain(models, servables, stop_now)
@@ -138,6 +139,12 @@ async def run_service(settings: ServiceSettings) -> int:
         signals.close()
 
 
+def _say(text: str, where: TextIO) -> None:
+    """What cannot be written, to a full disk or a pipe that nobody reads, ends no service."""
+    with suppress(OSError):
+        print(text, file=where, flush=True)
+
+
 def _traces(settings: ServiceSettings) -> Traces | None:
     if not settings.otlp_traces_endpoint:
         return None
@@ -152,8 +159,13 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
     from penstock.serving.servables.hidden_models import HiddenModels
     from penstock.serving.servables.repository import Servables
 
-    hidden = HiddenModels(models, lambda name: RemoteBackend(name, primary, settings.options, settings.num_workers))
-    return Servables(settings.patience, hidden)
+    def make(name: str, scheme: str | None) -> RemoteBackend:
+        options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
+        return RemoteBackend(name, primary, options, settings.num_workers)
+
+    found = Servables(settings.patience, HiddenModels(models, make), lambda: [one.name for one in models.list()])
+    models.taken_by = found.taken_by
+    return found
 
 
 def _listeners(
@@ -187,10 +199,6 @@ async def _load(models: RemoteModels, servables: Servables | None, settings: Ser
     if servables is not None:
         for root in settings.servables:
             await servables.open(root)
-        names = {one.name for one in models.list()}
-        for one in servables.all():
-            if one.name in names:
-                raise InvalidArgumentError(f"a model and a servable have the name {one.name}")
 
 
 async def _drain(models: RemoteModels, servables: Servables | None, stop_now: asyncio.Event) -> None:

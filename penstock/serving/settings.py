@@ -13,6 +13,7 @@ from penstock.errors import InvalidArgumentError
 __all__ = ["DoorLimits", "DoorSettings", "is_loopback"]
 
 _ORIGIN: Final = re.compile(r"https?://[^/A-Z\s]+")
+_HOST: Final = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 MAX_KEYS: Final = 10_000
 
@@ -21,10 +22,15 @@ def is_loopback(host: str) -> bool:
     """Whether an address to listen on is reached from this machine alone."""
     if host == "localhost":
         return True
+    return _is_address(host) and ip_address(host).is_loopback  # a name is none, whatever it begins with
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name, whatever it begins with
+        ip_address(host)
+    except ValueError:
         return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,11 @@ class DoorSettings:
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidArgumentError("tls_certificate and tls_key must be given together")
+        for name in self.hosts:
+            if _HOST.fullmatch(name) is None or (":" in name and not _is_address(name)):
+                raise InvalidArgumentError(
+                    f"allowed host {name!r:.200} can match nothing: expected a name without a port"
+                )
         for origin in self.origins:
             if _ORIGIN.fullmatch(origin) is None:
                 raise InvalidArgumentError(

@@ -257,13 +257,16 @@ class Either:
     def check(self, value: Any, path: str) -> Any:
         """What the first shape that fits makes of it.  Of those that do not, the one that came furthest speaks."""
         deepest: MisfitError | None = None
-        for shape in self.shapes:
-            try:
-                return shape.check(value, path)
-            except MisfitError as misfit:
-                if misfit.path != path and (deepest is None or _reach(misfit.path) > _reach(deepest.path)):
-                    deepest = misfit
-        raise deepest or _expected(path, self.expected, value)
+        try:
+            for shape in self.shapes:
+                try:
+                    return shape.check(value, path)
+                except MisfitError as misfit:
+                    if misfit.path != path and (deepest is None or _reach(misfit.path) > _reach(deepest.path)):
+                        deepest = misfit
+            raise deepest or _expected(path, self.expected, value)
+        finally:
+            deepest = None  # whose frames hold this one
 
     def schema(self) -> Schema:
         """Any of the schemas."""
@@ -292,6 +295,9 @@ class Members:
                 raise MisfitError(
                     f"{prefix}{name}"[:200], f"{prefix}{show(name)[1:-1]} is not a field of {self.title}", "unknown"
                 )
+        for name, item in value.items():  # before what is missing: it says more of what was meant
+            if isinstance(self.fields[name], Nothing):
+                self.fields[name].check(item, f"{prefix}{name}")
         for name in self.required:
             if name not in value:
                 raise MisfitError(f"{prefix}{name}", f"{prefix}{name} is missing", "missing")

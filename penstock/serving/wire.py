@@ -23,11 +23,14 @@ from penstock.serving import wire_pb2 as pb
 from penstock.serving.backend import ModelCard
 
 __all__ = [
-    "JOIN", "MAX_MESSAGE_BYTES", "MESSAGE_OPTIONS", "PROTOCOL", "card_from", "card_to", "error_from", "error_to",
-    "figures_from", "figures_to", "news_from", "news_to", "options_from", "options_to", "sampling_from", "sampling_to",
+    "JOIN", "MAX_MESSAGE_BYTES", "MESSAGE_OPTIONS", "PROTOCOL", "WELCOME", "bearer", "card_from", "card_to",
+    "error_from", "error_to", "figures_from", "figures_to", "news_from", "news_to", "options_from", "options_to",
+    "sampling_from", "sampling_to",
 ]  # fmt: skip
 
 JOIN: Final = "/penstock.v1.Primary/Join"
+WELCOME: Final = "penstock-welcome"
+"""Of the primary's first metadata, once it knows the token: before that nothing may be sent."""
 PROTOCOL: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
 """A tokenizer.json and the scores of a long prompt are the largest that come."""
@@ -39,6 +42,12 @@ _LISTS: Final = ("bad_words", "stop", "stop_token_ids")
 _KINDS: Final = {name: getattr(errors, name) for name in errors.__all__ if name != "ServiceError"}
 """What an engine raises; that one is a client's."""
 _CARD_FIELDS: Final = tuple(field.name for field in dataclasses.fields(ModelCard))
+
+
+def bearer(token: str) -> str:
+    """How a worker of another machine says its token: in front of its first message, which else would have to be read
+    before anybody knows who sends it."""
+    return f"Bearer {token}"
 
 
 def sampling_to(params: SamplingParams) -> pb.Sampling:

@@ -8,6 +8,7 @@ whole group are left to the primary, which drains first.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -76,14 +77,21 @@ class Worker:
 
     async def run(self) -> int:
         """Join, load, serve; the exit status."""
-        pid = os.getpid() if self._config.address.startswith("unix:") else 0
-        join = pb.Join(protocol=PROTOCOL, token=self._config.token, model=self._config.name, pid=pid)
+        config = self._config
+        join = pb.Join(protocol=PROTOCOL, model=config.name)
+        if not self._is_far:  # another machine's token goes in front of its messages
+            join.token, join.pid = config.token, os.getpid()
         self._stream.send(pb.FromWorker(join=join))
         try:
             return await self._serve()
         finally:
             if self._feed is not None:
                 await asyncio.to_thread(self._feed.close)
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether the primary is on another machine."""
+        return not self._config.address.startswith("unix:")
 
     async def _serve(self) -> int:
         from penstock.engine.feed import Feed
@@ -98,13 +106,17 @@ class Worker:
         try:
             llm, longest_turn_s = opening.result()
         except Exception as error:
-            if not self._config.address.startswith("unix:"):  # there the primary says it
+            if self._is_far:  # here the primary says it
                 print(f"penstock worker: {error}", file=sys.stderr, flush=True)
             self._stream.send(pb.FromWorker(failed=error_to(error)))
             await asked  # the primary ends the stream
             return 1
         self._feed = Feed(llm, self._hand_over, asyncio.get_running_loop().call_soon)
+        gc.freeze()  # what loading made stays: else full collections look at it, and a step waits for that
         self._stream.send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
+        if self._is_far:
+            told = f"penstock worker: {self._config.name} is loaded, and offered to {self._config.address}"
+            print(told, file=sys.stderr, flush=True)
         beats = asyncio.ensure_future(self._beat(Pulse(longest_turn_s)))
         try:
             message = await asked

@@ -23,6 +23,22 @@ def test_hostile_json_is_an_invalid_file(text: bytes) -> None:
         parse_object(text, "config.json")
 
 
+@pytest.mark.parametrize("shell", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_as_many_levels_as_may_be_and_one_more(shell: tuple[bytes, bytes]) -> None:
+    """Also where brackets stand beside each other, or in texts."""
+    head, tail = shell
+    for num, is_read in ((63, True), (64, False)):
+        for text in (
+            head * num + b"1" + tail * num,
+            b'["[[[", [], {}, ' + head * (num - 1) + b"1" + tail * (num - 1) + b"]",
+        ):
+            if is_read:
+                assert parse_json(text, "x") is not None
+            else:
+                with pytest.raises(InvalidFileError, match="64 levels"):
+                    parse_json(text, "x")
+
+
 def test_json_larger_than_its_limit_is_refused() -> None:
     with pytest.raises(InvalidFileError, match="at most 10 bytes"):
         parse_json(b'"0123456789"', "x.json", max_bytes=10)

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -27,9 +27,11 @@ from tests.serving.grpc_client import Stream, tensor
 
 
 @contextmanager
-def serving(*args: object, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def serving(
+    *args: object, cwd: Path, program: Sequence[str] = ("-X", "importtime", "-m", "penstock", "serve")
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A service on a free port: its process, its address, and all that it said when it was ready."""
-    command = [sys.executable, "-X", "importtime", "-m", "penstock", "serve", *map(str, args), "--port", "0"]
+    command = [sys.executable, *program, *map(str, args), "--port", "0"]
     environment = os.environ | {"TMPDIR": str(cwd)}
     with (cwd / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd, env=environment)
@@ -182,9 +184,22 @@ def test_options_become_settings() -> None:
     assert (settings.options.engine.max_waiting, settings.options.engine.prefix_cache) == (7, False)
     assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
     assert settings.options.threads >= 1
-    for wrong, named in (("--workers", "--workers"), ("--hang-seconds", "--hang-seconds"), ("--max-open", "num_open")):
-        with pytest.raises(InvalidArgumentError, match=named):
+    for wrong in ("--workers", "--hang-seconds", "--drain-seconds", "--max-open", "--max-body-bytes", "--max-seconds"):
+        with pytest.raises(InvalidArgumentError, match=wrong):
             settings_of(parser.parse_args(["serve", "m.psm", wrong, "0"]))
+    for alone, value in (
+        ("--threads", "1025"),
+        ("--worker-host", "127.0.0.1"),
+        ("--worker-token-file", "token"),
+        ("--worker-port", "0"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=alone):
+            settings_of(parser.parse_args(["serve", "m.psm", alone, value]))
+    for host in ("http://host", "host:8000", "[::1]", "", "a b"):
+        with pytest.raises(InvalidArgumentError, match="can match nothing"):
+            settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host]))
+    for host in ("*", "a.example", "under_score", "10.0.0.1", "::1"):
+        assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).door.hosts == (host,)
 
 
 def test_the_document_has_every_option_and_its_default() -> None:

@@ -368,6 +368,8 @@ def test_figures_count_what_happened(make_llm):
     now = engine.figures()
     assert (now.num_running, now.num_waiting, now.num_steps, now.num_output_tokens) == (1, 0, 3, 2)
     assert (now.num_pages, now.num_held_pages, now.page_use) == (64, 3, 3 / 64)
+    assert now.num_step_tokens == 71  # the prompt, and the first of the two
+    assert (sum(now.num_steps_by.values()), now.num_steps_by["1"]) == (3, 1)
     engine.abort(running)
     submit(engine, length=70, max_tokens=1)
     finish_order(engine, [])

@@ -6,11 +6,13 @@ runs.  "scheduled": one with DEADLY kills it when it has a place in a
 step.  "waits": the weights are read once a file of the bundle's name with .go lies beside it.  "exits": the process
 ends when its model is loaded for the second time, as told by a file that the first one leaves beside the bundle.
 "crowd": the first process of a bundle begins when CROWD requests are there, and hangs once two of them have a token.
+"clock": the time of day is an hour ahead and an hour behind in turn, at each look.
 "slow": a step takes 10 ms longer, so that what a test does to a running request finds it running.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -81,6 +83,10 @@ def main() -> int:
 
         return honest_open(config, wait)
 
+    if "clock" in faults:
+        steps, honest_time = itertools.cycle((3600.0, -3600.0)), time.time
+        time.time = lambda: honest_time() + next(steps)
+        time.time_ns = lambda: int(time.time() * 1e9)
     if "scheduled" in faults:
         Scheduler.schedule = schedule
     if "waits" in faults:

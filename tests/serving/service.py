@@ -145,6 +145,11 @@ class Service:
         """Requests that are at work behind the door."""
         return self.door.num_open
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Stop it and wait for its end."""
         if self._thread.is_alive():
@@ -152,3 +157,8 @@ class Service:
                 self.loop.call_soon_threadsafe(one.stop, True)
             self._thread.join(SECONDS)
         assert not self._thread.is_alive()
+
+
+def address(service: Service, way: str) -> str:
+    """A client's, over gRPC where ``way`` is "grpc"."""
+    return f"grpc://{service.grpc_address}" if way == "grpc" else service.url

@@ -15,6 +15,7 @@ from penstock.serving.infer import (
     InferResponse,
     MethodStatistics,
     ModelState,
+    Running,
     Tensor,
     TensorSpec,
 )
@@ -27,6 +28,7 @@ class StubMethod:
     """A method over a function; ``gate`` is waited for when it is there."""
 
     max_batch_size = 64
+    running = Running({"all": {}}, {"sums: stages": 2}, (4, 8), 0.002, 100)
 
     def __init__(
         self, name: str, version: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], run: Run

@@ -18,8 +18,12 @@ import pytest
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.serving.admin import make_admin
 from penstock.serving.app import make_app
+from penstock.serving.call import Call
 from penstock.serving.changes import Changes
 from penstock.serving.http import Listener
+from penstock.serving.metrics import Metrics
+from penstock.serving.refusals import RefusalError
+from penstock.serving.settings import DoorSettings
 from penstock.serving.unix_socket import UnixSocket
 from tests.cli.test_serve import ask, serving
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
@@ -152,6 +156,29 @@ def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
             assert (status, answer["error"]["code"]) == (503, "out_of_memory")
             assert "the plan takes" in answer["error"]["message"]
             assert running.models.list() == []
+
+    asyncio.run(main())
+
+
+def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> None:
+    """Who names no model means the one that is there, not the one that may come."""
+    model, other, go = tmp_path / "demo.psm", tmp_path / "other.psm", tmp_path / "demo.go"
+    for path in (model, other):
+        path.symlink_to(DEMO)
+    go.touch()
+
+    async def main() -> None:
+        async with service(command=faulty("waits")) as running:
+            models = running.models
+            asked = Call("id", {}, {}, models, DoorSettings(), Metrics(models), None)
+            await models.load(str(model))
+            loading = asyncio.ensure_future(models.load(str(other)))
+            await until(lambda: len(models.list()) == 2)
+            assert asked.model().name == "demo"
+            (tmp_path / "other.go").touch()
+            await loading
+            with pytest.raises(RefusalError, match="model is missing"):
+                asked.model()
 
     asyncio.run(main())
 

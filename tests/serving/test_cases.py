@@ -110,6 +110,7 @@ def test_every_field_of_sampling_is_honoured(demo, serve, llm, make_llm, name):
         ({"allowed_token_ids": [99999]}, "allowed_token_ids"),
         ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"best_of": 2, "n": 3}, "best_of"),
+        ({"max_tokens": 0, "echo": True, "best_of": 2}, "best_of"),
         ({"structured_outputs": {"regex": "[.*"}}, "structured_outputs"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"use_beam_search": True}, "use_beam_search"),

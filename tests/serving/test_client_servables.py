@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ import pytest
 
 from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError, UnsupportedError
 from penstock.errors import InvalidArgumentError
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.client_tensors import InferResult
+from penstock.serving.settings import DoorSettings
 from tests.cli.conftest import DEMO
-from tests.serving.service import KEY, SECONDS, Service, until
+from tests.serving.service import SECONDS, Service, address, until
 from tests.serving.stub_methods import StubMethods
 
 PROMPT = "def add(a, b):"
@@ -32,10 +32,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     found = Service({"demo": LLM(DEMO)}, settings, methods=StubMethods())
     yield found
     found.close()
-
-
-def address(service: Service, way: str) -> str:
-    return f"grpc://{service.grpc_address}" if way == "grpc" else service.url
 
 
 @pytest.fixture(params=WAYS)
@@ -269,96 +265,86 @@ def test_language_models(service: Service) -> None:
     for way in WAYS:
         with Client(address(service, way), binary=way == "bytes") as client:
             assert client.infer("demo", {"text_input": [PROMPT]}, **sampling)["text_output"].tolist() == [text.encode()]
-    with Client(address(service, "grpc")) as client:
+
+
+def _joined(pieces: list[InferResult], name: str) -> list[Any]:
+    values = [value for one in pieces for value in one[name].reshape(-1).tolist()]
+    return values if name == "output_ids" else [b"".join(values)]
+
+
+@pytest.mark.parametrize("way", ["bytes", "grpc"])
+def test_pieces_of_a_language_models_answer(service: Service, way: str) -> None:
+    """The same over both doors, but for what gRPC says of the last one."""
+    sampling = {"parameters": {"max_tokens": 12, "temperature": 0.0}}
+    with Client(address(service, way)) as client, Client(address(service, "grpc")) as other:
+        whole = client.infer("demo", {"text_input": [PROMPT]}, **sampling)
         pieces = list(client.stream_infer("demo", {"text_input": [PROMPT]}, **sampling))
-        assert b"".join(one["text_output"][0] for one in pieces).decode() == text
-        assert len(pieces) > 2
+        assert b"".join(one["text_output"][0] for one in pieces) == whole["text_output"][0]
+        assert len(pieces) > 1
+        assert [one["finish_reason"][0] for one in pieces[:-1]] == [b""] * (len(pieces) - 1)
+        assert pieces[-1]["finish_reason"].tolist() == whole["finish_reason"].tolist()
+        theirs = list(other.stream_infer("demo", {"text_input": [PROMPT]}, **sampling))
+        assert {(one.model, one.version, *one) for one in pieces} == {(one.model, one.version, *one) for one in theirs}
+        for name in pieces[0]:  # how much is in a piece differs with the reader's pace
+            ours, other_ones = ([one[name] for one in ones] for ones in (pieces, theirs))
+            assert {one.dtype for one in ours} == {one.dtype for one in other_ones}
+            assert {one.ndim for one in ours} == {one.ndim for one in other_ones}
+        for name in ("output_ids", "text_output"):
+            assert _joined(pieces, name) == _joined(theirs, name)
+        ids = np.array(service.post("/tokenize", prompt=PROMPT)["tokens"])
+        given = {"input_ids": ids, "max_tokens": np.array([12]), "temperature": [0.0]}
+        found = list(client.stream_infer("demo", given, version="1", outputs=("text_output",), timeout_s=600))
+        assert {(*one,) for one in found} == {("text_output",)}
+        assert b"".join(one["text_output"][0] for one in found) == whole["text_output"][0]
+        two = list(client.stream_infer("demo", {"text_input": [PROMPT]}, parameters={"max_tokens": 3, "n": 2}))
+        assert {int(one["index"][0]) for one in two if one["finish_reason"][0]} == {0, 1}
+        for parameters, param in (({"max_tokens": -1}, "max_tokens"), ({"max_token": 1}, "max_token")):
+            with pytest.raises(ServiceError) as caught:
+                list(client.stream_infer("demo", {"text_input": [PROMPT]}, parameters=parameters))
+            assert (caught.value.status, caught.value.param) == (400, param)
         with pytest.raises(ServiceError) as caught:
-            list(client.stream_infer("demo", {"text_input": [PROMPT]}, parameters={"max_tokens": -1}))
-        assert (caught.value.status, caught.value.param) == (400, "max_tokens")
+            list(client.stream_infer("nobody", {"text_input": [PROMPT]}))
+        assert caught.value.status == 404
 
-    async def work(client: AsyncClient) -> str:
+    async def work(client: AsyncClient) -> bytes:
         pieces = client.stream_infer("demo", {"text_input": [PROMPT]}, **sampling)
-        return "".join([one["text_output"][0].decode() async for one in pieces])
+        return b"".join([one["text_output"][0] async for one in pieces])
 
-    assert asked(service, "grpc", work) == text
+    assert asked(service, way, work) == whole["text_output"][0]
 
 
-def test_leaving_the_pieces_ends_the_request(service: Service) -> None:
-    with Client(address(service, "grpc")) as client:
+def test_what_comes_in_no_pieces_over_http(service: Service) -> None:
+    with Client(service.url) as client:
+        for inputs, options, told in (
+            ({"x": X, "y": Y}, {}, "sums: .* language models.*infer gives it"),
+            ({"text_input": ["a", "b"]}, {}, "one prompt at a time"),
+            ({"input_ids": [[1], [2]]}, {}, "one prompt at a time"),
+            ({"text_input": ["a"]}, {"outputs": ["text"]}, "output 'text': .* text_output"),
+            ({"text_input": ["a"], "n": [1]}, {"parameters": {"n": 1}}, "n is given as an input and"),
+        ):
+            with pytest.raises((UnsupportedError, InvalidArgumentError), match=told):
+                client.stream_infer("sums", inputs, **options)
+        with pytest.raises(ServiceError, match="takes tensors: use infer"):
+            list(client.stream_infer("sums", {"text_input": ["a"]}))
+
+
+@pytest.mark.parametrize("way", ["bytes", "grpc"])
+def test_leaving_the_pieces_ends_the_request(service: Service, way: str) -> None:
+    with Client(address(service, way)) as client:
         for _ in client.stream_infer("demo", {"text_input": [PROMPT]}, parameters={"ignore_eos": True}):
             break
         until(lambda: service.num_open == 0)
+
+    async def work(client: AsyncClient) -> None:
+        pieces = client.stream_infer("demo", {"text_input": [PROMPT]}, parameters={"ignore_eos": True})
+        async for _ in pieces:
+            break
+        await pieces.aclose()
+
+    asked(service, way, work)
+    until(lambda: service.num_open == 0)
 
 
 def test_each_address_has_its_routes(service: Service) -> None:
     with Client(address(service, "grpc")) as client, pytest.raises(UnsupportedError, match="http:// address"):
         client.complete("x")
-    with Client(service.url) as client, pytest.raises(UnsupportedError, match="stream_complete"):
-        client.stream_infer("demo", {"text_input": ["x"]})
-
-
-@pytest.mark.parametrize("url", ["grpc://localhost", "grpc://localhost:1/v1", "grpcs://:1", "grpc://localhost:1?x"])
-def test_addresses_of_grpc_that_are_none(url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="url"):
-        Client(url)
-
-
-def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(KEY + "\n")
-    keys.chmod(0o600)
-    file, key = certificate
-    settings = DoorSettings(grpc_port=0, keys_file=keys, tls_certificate=file, tls_key=key)
-    service = serve(settings=settings)
-    port = service.grpc_address.rpartition(":")[2]
-    inputs, options = {"text_input": ["the cat"]}, {"parameters": {"max_tokens": 2}}
-    for url in (f"https://localhost:{service.address[1]}", f"grpcs://localhost:{port}"):
-        with Client(url, api_key=KEY, tls_ca=file) as client:
-            assert client.infer("fake", inputs, **options)["text_output"].shape == (1,)
-        with Client(url, tls_ca=str(file), retries=0) as client, pytest.raises(ServiceError) as caught:
-            client.infer("fake", inputs, **options)
-        assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
-        with Client(url, api_key=KEY, retries=0) as client, pytest.raises(ServiceError) as caught:
-            client.infer("fake", inputs, timeout_s=20)
-        assert caught.value.status == 0, "nobody vouches for it"
-
-        async def work(url: str) -> None:
-            async with AsyncClient(url, api_key=KEY, tls_ca=file) as client:
-                assert await client.servables.is_ready("fake")
-
-        asyncio.run(work(url))
-    with pytest.raises(InvalidArgumentError, match="tls_ca"):
-        Client("http://localhost", tls_ca=file)
-    with pytest.raises(InvalidArgumentError, match="tls_ca"):
-        Client("https://localhost", tls_ca=tmp_path / "none").infer("x", {})
-
-
-@pytest.mark.parametrize("way", ["bytes", "grpc"])
-def test_what_may_pass_is_tried_again(serve: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request may be open, and one is: the next is refused until that has ended."""
-    monkeypatch.setattr("penstock.serving.client_wire.MAX_PAUSE_S", 0.01)
-    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(num_open=1)))
-    service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
-    until(lambda: service.num_open == 1)
-    inputs, options = {"text_input": ["the cat"]}, {"parameters": {"max_tokens": 2}}
-    with Client(address(service, way), retries=100) as client:
-        with closing(Client(address(service, way), retries=1)) as hasty, pytest.raises(ServiceError) as caught:
-            hasty.infer("fake", inputs, **options)
-        assert (caught.value.status, caught.value.code) == (429, "too_many_requests")
-        waiting = client.infer_async("fake", inputs, **options)
-        service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 0)
-        assert waiting.result(SECONDS)["text_output"].shape == (1,)
-
-
-def test_nobody_there_over_grpc() -> None:
-    import socket
-
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        with (
-            Client(f"grpc://127.0.0.1:{taken.getsockname()[1]}", retries=0) as client,
-            pytest.raises(ServiceError) as caught,
-        ):
-            client.infer("x", {})
-    assert caught.value.status == 0

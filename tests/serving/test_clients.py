@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from contextlib import suppress
 
 import pytest
@@ -101,16 +102,61 @@ def test_tokens_are_sent_while_the_answer_goes_on(serve):
     until(lambda: is_idle(service))
 
 
-def test_a_reader_who_takes_nothing_is_given_up(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(write_s=0.3)), **ROOMY)
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+def test_a_reader_who_takes_nothing_is_given_up(serve, caplog, is_stream):
+    limits = DoorLimits(write_s=0.3, keep_alive_s=1)
+    service = serve(settings=DoorSettings(limits=limits), **ROOMY)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(service.address)
-    body = ENDLESS | {"stream": True, "logprobs": 20}  # many bytes a token: buffers fill soon
+    # Many bytes a token: buffers fill soon, and what is whole does not fit into them.
+    body = ENDLESS | {"stream": is_stream, "logprobs": 20} | ({} if is_stream else {"max_tokens": 3000})
     connection.sendall(post("/v1/completions", body))
     until(lambda: service.models.list()[0].llm.engine.figures().num_output_tokens > 0)
     until(lambda: is_idle(service), "the end of what nobody reads")
+    until(lambda: num_connections(service) == 0, "the end of the connection")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     connection.close()
+
+
+def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(write_s=0.3)), **ROOMY)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(service.address)
+        connection.sendall(post("/v1/completions", ENDLESS | {"logprobs": 20, "max_tokens": 3000}))
+        until(lambda: service.num_open == 1)
+        until(lambda: is_idle(service), "the end of the request")
+        assert num_connections(service) == 1
+        service.loop.call_soon_threadsafe(service.listener.stop)
+        until(lambda: not service.is_alive, "the end of the service")
+
+
+@pytest.mark.parametrize(("path", "size", "status"), [("/nowhere", 900_000, 404), ("/tokenize", 10_000_000, 413)])
+@pytest.mark.parametrize("close", [False, True], ids=["kept", "closed"])
+def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, close):
+    service = serve(settings=DoorSettings(limits=DoorLimits(body_bytes=1_000_000)))
+    with service.connect() as connection:
+        extra = ["Connection: close"] if close else []
+        for _ in range(3 if status == 404 and not close else 1):
+            connection.sendall(post(path, {"prompt": "x" * size}, *extra))
+            assert read_until(connection, b"}}").startswith(b"HTTP/1.1 %d " % status)
+        if close or status == 413:
+            assert connection.recv(100) == b""
+    until(lambda: num_connections(service) == 0)
+
+
+def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(body_s=0.3)))
+    with service.connect() as connection, suppress(ConnectionError):
+        head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head)
+        read_until(connection, b"}}")
+        for _ in range(10_000):
+            connection.sendall(b"1\r\nx\r\n")
+            time.sleep(0.005)
+        raise AssertionError("the connection did not end")
+    until(lambda: num_connections(service) == 0)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A"])
@@ -223,6 +269,7 @@ def test_a_request_ends_at_its_deadline(serve, stream, later):
         later.ahead = 601.0
         found = read_until(connection, b'"deadline_exceeded"', found)
     assert found.startswith(b"HTTP/1.1 200 " if stream else b"HTTP/1.1 504 ")
+    assert b'"message": "timeout ' in found  # by the field's name, not the engine's
     until(lambda: is_idle(service))
 
 

@@ -22,13 +22,15 @@ import pytest
 from penstock.serving import oip_pb2 as pb
 from penstock.serving.app import make_app
 from penstock.serving.grpc_listener import GrpcListener
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE
 from tests.serving.service import SECONDS
 from tests.serving.test_faults import CALM, HASTY, IMPATIENT, switch_under
 from tests.serving.workers import SEEDED, Service, pids, service, still, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
+PATIENT = DoorLimits(body_s=SECONDS, write_s=SECONDS)
+"""On a machine that stands still for half a minute a message may be late, and is no fault of its client's."""
 IN_STREAM = 3
 """Requests of one stream, side by side."""
 
@@ -37,7 +39,7 @@ IN_STREAM = 3
 async def grpc_service(**named: Any) -> AsyncIterator[tuple[Service, GrpcListener, str]]:
     """A primary with workers, its gRPC door, and the address of that."""
     async with service(**named) as running:
-        listener = GrpcListener(make_app(running.models, DoorSettings(grpc_port=0)))
+        listener = GrpcListener(make_app(running.models, DoorSettings(grpc_port=0, limits=PATIENT)))
         address = listener.open()
         serving = asyncio.ensure_future(listener.serve())
         try:

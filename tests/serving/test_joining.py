@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from penstock.engine.params import SamplingParams
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.serving.fleet import Patience
 from penstock.serving.joining import read_token
 from penstock.serving.primary import Primary, WorkerDoor
+from penstock.serving.wire import JOIN, bearer
 from tests.cli.conftest import environment
 from tests.serving.workers import DEMO, service, still, tokens_of, until
 
@@ -33,6 +35,7 @@ def door(certificate: tuple[Path, Path]) -> WorkerDoor:
 @contextmanager
 def joining(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, model: Path = DEMO):
     (folder / "token").write_text(token + "\n")
+    (folder / "token").chmod(0o600)
     command = [
         sys.executable,
         "-m",
@@ -81,6 +84,36 @@ def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path, caplog
     assert [event for event in told if event.startswith("worker_")] == [
         "worker_ready", "worker_joined", "worker_left", "worker_joined", "worker_left",
     ]  # fmt: skip
+
+
+def test_a_primary_that_is_not_believed_is_told_in_a_line(door, tmp_path) -> None:
+    async def main() -> None:
+        async with service(door=door) as running:
+            (tmp_path / "none.pem").write_text("")
+            with joining(running.primary.port, tmp_path, tmp_path / "none.pem") as process:
+                await until(lambda: process.poll() is not None)
+                told = process.stderr.read()
+                assert process.returncode == 1
+                assert "is not there" in told
+                assert len(told.splitlines()) == 1
+
+    asyncio.run(main())
+
+
+def test_nothing_is_read_of_who_does_not_know_the_token(door, certificate) -> None:
+    """A message may have 256 MB: a stranger's is not taken, whatever it says."""
+
+    async def main() -> None:
+        async with service(door=door) as running:
+            credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
+            async with grpc.aio.secure_channel(f"localhost:{running.primary.port}", credentials) as channel:
+                for metadata in ((), (("authorization", bearer("x" * 64)),), (("authorization", TOKEN),)):
+                    call = channel.stream_stream(JOIN)(metadata=metadata)
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call.read()  # although nothing was sent
+                    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(main())
 
 
 def test_a_port_where_workers_join_is_not_shared(door) -> None:
@@ -162,11 +195,16 @@ def test_an_update_that_nobody_waits_for_still_dismisses_a_worker_that_joined(do
 
 
 def test_tokens_that_can_be_guessed_are_refused(tmp_path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).touch(0o600)
     (tmp_path / "good").write_text(TOKEN + "\nmore\n")
     assert read_token(tmp_path / "good") == TOKEN
-    for text in ("", "\n", "secret", "x" * 31):
+    for text in ("", "\n", "secret", "x" * 31, "x y" * 16, "\u00e4" * 40):
         (tmp_path / "bad").write_text(text)
         with pytest.raises(InvalidArgumentError, match="at least 32"):
             read_token(tmp_path / "bad")
+    (tmp_path / "good").chmod(0o644)
+    with pytest.raises(InvalidFileError, match="others may read"):
+        read_token(tmp_path / "good")
     with pytest.raises(FileAccessError, match="gone"):
         read_token(tmp_path / "gone")

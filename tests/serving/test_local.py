@@ -108,7 +108,9 @@ def test_scores_embeddings_and_refusals(make_llm):
             await backend.submit([10_000], ENDLESS)
         with pytest.raises(InvalidArgumentError, match="pooling"):
             await backend.embed([ids], "max")
+        assert backend.has_room
         first, second = await backend.submit([5], ENDLESS), await backend.submit([6], ENDLESS)
+        assert not backend.has_room
         with pytest.raises(QueueFullError):
             await backend.submit([7], ENDLESS)
         await first.aclose()

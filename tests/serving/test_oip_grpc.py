@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as published
 
 from penstock import __version__
@@ -35,9 +36,15 @@ def client(demo):
 
 
 def test_our_messages_are_the_published_ones():
-    """Names, numbers and types of every message and method that is built, as Triton's client has them."""
+    """Names, numbers and types of every message and method that is built, as Triton's client has them; of the
+    configuration, which is only told, some fields.
+    """
+    configuration = model_config_pb2.DESCRIPTOR.message_types_by_name
     for name, message in pb.DESCRIPTOR.message_types_by_name.items():
-        _is_same(message, published.DESCRIPTOR.message_types_by_name[name])
+        is_part = name in configuration
+        _is_same(message, (configuration if is_part else published.DESCRIPTOR.message_types_by_name)[name], is_part)
+    (types,), theirs = pb.DESCRIPTOR.enum_types_by_name.values(), model_config_pb2.DataType
+    assert {one.name: one.number for one in types.values} == dict(theirs.items())
     (ours,), (theirs,) = pb.DESCRIPTOR.services_by_name.values(), published.DESCRIPTOR.services_by_name.values()
     assert ours.full_name == theirs.full_name == "inference.GRPCInferenceService"
     for method in ours.methods:
@@ -48,13 +55,18 @@ def test_our_messages_are_the_published_ones():
         assert (method.client_streaming, method.server_streaming) == (other.client_streaming, other.server_streaming)
 
 
-def _is_same(ours, theirs) -> None:
+def _is_same(ours, theirs, is_part: bool) -> None:
     assert ours.full_name == theirs.full_name
-    assert {one.name: (one.number, one.type, one.is_repeated) for one in ours.fields} == {
-        one.name: (one.number, one.type, one.is_repeated) for one in theirs.fields
-    }
+    own, wanted = (
+        {one.name: (one.number, one.type, one.is_repeated, one.containing_oneof and one.containing_oneof.name)
+         for one in message.fields}
+        for message in (ours, theirs)
+    )  # fmt: skip
+    assert own == ({name: wanted[name] for name in own} if is_part else wanted)
+    for kind in ours.enum_types:
+        assert kind.values_by_name.keys() == theirs.enum_types_by_name[kind.name].values_by_name.keys()
     for nested in ours.nested_types:
-        _is_same(nested, theirs.nested_types_by_name[nested.name])
+        _is_same(nested, theirs.nested_types_by_name[nested.name], is_part)
 
 
 def test_server_and_models(client):

@@ -92,6 +92,8 @@ def test_what_is_in_order_passes(service):
         (one(datatype="UINT64", data=[1, 2**64]), "x"),
         (one(datatype="FP32", data=[1, 1e39]), "x"),
         (one(datatype="FP16", data=[1, 65520]), "x"),
+        (one(datatype="FP32", data=[1, 3.4028235677973366e38]), "x"),
+        (one(datatype="FP32", data=[1, -(10**39)]), "x"),
         (one(datatype="BF16", data=[1, 3.4e38]), "x"),
         (one(datatype="FP64", data=[1, 10**400]), "x"),
         (one(datatype="FP32", data=[1, False]), "x"),

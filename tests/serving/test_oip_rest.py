@@ -59,7 +59,8 @@ def test_server_and_models(client):
     found = client.get_server_metadata()
     assert (found["name"], found["version"]) == ("penstock", __version__)
     assert found["extensions"] == [
-        "binary_tensor_data", "generate", "model_repository", "parameters", "schedule_policy", "statistics"
+        "binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "schedule_policy",
+        "statistics",
     ]  # fmt: skip
     for name, version in (("demo", ""), ("demo", "1"), ("sums", ""), ("sums.both", "2"), ("sums", "stable")):
         assert client.is_model_ready(name, version)
@@ -75,6 +76,25 @@ def test_server_and_models(client):
     assert (found["versions"], found["inputs"]) == (
         ["1"], [{"name": "text_input", "datatype": "BYTES", "shape": [-1]}]
     )  # fmt: skip
+
+
+def test_configuration(client):
+    found = client.get_model_config("sums", "stable")
+    for one in (found["input"], found["output"]):
+        assert [(each["data_type"], each["dims"]) for each in one] == [("TYPE_FP32", [2])] * 2
+    assert (found["name"], found["max_batch_size"], found["version_policy"]) == ("sums.both", 64, {"all": {}})
+    assert found["instance_group"] == [{"name": "sums: stages", "kind": "KIND_CPU", "count": 2}]
+    assert found["dynamic_batching"] == {
+        "preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 2000,
+        "default_queue_policy": {"allow_timeout_override": True, "max_queue_size": 100},
+    }  # fmt: skip
+    found = client.get_model_config("demo")
+    assert (found["max_batch_size"], found["model_transaction_policy"]) == (0, {"decoupled": True})
+    assert found["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1]}]
+    for name, version in (("nobody", ""), ("demo", "7"), ("sums", "7"), ("sums.other", "")):
+        with pytest.raises(InferenceServerException) as error:
+            client.get_model_config(name, version)
+        assert error.value.status() == "404"
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -186,15 +206,16 @@ def test_generate(service):
 
 
 def test_generate_streams(service):
-    expected = service.post("/v2/models/demo/generate", text_input=PROMPT, **GREEDY)
+    wanted = GREEDY | {"max_tokens": 300, "ignore_eos": True}  # of few, pieces may all come together
+    expected = service.post("/v2/models/demo/generate", text_input=PROMPT, **wanted)
     status, headers, data = service.ask(
-        "POST", "/v2/models/demo/generate_stream", {"text_input": PROMPT, "parameters": GREEDY}
+        "POST", "/v2/models/demo/generate_stream", {"text_input": PROMPT, "parameters": wanted}
     )  # fmt: skip
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     lines = data.decode().split("\n\n")
     assert lines.pop() == ""
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert len(events) > 3
+    assert events  # how many depends on the pace of who reads them
     assert "".join(one["text_output"] for one in events) == expected["text_output"]
     assert [one["finish_reason"] for one in events] == [""] * (len(events) - 1) + [expected["finish_reason"]]
     assert [id for one in events for id in one["output_ids"]] == expected["output_ids"]

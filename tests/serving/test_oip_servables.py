@@ -81,12 +81,27 @@ def test_methods_over_grpc(client):
     found = client.get_model_metadata("sums")
     assert (list(found.versions), [list(one.shape) for one in found.inputs]) == (["1", "2"], [[-1, 2]] * 2)
     assert list(client.get_server_metadata().extensions) == [
-        "model_repository", "parameters", "schedule_policy", "statistics"
+        "model_configuration", "model_repository", "parameters", "schedule_policy", "statistics"
     ]  # fmt: skip
     for name, version in (("nobody", ""), ("sums", "9"), ("sums.other", "")):
         with pytest.raises(InferenceServerException) as error:
             client.infer(name, sums(), model_version=version)
         assert code_of(error.value) == "NOT_FOUND"
+
+
+def test_configuration_over_grpc(client):
+    found = client.get_model_config("sums", as_json=True)["config"]
+    assert found["dynamic_batching"] == {
+        "preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "2000",
+        "default_queue_policy": {"allow_timeout_override": True, "max_queue_size": 100},
+    }  # fmt: skip
+    assert found["version_policy"] == {"all": {}}
+    message = client.get_model_config("sums", "1").config
+    assert [(one.name, one.data_type, list(one.dims)) for one in message.input] == [("x", 11, [2]), ("y", 11, [2])]
+    assert (message.max_batch_size, message.instance_group[0].count, message.instance_group[0].kind) == (64, 2, 2)
+    with pytest.raises(InferenceServerException) as error:
+        client.get_model_config("nobody")
+    assert code_of(error.value) == "NOT_FOUND"
 
 
 @pytest.mark.parametrize("datatype", [name for name in DTYPES if name != "BF16"])

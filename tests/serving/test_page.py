@@ -115,6 +115,15 @@ def test_an_answer_streams_and_tells_its_speed(serve, visit):
     assert "from cache" in page.locator(".foot").nth(1).inner_text()
 
 
+def test_an_answer_that_came_at_once_tells_its_speed_too(serve, visit):
+    page = visit(serve("fake").url)
+    page.click("summary")
+    page.fill("#max_tokens", "2")
+    ask(page, "cat")
+    page.locator(".foot").wait_for()
+    assert "tokens/s" in page.locator(".foot").inner_text()
+
+
 def test_stop_ends_the_request_at_the_service_and_the_next_turn_works(serve, visit):
     service = serve("fake")
     slow_down(service)
@@ -265,6 +274,7 @@ def test_a_phone_scrolls_down_only(serve, visit, scheme):
     ask(page, "cat " * 30 + "W" * 200)
     page.locator(".foot, p.error").first.wait_for()
     page.click("summary")
+    assert page.evaluate("(one => one.scrollWidth <= one.clientWidth)(document.querySelector('.fields'))")
     for view in ("#show-talk", "#show-live"):
         page.click(view)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -109,6 +109,7 @@ def test_metrics_are_prometheus(demo):
         "vllm:request_max_num_generation_tokens": "histogram",
         "vllm:request_params_max_tokens": "histogram",
         "vllm:request_params_n": "histogram",
+        "vllm:iteration_tokens_total": "histogram",
         "http_requests": "counter",
     }
     assert {name: families[name].type for name in kinds} == kinds
@@ -122,6 +123,8 @@ def test_metrics_are_prometheus(demo):
     assert num_requests >= 2
     assert value("vllm:time_to_first_token_seconds_count") <= num_requests
     assert value("vllm:generation_tokens_total") == value("vllm:request_generation_tokens_sum") >= 15
+    assert value("vllm:iteration_tokens_total_count") == value("penstock:steps_total") > 0
+    assert value("vllm:iteration_tokens_total_sum") >= value("vllm:generation_tokens_total")
     longest = value("vllm:request_max_num_generation_tokens_sum")  # of n answers one alone
     assert 10 <= longest <= value("vllm:generation_tokens_total") - 5
     assert value("vllm:request_params_max_tokens_sum") >= 10

@@ -48,6 +48,24 @@ PARAMS = [
 ]
 
 
+def test_why_a_stream_was_given_up_is_told(caplog) -> None:
+    """Else a fault of ours in what a worker says looks as if the worker had ended."""
+
+    def broken(_message: pb.FromWorker) -> None:
+        raise RuntimeError("a bug")
+
+    async def main() -> None:
+        async with service() as running:
+            backend = await running.models.load(str(DEMO))
+            link = backend._fleet.links[0]
+            link._stream._listener = broken
+            await until(lambda: backend.deaths()["exit"] == 1 and backend.is_ready)
+            assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("a bug",)]
+            assert await tokens_of(backend, [5, 6], PARAMS[0])
+
+    asyncio.run(main())
+
+
 def test_answers_scores_and_embeddings_are_the_engines() -> None:
     with LLM(DEMO) as llm:
         wanted = [llm.generate(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
@@ -252,7 +270,7 @@ def test_models_load_side_by_side_but_plan_one_after_the_other(tmp_path) -> None
 
 
 def test_folders_of_the_dead_alone_are_removed(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     living, dead, full, open_to_all = (OwnFolder() for _ in range(4))
     for folder in (dead, full, open_to_all):
         os.close(folder._lock)  # as the kernel does when a process is killed

@@ -121,7 +121,7 @@ function servableCard({ name, labels, versions }) {
   const methods = versions.flatMap(({ version, methods }) =>
     methods.map((one) => [
       one.name, version, number.format(one.num_success), number.format(one.num_fail + one.num_rejected), number.format(one.num_instances),
-      one.num_batches ? (one.num_instances / one.num_batches).toFixed(1) : "\u2013", mean(one.queue_s, one.num_success), mean(one.compute_s, one.num_success),
+      one.num_batches ? (one.num_batched / one.num_batches).toFixed(1) : "\u2013", mean(one.queue_s, one.num_success), mean(one.compute_s, one.num_success),
     ]),
   );
   if (methods.length) made.append(table("Methods", ["name", "version", "answered", "refused", "instances", "a batch", "waited", "ran"], methods));

@@ -93,11 +93,13 @@ const LEAST_MS = 50; // between first and last piece: below, pieces that came to
 
 const REASONS = { length: "cut at the most tokens", abort: "ended by the service" };
 
-// What stands under an answer: rates are of the tokens after the first.
+// What stands under an answer: rates are of the tokens after the first, or of all since the question where they came together.
 function figuresOf({ begun, first, end, usage, finish, stopped }) {
   const words = [];
   const count = usage?.completion_tokens;
-  if (count > 1 && end - first >= LEAST_MS) words.push(`${((count - 1) / ((end - first) / 1000)).toFixed(1)} tokens/s`);
+  const rate = (number, ms) => (number / (ms / 1000)).toFixed(1);
+  if (count > 1 && end - first >= LEAST_MS) words.push(`${rate(count - 1, end - first)} tokens/s`);
+  else if (count && end > begun) words.push(`${rate(count, end - begun)} tokens/s in all`);
   if (first) words.push(`first token ${((first - begun) / 1000).toFixed(2)} s`);
   if (count !== undefined) words.push(`${count} ${count === 1 ? "token" : "tokens"}`);
   const shared = usage?.prompt_tokens_details?.cached_tokens;

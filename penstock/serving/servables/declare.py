@@ -23,6 +23,7 @@ __all__ = [
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MAX_PROCESSES: Final = 256
+MAX_OPEN: Final = 65_536
 TEXT_SPEC: Final = Spec("TEXT", ())
 
 
@@ -79,10 +80,13 @@ class Model(Traced):
 
 
 class Language(Traced):
-    """A language model: the file of a bundle in the version's folder, or the name of one that is served beside."""
+    """A language model: a bundle or a checkpoint's folder in the version's folder, or the name of one that is served
+    beside.
+    """
 
-    def __init__(self, path: str, served: str, sampling: Mapping[str, Any]) -> None:
-        self.path, self.served, self.sampling = path, served, dict(sampling)
+    def __init__(self, path: str, served: str, scheme: str | None, sampling: Mapping[str, Any]) -> None:
+        self.path, self.served, self.scheme, self.sampling = path, served, scheme, dict(sampling)
+        self.max_open = 0
         super().__init__("language_model", path or served, ("prompt",), {"prompt": TEXT_SPEC}, {"text": TEXT_SPEC})
         _declared().languages.append(self)
 
@@ -93,13 +97,14 @@ class Language(Traced):
 
 @dataclass(frozen=True)
 class Method:
-    """A function that chains steps; ``line`` is where it stands in its file."""
+    """A function that chains steps; ``line`` is where it stands in its file.  ``max_open`` 0: no limit of its own."""
 
     name: str
     function: Callable[..., Any]
     inputs: dict[str, Spec]
     outputs: dict[str, Spec]
     line: int
+    max_open: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Settings:
     """How a servable runs.  ``workers``: processes for its Python stages; ``timeout_s`` of a batch in a process;
     ``memory_limit_mib`` of a process, above which it is replaced between batches; ``model_threads`` of each process
     that runs a model; ``max_waiting``: instances that may wait for a stage or model, more are refused with 429;
+    ``max_batch_mib``: of the inputs that go together in a batch (one instance that is larger goes alone);
     ``versions`` and ``labels``: the policy; ``default_method``: what the servable's bare name means.
     """
 
@@ -115,6 +121,7 @@ class Settings:
     memory_limit_mib: int | None = None
     model_threads: int = 1
     max_waiting: int = 4096
+    max_batch_mib: int = 64
     versions: str = "latest:1"
     labels: dict[str, int] = field(default_factory=dict)
     default_method: str = ""
@@ -124,6 +131,7 @@ class Settings:
         _whole("workers", self.workers, 1, MAX_PROCESSES)
         _whole("model_threads", self.model_threads, 1, 1024)
         _whole("max_waiting", self.max_waiting, 1, 1 << 30)
+        _whole("max_batch_mib", self.max_batch_mib, 1, 512)
         if (
             isinstance(self.timeout_s, bool)
             or not isinstance(self.timeout_s, int | float)
@@ -228,17 +236,22 @@ def model(
     ``padded_sizes`` alone where those are given; ``instances`` processes run it.
     """
     rules = _rules(batch_size, preferred_sizes, max_delay_ms, padded_sizes)
-    found = Model(_file(path, (".onnx",)), (read_specs(inputs, "inputs"), read_specs(outputs, "outputs")), rules)
+    found = Model(_model_file(path), (read_specs(inputs, "inputs"), read_specs(outputs, "outputs")), rules)
     found.instances = _whole("instances", instances, 1, MAX_PROCESSES)
     return found
 
 
-def language_model(path: str = "", *, served: str = "", **sampling: Any) -> Language:
-    """A language model from TEXT[] to TEXT[]: a bundle of the version's folder, run by a worker of the service, or the
-    one that is ``served`` beside under that name.  ``sampling`` are fields of SamplingParams (``max_tokens``, ...).
+def language_model(
+    path: str = "", *, served: str = "", scheme: str | None = None, max_open: int = 32, **sampling: Any
+) -> Language:
+    """A language model from TEXT[] to TEXT[], run by workers of the service: a bundle (.psm) or a checkpoint's folder
+    (config.json, tokenizer.json, *.safetensors) of the version's folder, "." for that itself; or the one that is
+    ``served`` beside under that name.  ``scheme``: how a checkpoint is quantized, unless as the service's others are.
+    ``max_open``: prompts of this servable that it works on at a time; others wait.
+    ``sampling`` are fields of SamplingParams (``max_tokens``, ...).
     """
     if bool(path) == bool(served):
-        raise InvalidArgumentError("language_model takes a file of the version's folder, or served=NAME")
+        raise InvalidArgumentError("language_model takes a path in the version's folder, or served=NAME")
     from penstock.engine.params import SamplingParams
 
     try:
@@ -247,14 +260,28 @@ def language_model(path: str = "", *, served: str = "", **sampling: Any) -> Lang
         raise InvalidArgumentError(f"language_model: {error}") from None
     if sampling.get("n", 1) != 1 or sampling.get("best_of", 1) != 1:
         raise InvalidArgumentError("language_model gives one text for a prompt: n and best_of are 1")
-    return Language(_file(path, (".psm",)) if path else "", served, sampling)
+    if path:
+        _inside(path)
+    if scheme is not None:
+        from penstock.quant.scheme import find_scheme
+
+        if served or path.endswith(".psm"):
+            raise InvalidArgumentError("language_model: scheme goes with a checkpoint's folder: a bundle has its own")
+        find_scheme(scheme)
+    found = Language(path, served, scheme, sampling)
+    found.max_open = _whole("max_open", max_open, 1, MAX_OPEN)
+    return found
 
 
-def method(*, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Callable[[_Function], _Function]:
+def method(
+    *, inputs: Mapping[str, str], outputs: Mapping[str, str], max_open: int | None = None
+) -> Callable[[_Function], _Function]:
     """What clients call: a function whose parameters are ``inputs``, and which calls stages and models with them.
 
-    It is called once, when the servable is loaded, to see what it chains.
+    It is called once, when the servable is loaded, to see what it chains.  ``max_open`` requests of it may be open at
+    a time, the next is refused with 429; as many as the service has unless given.
     """
+    limit = 0 if max_open is None else _whole("max_open", max_open, 1, MAX_OPEN)
     read_inputs, read_outputs = read_specs(inputs, "inputs"), read_specs(outputs, "outputs")
 
     def take(function: _Function) -> _Function:
@@ -267,7 +294,7 @@ def method(*, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Callable
                 f"method {name}: its parameters are {', '.join(found) or 'none'}, its inputs {', '.join(read_inputs)}"
             )
         line = function.__code__.co_firstlineno
-        _declared().add_method(Method(name, function, read_inputs, read_outputs, line))
+        _declared().add_method(Method(name, function, read_inputs, read_outputs, line, limit))
         return function
 
     return take
@@ -275,7 +302,7 @@ def method(*, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Callable
 
 def settings(**named: Any) -> None:
     """How the servable runs: ``workers``, ``timeout_s``, ``memory_limit_mib``, ``model_threads``, ``max_waiting``,
-    ``versions``, ``labels``, ``default_method``; each is optional.
+    ``max_batch_mib``, ``versions``, ``labels``, ``default_method``; each is optional.
     """
     declared = _declared()
     if declared.settings is not None:
@@ -320,12 +347,21 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
     return value
 
 
-def _file(path: object, ends: tuple[str, ...]) -> str:
-    if not isinstance(path, str) or not path.endswith(ends):
-        raise InvalidArgumentError(f"a model's file ends in {' or '.join(ends)}, unlike {path!r:.100}")
-    if Path(path).is_absolute() or ".." in Path(path).parts:
-        raise InvalidArgumentError(f"a model's file lies in the version's folder, unlike {path!r:.100}")
-    return path
+def _model_file(path: object) -> str:
+    """A model's file; what is a language model is told so by name."""
+    _inside(path)
+    if isinstance(path, str) and path.endswith(".onnx"):
+        return path
+    what = "a language model" if Path(str(path)).suffix in (".psm", "") else "nothing that is run here"
+    raise InvalidArgumentError(
+        f"servable.model takes a file that ends in .onnx, and {str(path)!r:.100} is {what}: bundles (.psm) and "
+        "checkpoints' folders (config.json, *.safetensors) go to servable.language_model"
+    )
+
+
+def _inside(path: object) -> None:
+    if not isinstance(path, str) or not path or Path(path).is_absolute() or ".." in Path(path).parts:
+        raise InvalidArgumentError(f"a model lies in the version's folder, unlike {path!r:.100}")
 
 
 def _parameters(function: Callable[..., Any], what: str) -> tuple[str, ...]:

@@ -37,10 +37,11 @@ class Route:
     ``counted``: the step whose batches are the method's executions, the last one with a model, or the last.
     """
 
-    __slots__ = ("counted", "feeds", "plan", "queues", "statistics", "waits")
+    __slots__ = ("counted", "feeds", "num_open", "plan", "queues", "statistics", "waits")
 
     def __init__(self, plan: MethodPlan, queues: Sequence[Queue], statistics: MethodStatistics, counted: int) -> None:
         self.plan, self.statistics, self.counted = plan, statistics, counted
+        self.num_open = 0
         self.queues = [queues[step.unit] for step in plan.steps]
         self.waits = [len(set(step.inputs)) for step in plan.steps]
         self.feeds: list[list[int]] = [[] for _ in range(plan.num_values)]

@@ -50,7 +50,7 @@ def make_plan(declared: Declarations) -> tuple[Plan, dict[int, Program]]:
     if not declared.methods:
         raise InvalidArgumentError("it declares no method (@servable.method)")
     settings = declared.settings or Settings()
-    maker = _Maker(settings.model_threads)
+    maker = _Maker(settings)
     methods = []
     for method in declared.methods.values():
         try:
@@ -71,8 +71,8 @@ def make_plan(declared: Declarations) -> tuple[Plan, dict[int, Program]]:
 class _Maker:
     """Units and models of all methods."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.units: list[Unit] = []
         self.programs: dict[int, Program] = {}
         self.models: dict[str, ModelPlan] = {}
@@ -87,7 +87,12 @@ class _Maker:
             raise InvalidArgumentError("it calls no stage and no model")
         groups = _grouped(found)
         steps = [self._step(found, nodes, outputs) for nodes in groups]
-        return MethodPlan(method.name, method.inputs, method.outputs, len(found.values), outputs, tuple(steps))
+        num_values, limit = len(found.values), method.max_open
+        return MethodPlan(method.name, method.inputs, method.outputs, num_values, outputs, tuple(steps), limit)
+
+    def _language(self, what: Language) -> LanguagePlan:
+        waiting = self._settings.max_waiting
+        return LanguagePlan(what.path, what.served, what.scheme, what.sampling, what.max_open, waiting)
 
     def _step(self, found: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
         what = nodes[0].what
@@ -99,10 +104,10 @@ class _Maker:
             if isinstance(what, Model):
                 rules = what.rules
                 self.models[what.path] = ModelPlan(
-                    what.path, what.inputs or {}, what.outputs, rules, what.instances, self._threads
+                    what.path, what.inputs or {}, what.outputs, rules, what.instances, self._settings.model_threads
                 )
             elif isinstance(what, Language):
-                self.languages.append(LanguagePlan(what.path, what.served, what.sampling))
+                self.languages.append(self._language(what))
             name = what.name if rules is not None else str(len(self.languages) - 1)
             inputs = tuple((what.inputs or {}).values())
             self.units.append(Unit(what.kind, (name,), inputs, tuple(what.outputs.values()), rules))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.serving.remote import RemoteBackend
 from penstock.serving.servables.language import LanguageQueue
 
@@ -22,21 +24,26 @@ __all__ = ["HiddenModels"]
 
 
 class HiddenModels:
-    """``models`` are those that are served; ``make`` gives a backend under a name, which loads a bundle as any other
-    does, with a memory plan of its own, and is in no list.
+    """``models`` are those that are served; ``make`` gives a backend under a name, which loads a bundle or a folder, by
+    a scheme where that is said, as any other does, with a memory plan of its own, and is in no list.
     """
 
-    def __init__(self, models: Models, make: Callable[[str], RemoteBackend]) -> None:
+    def __init__(self, models: Models, make: Callable[[str, str | None], RemoteBackend]) -> None:
         self._models, self._make = models, make
 
     async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
         """As LanguageModels has it; raises what loading raised, NotFoundError for a name that nobody serves."""
         if plan.served:
             self._models.get(plan.served)
-            return LanguageQueue(plan.served, plan.sampling, lambda: self._models.get(plan.served), _nothing)
-        backend = self._make(f"{source.name}/{source.version}/{plan.path}")
+            return LanguageQueue(plan.served, plan, lambda: self._models.get(plan.served), _nothing)
+        path = await asyncio.to_thread(source.language_path, plan.path)
+        backend = self._make(f"{source.name}/{source.version}/{plan.path}", plan.scheme)
         try:
-            await backend.load(str(source.path(plan.path)))
+            await backend.load(str(path))
+        except (InvalidFileError, UnsupportedError) as error:  # which do not always say of what
+            await backend.stop()
+            told = "" if str(path) in str(error) else f"{path}: "
+            raise type(error)(f"{told}{error}") from error
         except BaseException:
             await backend.stop()
             raise
@@ -44,7 +51,7 @@ class HiddenModels:
         def find() -> Backend:
             return backend
 
-        return LanguageQueue(plan.path, plan.sampling, find, backend.stop)
+        return LanguageQueue(plan.path.strip("./") or source.name, plan, find, backend.stop)
 
 
 async def _nothing() -> None:

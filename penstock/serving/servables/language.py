@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError
 from penstock.serving.refusals import RefusalError
 
 if TYPE_CHECKING:
@@ -36,13 +36,20 @@ class LanguageModels(Protocol):
 
 
 class LanguageQueue:
-    """One language model.  ``find`` gives what answers now; ``end`` is called when the version goes."""
+    """One language model.  ``find`` gives what answers now; ``end`` is called when the version goes.
+
+    It works on ``max_open`` prompts at a time, of several requests by turns, so that one of a thousand neither fills
+    the model's own queue nor holds up the others.
+    """
 
     def __init__(
-        self, name: str, sampling: dict[str, Any], find: Callable[[], Backend], end: Callable[[], Awaitable[None]]
+        self, name: str, plan: LanguagePlan, find: Callable[[], Backend], end: Callable[[], Awaitable[None]]
     ) -> None:
         self._name, self._find, self._end = name, find, end
-        self._params = SamplingParams(**sampling)
+        self._params = SamplingParams(**plan.sampling)
+        self._max_open, self._max_waiting = plan.max_open, plan.max_waiting
+        self._places = asyncio.Semaphore(plan.max_open)
+        self._waiting: dict[Job, int] = {}  # prompts that have no place yet
         self._tasks: dict[Job, asyncio.Task[None]] = {}
 
     @property
@@ -54,9 +61,17 @@ class LanguageQueue:
             return False
 
     def add(self, job: Job) -> None:
-        """Begin all instances."""
+        """Begin its instances; QueueFullError."""
+        waiting = sum(self._waiting.values())
+        if waiting and waiting + job.count > self._max_waiting:
+            told = f"{waiting} prompts wait for {self._name} and {job.count} more are above max_waiting"
+            raise QueueFullError(f"{told}, {self._max_waiting}")
+        self._waiting[job] = job.count
         task = self._tasks[job] = asyncio.ensure_future(self._run(job))
-        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+        task.add_done_callback(lambda _: self._forget(job))  # a task that is cancelled at once runs not even to an end
+
+    def _forget(self, job: Job) -> None:
+        del self._tasks[job], self._waiting[job]
 
     def cancel(self, job: Job) -> None:
         """End them."""
@@ -67,13 +82,18 @@ class LanguageQueue:
     async def _run(self, job: Job) -> None:
         began = time.monotonic()
         found = np.empty(job.count, object)
-        tasks: list[asyncio.Task[str]] = []
-        try:
-            backend = self._find()
-            for number, prompt in enumerate(job.arrays[0]):
-                tasks.append(asyncio.ensure_future(self._answer(backend, job, number, prompt.decode())))
-            for number, text in enumerate(await asyncio.gather(*tasks)):
+        left = iter(range(job.count))
+
+        async def some() -> None:
+            for number in left:
+                async with self._places:
+                    self._waiting[job] -= 1
+                    text = await self._answer(self._find(), job, number, job.arrays[0][number].decode())
                 found[number] = text.encode()
+
+        tasks = [asyncio.ensure_future(some()) for _ in range(min(job.count, self._max_open))]
+        try:
+            await asyncio.gather(*tasks)
         except Exception as error:
             job.fail(error)
             return

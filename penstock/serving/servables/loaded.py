@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
-from penstock.serving.infer import InferRequest, InferResponse, MethodStatistics, Tensor, TensorSpec
+from penstock.serving.infer import InferRequest, InferResponse, MethodStatistics, Running, Tensor, TensorSpec
 from penstock.serving.servables.flow import Queue, Route, Run
 from penstock.serving.servables.pool import Pool
 from penstock.serving.servables.unit_queue import UnitQueue
@@ -73,6 +73,19 @@ class LoadedMethod:
         return MAX_INSTANCES
 
     @property
+    def running(self) -> Running:
+        """Of the pools that its steps run in; language models have their own configuration."""
+        version, route = self._version, self._route
+        queues = [one for one in route.queues if isinstance(one, UnitQueue)]
+        processes = {one.pool.title: one.pool.size for one in queues}
+        policy, counted = version.policy(), route.queues[route.counted]
+        if not isinstance(counted, UnitQueue) or counted.unit.rules is None:
+            return Running(policy, processes)
+        rules = counted.rules
+        sizes = (*(one for one in rules.preferred_sizes if one < rules.max_size), rules.max_size)
+        return Running(policy, processes, sizes, rules.max_delay_s, rules.max_waiting)
+
+    @property
     def is_ready(self) -> bool:
         """Whether each of its steps has somebody to run it."""
         return self._version.is_ready
@@ -89,10 +102,15 @@ class LoadedMethod:
         wanted = self._wanted(request.outputs)
         if request.deadline_s <= 0:
             raise DeadlineError("the deadline was over when the request came")
+        route, limit = self._route, self._plan.max_open
+        if limit and route.num_open >= limit:
+            statistics.num_rejected += 1
+            raise QueueFullError(f"{route.num_open} requests of {self.name} are open, which is its max_open")
         began = time.monotonic()
-        run = Run(self._route, count, request.priority, request.request_id)
+        run = Run(route, count, request.priority, request.request_id)
         timer = None
         version.num_open += 1
+        route.num_open += 1
         try:
             run.start(arrays)
             if request.deadline_s < float("inf"):
@@ -112,6 +130,7 @@ class LoadedMethod:
         finally:
             if timer is not None:
                 timer.cancel()
+            route.num_open -= 1
             version.let_go()
         self._note(run, time.monotonic() - began)
         outputs = [Tensor(name, self._output_specs[n][1].wire_datatype, found[n]) for n, name in wanted]
@@ -184,11 +203,14 @@ def _expire(run: Run, seconds: float) -> None:
 
 
 class LoadedVersion:
-    """A version whose processes run.  ``siblings`` tells the versions of its servable that are ready."""
+    """A version whose processes run.  ``siblings`` tells the versions of its servable that are ready, ``policy`` which
+    are wanted, as Triton's configuration has it.
+    """
 
     def __init__(self, source: Source, plan: Plan) -> None:
         self.source, self.plan = source, plan
         self.siblings: Callable[[], Sequence[str]] = lambda: [source.version]
+        self.policy: Callable[[], Mapping[str, Any]] = lambda: {"latest": {"num_versions": 1}}
         self.methods: dict[str, LoadedMethod] = {}
         self.pools: list[Pool] = []
         self.num_open = 0
@@ -211,7 +233,7 @@ class LoadedVersion:
 
     async def _start(self, opening: Opening, languages: LanguageModels | None) -> None:
         source, settings, patience = self.source, self.plan.settings, opening.patience
-        for path in (*self.plan.models, *(one.path for one in self.plan.languages if one.path)):
+        for path in self.plan.models:
             await asyncio.to_thread(source.path, path)
         title, limit = f"{source.name} {source.version}", settings.memory_limit_mib
         starting, pools = [], {}

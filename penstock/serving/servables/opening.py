@@ -52,6 +52,20 @@ class Source:
             raise InvalidFileError(f"{found} is no file")
         return found
 
+    def language_path(self, name: str) -> Path:
+        """A bundle or a checkpoint's folder, none of whose files leads elsewhere; InvalidFileError."""
+        if name.endswith(".psm"):
+            return self.path(name)
+        found = self.folder / name
+        if not within(self.root, found).is_dir():
+            raise InvalidFileError(f"{found} is neither a bundle (.psm) nor a checkpoint's folder")
+        names = [one.name for one in found.iterdir()]
+        for one in names:
+            within(self.root, found / one)
+        if "config.json" not in names:
+            raise InvalidFileError(f"{found} is no checkpoint's folder: it has no config.json")
+        return found
+
 
 def read_script(file: Path) -> bytes:
     """The text of a servable.py; InvalidFileError."""

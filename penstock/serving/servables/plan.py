@@ -56,7 +56,9 @@ class Step:
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """The steps of a method, each after those that it waits for.  Its inputs are the first values."""
+    """The steps of a method, each after those that it waits for.  Its inputs are the first values.  ``max_open``
+    requests at a time, 0 for no limit.
+    """
 
     name: str
     inputs: dict[str, Spec]
@@ -64,6 +66,7 @@ class MethodPlan:
     num_values: int
     output_values: tuple[int, ...]
     steps: tuple[Step, ...]
+    max_open: int
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,16 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class LanguagePlan:
-    """A language model: the file ``path`` or the name ``served``, and fields of SamplingParams."""
+    """A language model: ``path`` of a bundle or a checkpoint's folder, which ``scheme`` may quantize, or the name
+    ``served``; fields of SamplingParams; how many prompts it works on at a time, and how many may wait.
+    """
 
     path: str
     served: str
+    scheme: str | None
     sampling: dict[str, Any]
+    max_open: int
+    max_waiting: int
 
 
 @dataclass(frozen=True)

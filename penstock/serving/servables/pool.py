@@ -102,12 +102,14 @@ class Pool:
     def __init__(self, title: str, start: pb.Start, size: int, settings: Settings, patience: Patience) -> None:
         self.title, self.timeout_s = title, settings.timeout_s
         self.max_waiting = settings.max_waiting
+        self.max_batch_bytes = settings.max_batch_mib << 20
         self._limit_bytes = (settings.memory_limit_mib or 0) << 20
         self.queues: list[UnitQueue] = []
         self.free: list[_Seat] = []
         self.deaths: Counter[str] = Counter()
         self.error = ""
-        self._start, self._size, self._patience = start, size, patience
+        self.size = size
+        self._start, self._patience = start, patience
         self._seats: list[_Seat] = []
         self._again: deque[Flight] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -139,7 +141,7 @@ class Pool:
         """UnavailableError when nobody would run what is added."""
         if self._is_stopping:
             raise UnavailableError(f"{self.title} is being unloaded")
-        if not self._seats and len(self._failing) == self._size:
+        if not self._seats and len(self._failing) == self.size:
             raise UnavailableError(f"{self.title}: its processes die again and again ({self.error})", 5.0)
 
     @property
@@ -202,7 +204,7 @@ class Pool:
     async def start(self, first: StageProcess | None = None) -> None:
         """Start all, ``first`` being one that is there; raises the first one's error and leaves nothing then."""
         loop = asyncio.get_running_loop()
-        firsts: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self._size)]
+        firsts: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self.size)]
         for place, done in enumerate(firsts):
             seat = None
             if place == 0 and first is not None:  # in its seat at once: whatever happens next, it is ended with that
@@ -314,7 +316,7 @@ class Pool:
         self.deaths[death.cause] += 1
         if num_deaths >= LOOP_DEATHS:
             self._failing.add(place)
-        if not self._seats and len(self._failing) == self._size:
+        if not self._seats and len(self._failing) == self.size:
             self._refuse_all()
         patience, pause_s = self._patience, 0.0
         if num_deaths > 1:

@@ -25,6 +25,7 @@ _METHOD: Final[dict[str, Shape]] = {
     "num_cancelled": _COUNT,
     "num_instances": _COUNT,
     "num_batches": _COUNT,
+    "num_batched": _COUNT,
     "queue_s": _SECONDS,
     "compute_s": _SECONDS,
 }
@@ -89,6 +90,7 @@ def _method(method: LoadedMethod) -> dict[str, Any]:
         "num_cancelled": found.num_cancelled,
         "num_instances": found.num_inferences,
         "num_batches": found.num_executions,
+        "num_batched": sum(size * number for size, (number, _) in found.batch_sizes.items()),
         "queue_s": found.queue_ns / 1e9,
         "compute_s": found.compute_ns / 1e9,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +42,11 @@ _CONFIG: Final = ("versions", "labels")
 _UNLOADING: Final = ("UNLOADING", "")
 
 
+def _servable_of(name: str) -> str:
+    """Of SERVABLE or SERVABLE.METHOD the servable's part."""
+    return name.partition(".")[0]
+
+
 def holds_servables(folder: Path) -> bool:
     """Whether a folder is one of servables, or a servable itself, rather than a checkpoint."""
     if not folder.is_dir() or (folder / "config.json").exists():
@@ -57,6 +62,7 @@ class Servable:
         self.versions: dict[int, LoadedVersion] = {}
         self.prints: dict[int, str] = {}
         self.labels: dict[str, int] = {}
+        self.policy = Policy(latest=1)
         self.states: dict[int, tuple[str, str]] = {}
         self.asked: Wanted | None = None
         """What the operator asked for over the protocol, in place of what servable.py says."""
@@ -79,10 +85,17 @@ class Servable:
 
 
 class Servables:
-    """Those of some folders.  ``languages`` opens their language models; without, none may have one."""
+    """Those of some folders.  ``languages`` opens their language models; without, none may have one.  ``others`` are
+    the names of what else is served.
+    """
 
-    def __init__(self, patience: Patience, languages: LanguageModels | None = None) -> None:
-        self._patience, self._languages = patience, languages
+    def __init__(
+        self,
+        patience: Patience,
+        languages: LanguageModels | None = None,
+        others: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._patience, self._languages, self._others = patience, languages, others
         self._all: dict[str, Servable] = {}
         self._found: dict[tuple[str, str], LoadedMethod] = {}
         self._draining: set[asyncio.Task[None]] = set()
@@ -102,6 +115,8 @@ class Servables:
         taken = [name for name in found if name in self._all]
         if taken:
             raise InvalidArgumentError(f"two folders have a servable {taken[0]}")
+        for name in found:
+            self._check_name(name)
         for name in found:
             self._all[name] = Servable(root, name)
         for name in found:
@@ -163,8 +178,20 @@ class Servables:
                 await asyncio.to_thread(scan_servable, root, name)
             except NotFoundError:
                 continue
+            self._check_name(name)
             return self._all.setdefault(name, Servable(root, name))
         raise NotFoundError(f"there is no servable {name!r:.140}; there are {', '.join(self._all) or 'none'}")
+
+    def _check_name(self, name: str) -> None:
+        """InvalidArgumentError when requests for something else could be for this servable or its methods."""
+        for other in self._others():
+            if _servable_of(other) == name:
+                raise InvalidArgumentError(f"the servable {name} has a name that the model {other} takes: rename one")
+
+    def taken_by(self, name: str) -> str:
+        """The servable that requests for a name would be for; "" when there is none."""
+        own = _servable_of(name)
+        return f"the servable {own}" if own in self._all else ""
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -185,6 +212,8 @@ class Servables:
         await loading.close()
         if asked is not None and not loading.failed:
             servable.asked = asked
+        if not loading.failed:
+            servable.policy = wanted.policy
         self._switch(servable, plan, loading)
         for error in loading.failed.values():
             raise error
@@ -196,7 +225,7 @@ class Servables:
         gone += [servable.versions.pop(number) for number in switch.drain]
         for number, (version, text) in loading.new.items():
             servable.versions[number], servable.prints[number] = version, text
-            version.siblings = lambda: servable.ready
+            version.siblings, version.policy = lambda: servable.ready, lambda: servable.policy.told()
         servable.labels = dict(switch.labels)
         self._found.clear()
         for number in switch.drain:

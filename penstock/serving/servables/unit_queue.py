@@ -131,7 +131,13 @@ class UnitQueue:
         """Take a job, and begin it at once where a process is free."""
         self.pool.check()
         count = job.count
-        if self._is_prompt and not self._batcher.num_waiting and count <= self._most and self.pool.has_room:
+        if (
+            self._is_prompt
+            and not self._batcher.num_waiting
+            and count <= self._most
+            and self.pool.has_room
+            and (count == 1 or _bytes_of(job, 0, count) <= self.pool.max_batch_bytes)
+        ):
             self.pool.run(Flight(self, ((job, 0, count),), self.rules.padded(count)))
             return
         kind: Any = ()
@@ -157,9 +163,13 @@ class UnitQueue:
         if batch is None:
             return []
         pieces = [(part.request, part.first, part.count) for part in batch.parts]
-        if not self._is_each:
-            return [Flight(self, pieces, batch.size)]
-        return [Flight(self, ones, 0) for ones in _cut(pieces, self._most)]
+        flights = _cut(pieces, self._most) if self._is_each else [pieces]
+        limit = self.pool.max_batch_bytes
+        return [
+            Flight(self, ones, 0 if self._is_each else self.rules.padded(sum(count for _, _, count in ones)))
+            for flight in flights
+            for ones in _cut_by_bytes(flight, limit)
+        ]
 
     def wake_at(self) -> float:
         """When there may be a batch."""
@@ -167,8 +177,10 @@ class UnitQueue:
 
     def note(self, flight: Flight, ended: float, count: int, took_s: float) -> None:
         """Count a batch that ran: for each method that has a request in it, if this is the step that it counts."""
+        if not count:  # nothing came of it
+            return
         took = ended - flight.began
-        if self._is_each and count:
+        if self._is_each:
             self._each_s += (took_s / count - self._each_s) / 8
         routes = {job.run.route for job, _, _ in flight.pieces if job.step == job.run.route.counted}
         for route in routes:
@@ -226,4 +238,35 @@ def _cut(pieces: Sequence[Piece], most: int) -> list[list[Piece]]:
             number = min(count, room)
             found[-1].append((job, first, number))
             first, count, room = first + number, count - number, room - number
+    return found
+
+
+def _bytes_of(job: Job, first: int, count: int) -> int:
+    """Of so many instances' inputs."""
+    return sum(
+        sum(map(len, one[first : first + count].flat)) + 4 * one[first : first + count].size
+        if one.dtype.hasobject
+        else one.nbytes // job.count * count
+        for one in job.arrays
+    )
+
+
+def _cut_by_bytes(pieces: list[Piece], most: int) -> list[list[Piece]]:
+    """The same instances in lists of at most so many bytes; an instance that has more is alone in one."""
+    if sum(_bytes_of(*piece) for piece in pieces) <= most:
+        return [pieces]
+    found: list[list[Piece]] = []
+    room = 0
+    for job, first, count in pieces:
+        for number in range(first, first + count):
+            size = _bytes_of(job, number, 1)
+            if not found or size > room:
+                found.append([])
+                room = most
+            room -= size
+            ones = found[-1]
+            if ones and ones[-1][0] is job:
+                ones[-1] = (job, ones[-1][1], ones[-1][2] + 1)
+            else:
+                ones.append((job, number, 1))
     return found

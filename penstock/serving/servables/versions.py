@@ -198,6 +198,12 @@ class Policy:
             return set(self.numbers)
         return set(sorted(available)[-self.latest :] if self.latest else available)
 
+    def told(self) -> dict[str, dict[str, object]]:
+        """As Triton's model configuration has it."""
+        if self.numbers:
+            return {"specific": {"versions": [*self.numbers]}}
+        return {"latest": {"num_versions": self.latest}} if self.latest else {"all": {}}
+
     def __str__(self) -> str:
         return ",".join(map(str, self.numbers)) or (f"latest:{self.latest}" if self.latest else "all")
 

@@ -142,6 +142,12 @@ def test_batches_are_counted_of_the_model(host: Host) -> None:
     assert statistics.batch_sizes[8][0] >= 2
 
 
+def test_how_it_is_run_is_told(host: Host) -> None:
+    running = host.servables.find("digits.in_fours").running
+    assert (running.policy, running.max_delay_s, running.max_waiting) == ({"latest": {"num_versions": 1}}, 0, 4096)
+    assert (running.batch_sizes, running.processes["digits 1: four.onnx"]) == ((4,), 1)
+
+
 def test_texts_and_sizes_that_are_not_known(host: Host) -> None:
     found = host.ask("digits.strange", text=["grün", ""], row=np.array([[1, 2, 3], [4, 0, 1]]))
     assert found["same"].tolist() == ["grün".encode(), b""]

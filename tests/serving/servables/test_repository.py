@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import psutil
@@ -57,6 +55,7 @@ def test_versions_and_labels(tmp_path: Path) -> None:
             await servables.load("one", {"versions": "all", "labels": {"stable": 1}})
             assert [await which(servables, one) for one in ("", "1", "2", "stable")] == [2, 1, 2, 1]
             assert servables.find("one").versions == ["1", "2"]
+            assert servables.find("one").running.policy == {"all": {}}
             assert [one.version for one in servables.list()] == ["1", "2"]
             (folder / "3").mkdir()
             await servables.load("one")
@@ -100,6 +99,31 @@ BROKEN = {
 }
 
 
+def test_names_that_models_have(tmp_path: Path) -> None:
+    """A servable's name is that of all its methods, so no model may begin so, and no servable may take a model's."""
+    write(tmp_path, "one", VERSION)
+    names = ["two.v1", "ones"]
+
+    async def work() -> None:
+        async with serving(tmp_path, others=lambda: names) as servables:
+            assert [servables.taken_by(name) for name in ("one", "one.7b", "ones", "two.v1")] == [
+                "the servable one", "the servable one", "", ""
+            ]  # fmt: skip
+            write(tmp_path, "two", VERSION)
+            with pytest.raises(InvalidArgumentError, match=r"servable two .* model two\.v1 "):
+                await servables.load("two")
+            assert servables.find("two") is None
+            names.remove("two.v1")
+            await servables.load("two")
+            assert servables.find("two") is not None
+            names.append("two")
+        with pytest.raises(InvalidArgumentError, match=r"servable two .* model two "):
+            async with serving(tmp_path, others=lambda: names):
+                pass
+
+    run(work)
+
+
 def test_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
     """Whatever the new file does, the old version answers, and the reason is in the index."""
     folder = write(tmp_path, "one", VERSION)
@@ -137,75 +161,6 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
-
-    run(work)
-    assert children() <= before
-
-
-def test_switches_under_traffic_fail_nobody(tmp_path: Path) -> None:
-    """Each answer is of one version, none is older than one that was given before, and none fails."""
-    folder = write(tmp_path, "one", VERSION)
-    switches = int(os.environ.get("PENSTOCK_CHAOS", "1")) * 4
-
-    async def work() -> None:
-        async with serving(tmp_path) as servables:
-            is_over = False
-            seen: list[list[int]] = [[] for _ in range(4)]
-
-            async def ask_on(own: list[int]) -> None:
-                while not is_over:
-                    own.append(await which(servables))
-
-            tasks = [asyncio.ensure_future(ask_on(own)) for own in seen]
-            for number in range(2, 2 + switches):
-                (folder / str(number)).mkdir()
-                await servables.load("one")
-            is_over = True
-            await asyncio.gather(*tasks)
-            for own in seen:
-                assert own == sorted(own)
-            assert await which(servables) == 1 + switches
-
-    run(work)
-
-
-def test_loads_and_unloads_by_many_under_traffic(tmp_path: Path) -> None:
-    """Whoever asks is answered by a version that is whole, or told that none is there; nothing is left behind."""
-    before = children()
-    write(tmp_path, "one", VERSION)
-    times = int(os.environ.get("PENSTOCK_CHAOS", "1")) * 2
-    random = Random(5)
-
-    async def work() -> None:
-        async with serving(tmp_path) as servables:
-            answers, is_over = 0, False
-            missed: list[int] = []
-
-            async def ask_on() -> None:
-                nonlocal answers
-                while not is_over:
-                    try:
-                        assert await which(servables) == 1
-                        answers += 1
-                    except UnavailableError:
-                        await asyncio.sleep(0.01)
-
-            async def change() -> None:
-                for _ in range(times):
-                    try:
-                        await (servables.load if random.random() < 0.6 else servables.unload)("one")
-                    except NotFoundError:  # nothing is loaded that could be unloaded
-                        missed.append(1)
-
-            asking = [asyncio.ensure_future(ask_on()) for _ in range(4)]
-            await asyncio.gather(*(change() for _ in range(8)))
-            assert len(missed) < 8 * times
-            await servables.load("one")
-            seen = answers
-            await until(lambda: answers > seen)
-            is_over = True
-            await asyncio.gather(*asking)
-            assert len(children() - before) == 1
 
     run(work)
     assert children() <= before

@@ -18,11 +18,13 @@ from penstock.cli.main import make_parser
 from penstock.cli.serve import settings_of
 from penstock.engine.llm import LLM
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError
-from tests.cli.conftest import DEMO
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.serving.servables.opening import Source
+from tests.cli.conftest import DEMO, FOLDER
 from tests.cli.test_serve import ask, serving
 from tests.serving.servables.folders import write
 from tests.serving.service import until
+from tests.serving.test_admin import call
 
 STORY = """
     own = servable.language_model("story.psm", max_tokens=8, temperature=0.0)
@@ -44,6 +46,16 @@ STORY = """
     def function(name):
         prompt = before(name)
         return after(prompt, own(prompt), beside(prompt))
+"""
+
+
+FOLDERS = """
+    whole = servable.language_model(".", max_tokens=8, temperature=0.0)
+    small = servable.language_model("small", scheme="w8a8", max_tokens=8, temperature=0.0)
+
+    @servable.method(inputs={"prompt": "TEXT[]"}, outputs={"one": "TEXT[]", "two": "TEXT[]"})
+    def both(prompt):
+        return whole(prompt), small(prompt)
 """
 
 
@@ -95,6 +107,61 @@ def test_servables_beside_language_models(tmp_path: Path) -> None:
     assert "a line of add" in (tmp_path / "log").read_text()
 
 
+def test_checkpoints_folders_are_models_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version's folder is one, and holds another, which is quantized by the way."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    folder = write(tmp_path / "root", "story", FOLDERS)
+    for place in (folder / "1", folder / "1" / "small"):
+        shutil.copytree(FOLDER, place, dirs_exist_ok=True)
+    wanted = []
+    for scheme in (None, "w8a8"):
+        with LLM(FOLDER, scheme=scheme) as llm:
+            wanted.append(llm.generate(["def add("], SamplingParams(max_tokens=8, temperature=0.0))[0].text)
+    with serving(tmp_path / "root", "--max-requests", "4", "--log", "warning", cwd=tmp_path) as (_, url, said):
+        assert "story.both, version 1: prompt BYTES[] -> one BYTES[], two BYTES[]" in said
+        body = {"inputs": [{"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["def add("]}]}
+        assert [one["data"] for one in ask(url, "/v2/models/story/infer", body)["outputs"]] == [[one] for one in wanted]
+
+
+def one_language_model(folder: Path, config: str, *names: str) -> None:
+    (folder / "1" / "weights").mkdir()
+    (folder / "1" / "weights" / "config.json").write_text(config)
+    for name in names:
+        (folder / "1" / "weights" / name).write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "told"),
+    [
+        ('{"model_type": "mamba"}', ["model.safetensors"], "1/weights: model_type: expected one of"),
+        (None, ["pytorch_model.bin"], "pickled PyTorch weights are not supported"),
+    ],
+)
+def test_a_checkpoint_that_is_not_known_is_refused_by_name(
+    tmp_path: Path, config: str | None, names: list[str], told: str
+) -> None:
+    folder = write(tmp_path / "root", "story", FOLDERS.replace('"."', '"weights"'))
+    one_language_model(folder, config or (FOLDER / "config.json").read_text(), *names)
+    command = ["penstock", "serve", str(tmp_path / "root"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_language_models_files_lie_in_the_servables_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path / "root", "story", "")
+    source = Source("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
+    one_language_model(folder, "{}", "model.safetensors")
+    assert source.language_path("weights") == folder / "1" / "weights"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (folder / "1" / "weights" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    for name, told in {"weights": "a link leads out", ".": "no config.json", "weights/config.json": "neither a bundle",
+                       "none": "No such file", "none.psm": "No such file"}.items():  # fmt: skip
+        with pytest.raises(InvalidFileError, match=told):
+            source.language_path(name)
+
+
 def test_one_servable_without_models(tmp_path: Path) -> None:
     """Ready without a language model; the line to try works as it is; who kills the service leaves nothing."""
     text = """
@@ -108,7 +175,12 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
             return double(x)
     """
     folder = write(tmp_path, "one", text)
-    with serving(folder, cwd=tmp_path) as (process, url, said):
+    with serving(folder, "--admin-socket", tmp_path / "admin", cwd=tmp_path) as (process, url, said):
+        for name in ("one", "one.more"):
+            status, answer = call(tmp_path / "admin", "POST", "/admin/models/load", {"path": str(DEMO), "name": name})
+            assert (status, answer["error"]["message"]) == (
+                400, f"the name '{name}' is taken by the servable one: choose another one"
+            )  # fmt: skip
         assert ask(url, "/health/ready") == {"status": "ok"}
         line = said.partition("try: ")[2]
         done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)

@@ -234,6 +234,17 @@ def test_a_fault_is_that_of_its_request_alone(host: Host, name: str) -> None:
     assert statistics.num_success >= 11 * len(ENDS)
 
 
+def test_a_batch_of_which_nothing_came_is_not_counted(host: Host) -> None:
+    statistics = host.servables.find("faults.one_by_one").statistics
+    before = statistics.num_executions
+    with pytest.raises(RefusalError):
+        host.ask("faults.one_by_one", x=np.array([1.0]))
+    assert statistics.num_executions == before
+    assert 0 not in statistics.batch_sizes
+    host.ask("faults.one_by_one", x=np.array([20.0, 30.0]))
+    assert statistics.num_executions > before
+
+
 def test_bits_of_batches_of_one_request_fail_together(host: Host) -> None:
     """The 30th of 40 instances: the whole request is refused, and says which."""
     given = np.arange(20.0, 60.0)

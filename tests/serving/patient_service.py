@@ -1,0 +1,32 @@
+"""``penstock serve ARGS`` for which no time is up, on a machine that stands still: ``patient_service.py ARGS``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import replace
+
+SECONDS = 3600.0
+
+
+def main() -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from penstock.cli.main import make_parser
+    from penstock.cli.serve import settings_of
+    from penstock.serving.logs import JsonLines
+    from penstock.serving.service import run_service
+
+    settings = settings_of(make_parser(["serve"]).parse_args(["serve", *sys.argv[1:]]))
+    door = settings.door
+    limits = replace(door.limits, header_s=SECONDS, body_s=SECONDS, write_s=SECONDS, keep_alive_s=SECONDS)
+    patience = replace(settings.patience, load_s=SECONDS, drain_s=SECONDS, hang_s=SECONDS)
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    return asyncio.run(run_service(replace(settings, door=replace(door, limits=limits), patience=patience)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
