@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 #include "kernels.h"
-#include "penstock.h"
+#include "penstock_dev.h"
 
 #ifdef __AVX2__
 

@@ -10,7 +10,7 @@
 
 #include "avx512_bf16.h"
 #include "kernels.h"
-#include "penstock.h"
+#include "penstock_dev.h"
 
 #ifdef __AVX512VNNI__
 

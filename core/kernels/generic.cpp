@@ -3,7 +3,9 @@
 #include <stdint.h>
 
 #include "kernels.h"
-#include "penstock.h"
+#include "penstock_dev.h"
+
+#ifdef PENSTOCK_GENERIC
 
 #define PS_GENERIC
 #include "lanes_generic.h"
@@ -12,3 +14,11 @@
 namespace ps {
 const Kernels* const kernels_generic = &table;
 }
+
+#else
+
+namespace ps {
+const Kernels* const kernels_generic = nullptr;
+}
+
+#endif

@@ -3,9 +3,9 @@
 #include <stdint.h>
 
 #include "kernels.h"
-#include "penstock.h"
+#include "penstock_dev.h"
 
-#ifdef __aarch64__
+#if defined(__aarch64__) && defined(PENSTOCK_NEON)
 
 #include <arm_neon.h>
 

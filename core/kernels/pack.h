@@ -1,4 +1,4 @@
-// Packing row-major weights into the layouts of penstock.h.
+// Packing row-major weights into the layouts of penstock_dev.h.
 //
 // Bytes of a tile of 16 rows (row r of the weight is lane r % 16 of tile r / 16; all numbers little-endian):
 //   T16_F32   float  [cols][16]

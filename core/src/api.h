@@ -5,13 +5,44 @@
 #include <string.h>
 
 #include "context.h"
-#include "memory.h"
+#include "handles.h"
+#include "model.h"
+#include "program.h"
 
 namespace ps {
 
 inline ps_status require(bool given, const char* names) {
   return given ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, found null", names);
 }
+
+inline ps_status check_open(const ps_context* context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
+inline ps_status check_open(const ps_model* model) { return check_handle(model, HANDLE_MODEL, "model"); }
+
+// One call's use of a program: refused while another is inside.  The program outlives it even where it is destroyed meanwhile.
+class Use {
+ public:
+  explicit Use(const ps_program* program) {
+    status_ = check_handle(program, HANDLE_PROGRAM, "program");
+    if (status_ != PS_OK) return;
+    if (program->in_use.exchange(true, std::memory_order_acquire)) {
+      status_ = fail(PS_INVALID_ARGUMENT, "program: expected one call at a time, found another thread inside");
+      return;
+    }
+    program_ = hold(const_cast<ps_program*>(program));
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  ~Use() {
+    if (!program_) return;
+    program_->in_use.store(false, std::memory_order_release);
+    let_go(program_);
+  }
+  ps_status status() const { return status_; }
+
+ private:
+  ps_program* program_ = nullptr;
+  ps_status status_;
+};
 
 // Copies what the caller's struct has; the rest is zero.
 template <typename T>

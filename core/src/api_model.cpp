@@ -1,6 +1,5 @@
-// The C ABI: models.
+// The C API: models.
 #include "api.h"
-#include "model.h"
 #include "ops.h"
 
 using namespace ps;
@@ -17,20 +16,21 @@ ps_status ps_model_open(const char* path, const ps_model_options* options, ps_mo
     destroy_object(model);
     return status;
   }
-  *out = model;
-  return PS_OK;
+  return open_handle(model, HANDLE_MODEL, out);
 }
 
 ps_status ps_model_populate(ps_model* model, ps_context* context) {
-  PS_TRY(require(model && context, "model, context"));
+  PS_TRY(check_open(model));
+  PS_TRY(check_open(context));
   const ps_status status = populate_model(model, &context->pool);
   return status == PS_OK ? PS_OK : prefix(status, "weights huge: ");
 }
 
-void ps_model_close(ps_model* model) { destroy_object(model); }
+void ps_model_close(ps_model* model) { close_handle(model, HANDLE_MODEL); }
 
 ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
-  PS_TRY(require(model && out, "model, out"));
+  PS_TRY(check_open(model));
+  PS_TRY(require(out, "out"));
   const Graph& graph = model->graph;
   ps_model_info info{};
   info.vocab_size = graph.vocab_size;
@@ -52,7 +52,8 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
 }
 
 ps_status ps_model_segment(const ps_model* model, const char* name, const void** data, int64_t* bytes) {
-  PS_TRY(require(model && name && data && bytes, "model, name, data, bytes"));
+  PS_TRY(check_open(model));
+  PS_TRY(require(name && data && bytes, "name, data, bytes"));
   *data = nullptr;
   *bytes = -1;
   for (const Segment& segment : model->graph.segments) {

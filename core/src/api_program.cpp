@@ -1,9 +1,9 @@
-// The C ABI: programs.
+// The C API: programs.
+#include <algorithm>
 #include <initializer_list>
 
 #include "api.h"
 #include "layout.h"
-#include "program.h"
 #include "sample.h"
 
 using namespace ps;
@@ -35,6 +35,28 @@ ps_status build(ps_program* program) {
   }
   program->token_bytes = bytes_per_token(*program->model);
   return bind_program(program);
+}
+
+// A second program, which takes over what was kept in the first; then they change places.
+ps_status resize(ps_program* program, const ps_program_options& options) {
+  ps_program other;
+  other.model = hold(program->model);
+  other.context = hold(program->context);
+  other.options = options;
+  PS_TRY(build(&other));
+  const Graph& graph = program->model->graph;
+  const int64_t num_pages = std::min(program->options.num_pages, options.num_pages);
+  for (int32_t i = 0; i < graph.states.size(); ++i) {
+    const State& state = graph.states[i];
+    int64_t page_bytes;
+    PS_TRY(kv_page_bytes(options.kv_layout, state.num_kv_heads, state.head_dim, &page_bytes));
+    memcpy(other.kv.data() + state_offset(other, i), program->kv.data() + state_offset(*program, i),
+           static_cast<size_t>(page_bytes * num_pages));
+  }
+  for (int32_t i = 0; i < std::min(program->options.num_slots, options.num_slots); ++i) other.slots[i] = program->slots[i];
+  if (program->profiling) PS_TRY(profile_program(&other, true));
+  std::swap(static_cast<ProgramMemory&>(*program), static_cast<ProgramMemory&>(other));
+  return PS_OK;
 }
 
 SampleSource source_of(const ps_program& program, int32_t num_rows) {
@@ -82,7 +104,9 @@ ps_status has_run(const ps_program* program) {
 
 ps_status ps_program_plan(const ps_model* model, const ps_context* context, const ps_program_options* options,
                           ps_plan* out) {
-  PS_TRY(require(model && context && out, "model, context, out"));
+  PS_TRY(check_open(model));
+  PS_TRY(check_open(context));
+  PS_TRY(require(out, "out"));
   ps_program_options o;
   PS_TRY(read_options(options, &o));
   Plan plan;
@@ -103,35 +127,52 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
 }
 
 ps_status ps_program_create(ps_model* model, ps_context* context, const ps_program_options* options, ps_program** out) {
-  PS_TRY(require(model && context && out, "model, context, out"));
+  PS_TRY(check_open(model));
+  PS_TRY(check_open(context));
+  PS_TRY(require(out, "out"));
   *out = nullptr;
   ps_program_options o;
   PS_TRY(read_options(options, &o));
   ps_program* program = create_object<ps_program>();
   if (!program) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
-  program->model = model;
-  program->context = context;
+  program->model = hold(model);
+  program->context = hold(context);
   program->options = o;
   const ps_status status = build(program);
   if (status != PS_OK) {
     destroy_object(program);
     return status;
   }
-  *out = program;
-  return PS_OK;
+  return open_handle(program, HANDLE_PROGRAM, out);
 }
 
-void ps_program_destroy(ps_program* program) { destroy_object(program); }
+ps_status ps_program_resize(ps_program* program, const ps_program_options* options) {
+  const Use use(program);
+  PS_TRY(use.status());
+  ps_program_options o;
+  PS_TRY(read_struct(options, &o, "options"));
+  if (!o.kv_layout) o.kv_layout = program->options.kv_layout;
+  if (!o.flags) o.flags = program->options.flags;
+  if (o.kv_layout != program->options.kv_layout)
+    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d", program->options.kv_layout, o.kv_layout);
+  if (o.flags != program->options.flags)
+    return fail(PS_INVALID_ARGUMENT, "flags: expected 0 or the program's own 0x%x, found 0x%x", program->options.flags, o.flags);
+  return resize(program, o);
+}
+
+void ps_program_destroy(ps_program* program) { close_handle(program, HANDLE_PROGRAM); }
 
 ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
-  PS_TRY(require(program, "program"));
+  const Use use(program);
+  PS_TRY(use.status());
   ps_batch b;
   PS_TRY(read_struct(batch, &b, "batch"));
   return run_program(program, b);
 }
 
 ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
-  PS_TRY(require(program, "program"));
+  const Use use(program);
+  PS_TRY(use.status());
   PS_TRY(has_run(program));
   ps_sampling s;
   ps_sampled o;
@@ -144,7 +185,8 @@ ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, co
 
 ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
                           const ps_sampled* out) {
-  PS_TRY(require(program, "program"));
+  const Use use(program);
+  PS_TRY(use.status());
   ps_batch b;
   ps_sampling s;
   ps_sampled o;
@@ -159,7 +201,9 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
 }
 
 ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab) {
-  PS_TRY(require(program && logits && num_rows && vocab, "program, logits, num_rows, vocab"));
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(logits && num_rows && vocab, "logits, num_rows, vocab"));
   if (program->model->graph.tail >= 0)
     return fail(PS_UNSUPPORTED, "logits: the graph ends in %s, which keeps none", tail_name(*program));
   PS_TRY(has_run(program));
@@ -171,7 +215,9 @@ ps_status ps_program_logits(const ps_program* program, const float** logits, int
 
 ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const float** values, int32_t* num_rows,
                           int32_t* k) {
-  PS_TRY(require(program && ids && values && num_rows && k, "program, ids, values, num_rows, k"));
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(ids && values && num_rows && k, "ids, values, num_rows, k"));
   const Graph& graph = program->model->graph;
   if (graph.tail < 0) return fail(PS_UNSUPPORTED, "tail: the graph ends in logits, not in argmax or topk");
   PS_TRY(has_run(program));
@@ -186,7 +232,9 @@ ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const 
 }
 
 ps_status ps_program_hidden(const ps_program* program, const float** hidden, int32_t* num_tokens, int32_t* width) {
-  PS_TRY(require(program && hidden && num_tokens && width, "program, hidden, num_tokens, width"));
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(hidden && num_tokens && width, "hidden, num_tokens, width"));
   const int32_t value = program->model->graph.hidden;
   if (value < 0) {
     return fail(PS_UNSUPPORTED,
@@ -199,16 +247,4 @@ ps_status ps_program_hidden(const ps_program* program, const float** hidden, int
   *num_tokens = static_cast<int32_t>(program->symbols[ROLE_TOKENS]);
   *width = static_cast<int32_t>(program->model->graph.values[value].row_elements);
   return PS_OK;
-}
-
-ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes) {
-  PS_TRY(require(program && data && page_bytes, "program, data, page_bytes"));
-  const Graph& graph = program->model->graph;
-  if (state < 0 || state >= graph.states.size()) {
-    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d",
-                static_cast<long long>(graph.states.size()), state);
-  }
-  const State& s = graph.states[state];
-  *data = program->kv.data() + state_offset(*program, state);
-  return kv_page_bytes(program->options.kv_layout, s.num_kv_heads, s.head_dim, page_bytes);
 }

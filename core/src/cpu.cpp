@@ -115,9 +115,10 @@ ps_status choose_kernels(const char* name, const Kernels** out) {
     name = getenv("PENSTOCK_CPU");
     source = "PENSTOCK_CPU";
   }
+  const bool any = !name || !*name;
   char names[128] = "";
   for (int32_t i = 0; i < count; ++i) {
-    const bool chosen = name && *name ? strcmp(name, levels[i].name) == 0 : levels[i].runnable;
+    const bool chosen = any ? levels[i].runnable : strcmp(name, levels[i].name) == 0;
     if (chosen && !levels[i].runnable) {
       return fail(PS_UNSUPPORTED, "%s: this machine lacks the instructions of level \"%s\"", source, name);
     }
@@ -128,7 +129,8 @@ ps_status choose_kernels(const char* name, const Kernels** out) {
     const size_t used = strlen(names);
     snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", levels[i].name);
   }
-  return fail(PS_INVALID_ARGUMENT, "%s: expected one of %s, found \"%s\"", source, names, name ? name : "");
+  if (any) return fail(PS_UNSUPPORTED, "cpu_level: this machine runs none of the levels of this build, %s", names);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected one of %s, found \"%s\"", source, names, name);
 }
 
 }  // namespace ps

@@ -2,7 +2,7 @@
 #ifndef PENSTOCK_ERROR_H
 #define PENSTOCK_ERROR_H
 
-#include "penstock.h"
+#include "penstock_dev.h"
 
 namespace ps {
 

@@ -196,6 +196,24 @@ void gather_spans(ps_program* p, int64_t start_ns) {
 
 }  // namespace
 
+ps_status profile_program(ps_program* program, bool on) {
+  program->profiling = false;
+  program->num_spans = 0;
+  program->spans.release();
+  if (!on) return PS_OK;
+  const int64_t threads = program->context->pool.num_threads(), steps = program->steps.size();
+  const int64_t bytes = (1 + threads * steps) * static_cast<int64_t>(sizeof(ps_span));
+  if (!program->spans.allocate(bytes))
+    return fail(PS_OUT_OF_MEMORY, "profile: no memory for %lld bytes", static_cast<long long>(bytes));
+  ps_span* span = spans_of(program);
+  *span++ = ps_span{-1, 0, 0, 0, 0, 0, 0};
+  for (int64_t t = 0; t < threads; ++t) {
+    for (int64_t s = 0; s < steps; ++s) *span++ = label_span(*program, s, static_cast<int32_t>(t));
+  }
+  program->profiling = true;
+  return PS_OK;
+}
+
 ps_status run_program(ps_program* p, const ps_batch& batch) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;

@@ -8,6 +8,7 @@
 
 #include <new>
 #include <type_traits>
+#include <utility>
 
 namespace ps {
 
@@ -20,6 +21,13 @@ class Vec {
   Vec() = default;
   Vec(const Vec&) = delete;
   Vec& operator=(const Vec&) = delete;
+  Vec(Vec&& other) noexcept { *this = std::move(other); }
+  Vec& operator=(Vec&& other) noexcept {  // each is left with what the other had
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+    return *this;
+  }
   ~Vec() { free(data_); }
 
   // New elements are zero bytes.
@@ -80,6 +88,13 @@ class Region {
   Region() = default;
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
+  Region(Region&& other) noexcept { *this = std::move(other); }
+  Region& operator=(Region&& other) noexcept {  // each is left with what the other had
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
+    return *this;
+  }
   ~Region() { release(); }
   bool allocate(int64_t bytes, bool huge = false);
   void release();

@@ -3,9 +3,10 @@
 
 #include "file.h"
 #include "graph.h"
+#include "handles.h"
 
 // An opened, validated bundle.
-struct ps_model {
+struct ps_model : ps::Held {
   ps::File file;
   ps::Region metadata;  // a private copy: what was checked cannot change afterwards
   ps::Graph graph;

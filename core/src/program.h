@@ -54,23 +54,20 @@ struct Patch {  // a size of a step inside a call
   Dim dim;
 };
 
-}  // namespace ps
-
-struct ps_program {
-  ps_model* model = nullptr;
-  ps_context* context = nullptr;
+// All that depends on a program's limits.
+struct ProgramMemory {
   ps_program_options options;
-  ps::Plan plan;
-  ps::Region temporaries, scratch, kv, logits;
-  ps::Vec<ps::Call> calls;
-  ps::Vec<ps::Step> steps;
-  ps::Vec<const ps::Phase*> phases;  // of each step
-  ps::Vec<ps::Patch> patches;
-  ps::Region shares, spans;
+  Plan plan;
+  Region temporaries, scratch, kv, logits;
+  Vec<Call> calls;
+  Vec<Step> steps;
+  Vec<const Phase*> phases;  // of each step
+  Vec<Patch> patches;
+  Region shares, spans;
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
-  int64_t symbols[ps::NUM_ROLES + 1] = {-1, -1, -1, -1, -1};  // of the last step
+  int64_t symbols[NUM_ROLES + 1] = {-1, -1, -1, -1, -1};  // of the last step
   int32_t num_rows = -1;                                      // of the last step; -1: none yet
   int32_t num_kept = 0;                                       // tokens of its kept nodes
   bool has_hidden = false;                                    // the last step has its hidden rows
@@ -80,8 +77,25 @@ struct ps_program {
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
           *output_rows = nullptr, *token_request = nullptr, *slots = nullptr;
   int32_t *kept_rows = nullptr, *kept_positions = nullptr, *kept_request = nullptr;  // of the tokens of kept nodes
-  ps::PageOwner* owners = nullptr;
+  PageOwner* owners = nullptr;
   uint8_t *thread_scratch = nullptr, *sample_scratch = nullptr;
+};
+
+}  // namespace ps
+
+// Holds the model and the context that it was made of.
+struct ps_program : ps::Held, ps::ProgramMemory {
+  ps_model* model = nullptr;
+  ps_context* context = nullptr;
+  mutable std::atomic<bool> in_use{false};  // by a call
+
+  ps_program() = default;
+  ps_program(const ps_program&) = delete;
+  ps_program& operator=(const ps_program&) = delete;
+  ~ps_program() {
+    ps::let_go(model);
+    ps::let_go(context);
+  }
 };
 
 namespace ps {
@@ -92,6 +106,8 @@ ps_status bind_program(ps_program* program);                     // after its me
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);
 ps_status run_program(ps_program* program, const ps_batch& batch);
+// Makes room for the spans of later runs; off: gives it back.
+ps_status profile_program(ps_program* program, bool on);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }
 void walk_steps(void* program, int32_t thread, Place* place, int64_t at);
 void walk_steps_timed(void* program, int32_t thread, Place* place, int64_t at);  // noting spans

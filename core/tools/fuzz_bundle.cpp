@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "penstock.h"
+#include "penstock_dev.h"
 #include "random.h"
 
 namespace {

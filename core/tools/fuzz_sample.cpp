@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "penstock.h"
+#include "penstock_dev.h"
 #include "random.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels.h"
-#include "penstock.h"
+#include "penstock_dev.h"
 
 namespace check {
 

@@ -1,4 +1,4 @@
-"""The native core's C ABI for ctypes: the structs of ``core/include/penstock.h``, its functions and errors."""
+"""The native core for ctypes: structs, functions and errors of ``core/include/penstock.h`` and ``penstock_dev.h``."""
 
 from __future__ import annotations
 
@@ -208,6 +208,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_plan": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(PlanStruct))),
     "ps_program_create": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(c_void_p))),
     "ps_program_destroy": (None, (c_void_p,)),
+    "ps_program_resize": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct))),
     "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),
     "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),

@@ -1,4 +1,4 @@
-// The C ABI: single ops, and sampling without a program.
+// penstock_dev.h: single ops, and sampling without a program.
 #include <stdio.h>
 
 #include "api.h"
@@ -222,7 +222,8 @@ using namespace ps;
 
 ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensors, int32_t num_tensors,
                     const ps_attr* attrs, int32_t num_attrs) {
-  PS_TRY(require(context && op && tensors, "context, op, tensors"));
+  PS_TRY(check_open(context));
+  PS_TRY(require(op && tensors, "op, tensors"));
   OpRun run{};
   run.op = find_op(Str{op, static_cast<uint32_t>(strlen(op))});
   if (run.op < 0) return fail(PS_UNSUPPORTED, "op: \"%s\" is not in the op table", op);
@@ -256,7 +257,8 @@ ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, con
   PS_TRY(read_struct(sampling, &s, "sampling"));
   PS_TRY(read_struct(out, &o, "out"));
   if (s.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", s.num_rows);
-  PS_TRY(require(context && (logits || s.num_rows == 0), "context, logits"));
+  PS_TRY(check_open(context));
+  PS_TRY(require((logits || s.num_rows == 0), "logits"));
   if (vocab < 1) return fail(PS_INVALID_ARGUMENT, "vocab: expected 1 or more, found %d", vocab);
   const SampleSource source{logits, s.num_rows, vocab, nullptr, 0, nullptr, 0};
   PS_TRY(check_sampling(s, source));

@@ -1,4 +1,4 @@
-// The C ABI: packing and unpacking of weights.
+// penstock_dev.h: packing and unpacking of weights.
 #include "api.h"
 #include "layout.h"
 #include "pack.h"
@@ -38,7 +38,8 @@ ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* b
 
 ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                   int32_t src_dtype, const void* src, void* dst) {
-  PS_TRY(require(context && src && dst, "context, src, dst"));
+  PS_TRY(check_open(context));
+  PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   if (!is_packable(layout)) return fail(PS_UNSUPPORTED, "layout: rows_i32 is not packed from numbers");
   if (src_dtype != PS_F32 && src_dtype != PS_F16 && src_dtype != PS_BF16) {
@@ -51,7 +52,8 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
 
 ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                             int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst) {
-  PS_TRY(require(context && q && scales && dst, "context, q, scales, dst"));
+  PS_TRY(check_open(context));
+  PS_TRY(require(q && scales && dst, "q, scales, dst"));
   PS_TRY(check_quantized(layout, groups));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   return pack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, q, scales, groups,
@@ -60,7 +62,8 @@ ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, i
 
 ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                               int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups) {
-  PS_TRY(require(context && src && q && scales, "context, src, q, scales"));
+  PS_TRY(check_open(context));
+  PS_TRY(require(src && q && scales, "src, q, scales"));
   PS_TRY(check_quantized(layout, groups));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   return unpack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, static_cast<const uint8_t*>(src),
@@ -69,7 +72,8 @@ ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows,
 
 ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                     int64_t num_rows, const void* src, float* dst) {
-  PS_TRY(require(context && src && dst, "context, src, dst"));
+  PS_TRY(check_open(context));
+  PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   if (!is_packable(layout)) return fail(PS_UNSUPPORTED, "layout: rows_i32 holds no numbers to unpack");
   return unpack(context, PackRange{layout, rows, cols, row_start, num_rows}, static_cast<const uint8_t*>(src), dst);

@@ -1,7 +1,6 @@
-// The C ABI: where a step's time goes, and what each node of a graph reads.
+// penstock_dev.h: where a step's time goes, what each node of a graph reads, KV pages.
 #include "api.h"
-#include "model.h"
-#include "program.h"
+#include "layout.h"
 
 using namespace ps;
 
@@ -49,7 +48,8 @@ void describe_output(const Graph& graph, const Node& node, ps_node_info* info) {
 }  // namespace ps
 
 ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out) {
-  PS_TRY(require(model && out, "model, out"));
+  PS_TRY(check_open(model));
+  PS_TRY(require(out, "out"));
   const Graph& graph = model->graph;
   if (index < 0 || index >= graph.nodes.size()) {
     return fail(PS_INVALID_ARGUMENT, "index: expected less than %lld, found %d",
@@ -71,27 +71,30 @@ ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out)
 }
 
 ps_status ps_program_profile(ps_program* program, int32_t on) {
-  PS_TRY(require(program, "program"));
-  program->profiling = false;
-  program->num_spans = 0;
-  program->spans.release();
-  if (!on) return PS_OK;
-  const int64_t threads = program->context->pool.num_threads(), steps = program->steps.size();
-  const int64_t bytes = (1 + threads * steps) * static_cast<int64_t>(sizeof(ps_span));
-  if (!program->spans.allocate(bytes))
-    return fail(PS_OUT_OF_MEMORY, "profile: no memory for %lld bytes", static_cast<long long>(bytes));
-  ps_span* span = spans_of(program);
-  *span++ = ps_span{-1, 0, 0, 0, 0, 0, 0};
-  for (int64_t t = 0; t < threads; ++t) {
-    for (int64_t s = 0; s < steps; ++s) *span++ = label_span(*program, s, static_cast<int32_t>(t));
-  }
-  program->profiling = true;
-  return PS_OK;
+  const Use use(program);
+  PS_TRY(use.status());
+  return profile_program(program, on != 0);
 }
 
 ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count) {
-  PS_TRY(require(program && spans && count, "program, spans, count"));
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(spans && count, "spans, count"));
   *spans = reinterpret_cast<const ps_span*>(program->spans.data());
   *count = program->num_spans;
   return PS_OK;
+}
+
+ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes) {
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(data && page_bytes, "data, page_bytes"));
+  const Graph& graph = program->model->graph;
+  if (state < 0 || state >= graph.states.size()) {
+    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d",
+                static_cast<long long>(graph.states.size()), state);
+  }
+  const State& s = graph.states[state];
+  *data = program->kv.data() + state_offset(*program, state);
+  return kv_page_bytes(program->options.kv_layout, s.num_kv_heads, s.head_dim, page_bytes);
 }

@@ -1,0 +1,135 @@
+/* Penstock native core: what only Penstock's own Python package, tests and benchmarks use.
+ *
+ * NO PROMISE: anything here may change or go away with any release, without a new PS_ABI_VERSION.  Programs are written
+ * against penstock.h.  A library built with -DPENSTOCK_DEV=OFF leaves all of this out.
+ *
+ * The rules of penstock.h hold here too: statuses and messages, struct_size, who owns what.
+ */
+#ifndef PENSTOCK_DEV_H
+#define PENSTOCK_DEV_H
+
+#include "penstock.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How a weight lies in memory.  "rows_*" is row-major.  "t16_*" interleaves 16 output rows, so that one
+ * 64-byte load feeds 16 lanes; docs/bundle-format.md gives the bytes.  Rows are padded to 16, columns to
+ * the layout's step; the padding is zero. */
+typedef enum ps_layout {
+  PS_ROWS_F32 = 1, PS_ROWS_F16 = 2, PS_ROWS_BF16 = 3, PS_ROWS_I32 = 4,
+  PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
+  PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
+  PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
+  /* 19 and 20 were these two with row sums and with float scales of groups: refused */
+  PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
+  PS_T16_I4G32 = 22  /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
+                        u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */
+} ps_layout;
+
+/* ---- instruction levels --------------------------------------------------------------------------------- */
+/* Levels compiled in, best first; runnable says whether this machine can execute it.  Null past the end. */
+PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
+
+/* ---- flags of ps_program_options ------------------------------------------------------------------------- */
+#define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures the executor alone */
+#define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
+#define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
+                                       for tests and measurements */
+
+/* ---- KV pages ------------------------------------------------------------------------------------------- */
+/* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
+PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes);
+
+/* ---- where a step's time goes --------------------------------------------------------------------------- */
+/* A phase of a node on one thread, in nanoseconds of CLOCK_MONOTONIC: it arrives, waits for the others where the
+ * phase needs them, begins and ends. */
+typedef struct ps_span {
+  int32_t node; /* -1: the whole step, on thread 0 */
+  int32_t phase, thread, reserved;
+  int64_t arrive_ns, begin_ns, end_ns;
+} ps_span;
+/* 1: every later run notes its spans, which costs it some percent.  0: none does, which is how programs begin. */
+PS_API ps_status ps_program_profile(ps_program* program, int32_t on);
+/* The last run's spans: the whole step, then thread by thread in order of time.  In the program's memory until the
+ * next run; none before a run that noted them. */
+PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count);
+
+typedef struct ps_dim { /* factor * size + offset */
+  int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: offset alone */
+  int32_t reserved;
+  int64_t factor, offset;
+} ps_dim;
+typedef struct ps_node_info {
+  uint32_t struct_size;
+  int32_t output_rank;              /* of its first output; 0: it has none */
+  const char *op, *name, *output;   /* valid until the model closes; "" for no output */
+  const char* scheme;               /* of a linear, else "" */
+  ps_dim output_dims[4];
+  int64_t weight_bytes;             /* that one step reads; of a table one row */
+  int64_t rows, cols;               /* of its first weight */
+  int32_t layout;                   /* ps_layout of its first weight; 0: it has none */
+  int32_t num_kv_heads, head_dim, window; /* of its state; 0 without one */
+  int32_t kept; /* 1: where a step wants the logits of half its tokens at most, each once and in order, and does not have
+                   PS_BATCH_HIDDEN, the node runs over the wanted tokens alone */
+} ps_node_info;
+PS_API ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out);
+
+/* ---- single ops and weights: eager mode, packing, tests ------------------------------------------------ */
+typedef struct ps_tensor {
+  void* data; /* null: an absent optional argument */
+  int32_t dtype;      /* ps_dtype; for a weight the dtype of its layout's elements is ignored */
+  int32_t ndim;
+  int64_t dims[4];
+  int64_t row_stride; /* elements between rows of the first dimension; the rest is contiguous */
+  int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout; else 0 */
+} ps_tensor;
+typedef struct ps_attr {
+  const char* name;
+  int32_t type; /* 1: int, 2: float, 3: string */
+  int64_t i;
+  double f;
+  const char* s;
+} ps_attr;
+/* Runs one op of the table: tensors are the schema's arguments in order, then its outputs, allocated by the
+ * caller.  Shapes are inferred again and compared. */
+PS_API ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensors, int32_t num_tensors,
+                           const ps_attr* attrs, int32_t num_attrs);
+/* "name.version schema" of the index-th op; null past the end. */
+PS_API const char* ps_op_schema(int32_t index);
+
+/* Sampling over logits that do not belong to a program (eager mode). */
+PS_API ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,
+                           const ps_sampled* out);
+
+PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
+/* Packs num_rows source rows (row-major, cols wide, dtype F32/F16/BF16) as rows row_start... of a weight of
+ * rows x cols whose memory is dst, zeroed before the first call.  Quantizing layouts round to nearest; the scale
+ * of a row and the line of a group (i4) are chosen as docs/quantization.md says.  Calls on disjoint whole tiles
+ * may run side by side. */
+PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
+                         int32_t src_dtype, const void* src, void* dst);
+/* Packs values that are quantized already: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null;
+ * i4g32: q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every
+ * step * q + offset is an int8.  Exact inverse of ps_unpack_quantized. */
+PS_API ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                                   int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst);
+PS_API ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                                     int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups);
+/* The values a kernel computes with, as f32 [num_rows][cols]. */
+PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
+                           const void* src, float* dst);
+
+/* ---- the machine's limits, for benchmarks --------------------------------------------------------------- */
+/* Bytes a second read by the context's threads from a private buffer: the best of several passes. */
+PS_API ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t passes, double* bytes_per_second);
+/* Operations a second (multiply and add count two) in registers: dtype PS_F32, PS_BF16 or PS_I8. */
+PS_API ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, double* ops_per_second);
+
+PS_API uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes); /* zlib's CRC-32 */
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PENSTOCK_DEV_H */

@@ -1,0 +1,57 @@
+"""The C API's headers: few public functions, each exported and documented, one version everywhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+from penstock.lite import core, library
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = (ROOT / "core" / "include" / "penstock.h").read_text()
+DEV = (ROOT / "core" / "include" / "penstock_dev.h").read_text()
+MAX_PUBLIC = 29
+
+
+def functions(header: str) -> list[str]:
+    code = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    return re.findall(r"^PS_API [^;(]*?\b(ps_\w+)\(", code, re.MULTILINE)
+
+
+def test_public_api_has_under_thirty_functions() -> None:
+    names = functions(PUBLIC)
+    assert len(names) == len(set(names))
+    assert 20 < len(names) <= MAX_PUBLIC
+    assert not set(names) & set(functions(DEV))
+
+
+def test_library_exports_what_the_headers_declare() -> None:
+    lines = subprocess.run(
+        ["nm", "-D", "--defined-only", str(core.library_file())], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    exported = {line.split()[-1].split("@")[0] for line in lines}
+    assert exported == {*functions(PUBLIC), *functions(DEV)}
+
+
+def test_python_binds_functions_of_the_headers_alone() -> None:
+    assert set(library._FUNCTIONS) <= {*functions(PUBLIC), *functions(DEV)}
+
+
+def test_versions_agree() -> None:
+    (version,) = re.findall(r'#define PS_VERSION "(.*)"', PUBLIC)
+    (abi,) = re.findall(r"#define PS_ABI_VERSION (\d+)", PUBLIC)
+    assert version == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == core.version()
+    assert int(abi) == library.library().ps_abi_version() == library._ABI_VERSION
+
+
+def test_headers_are_c_and_need_the_standard_library_alone(tmp_path: Path) -> None:
+    for name, language in (("penstock.h", "c"), ("penstock_dev.h", "c"), ("penstock.h", "c++")):
+        source = tmp_path / f"includes.{language}"
+        source.write_text(f'#include "{name}"\nint main(void) {{ return PS_OK; }}\n')
+        standard = "-std=c99" if language == "c" else "-std=c++11"
+        flags = [standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", language]
+        subprocess.run(["cc", *flags, "-I", str(ROOT / "core" / "include"), str(source)], check=True)
+    assert set(re.findall(r"#include (.*)", PUBLIC)) == {"<stdint.h>"}
