@@ -20,6 +20,7 @@ from penstock.serving.servables.versions import (
     Policy,
     ServableFolder,
     Wanted,
+    check_there,
     find_version,
     make_plan,
     scan,
@@ -204,6 +205,8 @@ class Servables:
         try:
             wanted = asked or servable.asked or await loading.settled()
             plan = make_plan(wanted, found, servable.prints, servable.labels)
+            if asked is not None:
+                check_there(plan, asked, found)
             await loading.load(plan, self._languages)
             self._check_open()
         except BaseException:

@@ -29,6 +29,7 @@ __all__ = [
     "ServableFolder",
     "Switch",
     "Wanted",
+    "check_there",
     "find_version",
     "make_plan",
     "scan",
@@ -293,6 +294,18 @@ def make_plan(
     load = tuple(sorted(number for number in there if loaded.get(number) != found.versions[number]))
     missing = tuple(sorted(chosen - there))
     return Plan(load, missing, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
+
+
+def check_there(plan: Plan, wanted: Wanted, found: ServableFolder) -> None:
+    """InvalidArgumentError for a version that a load asks for by a label or a number, and that has no folder.  A
+    servable's own settings may name versions to come.
+    """
+    if not plan.missing:
+        return
+    number = plan.missing[0]
+    named = [f"label {label}" for label, one in wanted.labels.items() if one == number] or [f"versions {wanted.policy}"]
+    there = ", ".join(map(str, found.versions))
+    raise InvalidArgumentError(f"{named[0]}: {found.name} has no version {number}; there are {there}")
 
 
 def find_version(text: str, ready: Collection[int], labels: Mapping[str, int], known: Collection[int] = ()) -> int:

@@ -65,6 +65,10 @@ def test_versions_and_labels(tmp_path: Path) -> None:
             for config in ({"version": 1}, {"versions": 1}, {"labels": 1}, {"versions": "x"}, {"labels": {"a": "b"}}):
                 with pytest.raises(InvalidArgumentError):
                     await servables.load("one", config)
+            for config in ({"versions": "all", "labels": {"stable": 9}}, {"versions": "2,9"}):
+                with pytest.raises(InvalidArgumentError, match=r"one has no version 9; there are 1, 2, 3"):
+                    await servables.load("one", config)
+            assert servables.find("one").running.policy == {"latest": {"num_versions": 2}}
             with pytest.raises(InvalidFileError, match="7"):
                 await servables.load("one", {"versions": "7"})
             assert await which(servables, "stable") == 2
