@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.errors import UnavailableError
-from penstock.serving.call import Call
+from penstock.serving.call import Call, new_id
 from penstock.serving.door import LOG, REQUEST_ID
+from penstock.serving.grpc_untaken import Untaken
 from penstock.serving.message_bounds import BadMessageError, check_fields
 from penstock.serving.operations import Operation
 from penstock.serving.refusals import MAX_MESSAGE_CHARS, RefusalError, grpc_code, refusal_of
@@ -50,7 +49,8 @@ class GoneError(Exception):
 class Method:
     """One method: its full name, what it is asked with, and what answers.
 
-    ``run`` returns the reply, or None when it has written itself.  ``is_stream``: it reads its messages itself.
+    ``run`` returns the reply.  ``is_stream``: it reads its messages itself, and writes its replies.  ``is_many``: it
+    writes them, and reads nothing.
     ``is_open``: no key is asked for.  ``is_work``: it counts among the requests that may be open.  ``is_admin``: an
     admin's key is asked for.
     """
@@ -59,6 +59,7 @@ class Method:
     request: Any
     run: Callable[[GrpcCall], Awaitable[Any]]
     is_stream: bool = False
+    is_many: bool = False
     is_open: bool = False
     is_work: bool = False
     is_admin: bool = False
@@ -139,10 +140,22 @@ class GrpcCall:
             async with asyncio.timeout(self.door.limits.write_s):
                 await self.context.write(message.SerializeToString())
         except TimeoutError:
-            self.facts["gone"] = "slow reader"
-            raise GoneError("slow reader") from None
+            raise self._slow_reader() from None
         except grpc.aio.BaseError as error:
             raise GoneError(str(error)) from error
+
+    async def whole(self, message: Any) -> bytes:
+        """A message that gRPC sends once the method has ended.  GoneError when it has no room for ``write_s``."""
+        data: bytes = message.SerializeToString()
+        try:
+            await self.door.untaken.add(len(data), self.door.limits.write_s)
+        except TimeoutError:
+            raise self._slow_reader() from None
+        return data
+
+    def _slow_reader(self) -> GoneError:
+        self.facts["gone"] = "slow reader"
+        return GoneError("slow reader")
 
     async def parsed(self, data: bytes) -> Any:
         """A message of the method's type; RefusalError for bytes that are none."""
@@ -168,21 +181,45 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.http, self.limits = http, http.settings.limits
         self.stopping = asyncio.Event()
         """Set when streams that have nothing left to do are to end."""
+        self.untaken = Untaken()
         self._methods = {f"/{one.name}": one for one in methods}
+        self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
+        whole = {path: one for path, one in self._methods.items() if not (one.is_stream or one.is_many)}
+        self._whole = {path: self._handler(one, is_whole=True) for path, one in whole.items()}
         self._num_keyless = 0
 
     def service(self, details: Any) -> Any:
-        """gRPC asks here who answers a method: whatever it is, this door does."""
-        return grpc.stream_stream_rpc_method_handler(partial(self._serve, details.method))
+        """gRPC asks here who answers a method: whatever it is, this door does.
 
-    async def _serve(self, path: str, _requests: Any, context: Any) -> None:
+        An answer that is a message goes out with its status in one turn, unless readers leave no room for it: then
+        each has its clock.
+        """
+        whole = self._whole.get(details.method)
+        if whole is not None and self.untaken.has_room:
+            return whole
+        return self._streamed.get(details.method) or self._handler(_unknown(details.method))
+
+    def _handler(self, method: Method, is_whole: bool = False) -> Any:
+        if is_whole:
+
+            async def answer(_requests: Any, context: Any) -> bytes:
+                return await self._serve(method, context, is_whole=True)
+
+            return grpc.stream_unary_rpc_method_handler(answer)
+
+        async def write(_requests: Any, context: Any) -> None:
+            await self._serve(method, context)
+
+        return grpc.stream_stream_rpc_method_handler(write)
+
+    async def _serve(self, method: Method, context: Any, is_whole: bool = False) -> bytes:
+        """Answer an RPC; returns the message that is left to be sent where ``is_whole``."""
         metadata = [(_bytes(key), _bytes(value)) for key, value in context.invocation_metadata() or ()]
         headers = dict(metadata)
         given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
-        method = self._methods.get(path) or _unknown(path)
+        request_id = given.decode() if given and REQUEST_ID.fullmatch(given) else new_id()
         call = GrpcCall(self, method, context, request_id, headers, self._knows(headers))
-        outcome = Outcome()
+        outcome, found = Outcome(), b""
         try:
             with self.counted(outcome, call):
                 self._let_in(call, metadata)
@@ -192,7 +229,9 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
                     if not method.is_stream:
                         call.message = await call.parsed(await self._read(call))
                     reply = await method.run(call)
-                    if reply is not None:
+                    if is_whole:
+                        found = await call.whole(reply)
+                    elif reply is not None:
                         await call.write(reply)
         except asyncio.CancelledError:
             if call.facts.get("gone") == "slow reader":  # gRPC keeps an RPC that no status ends
@@ -204,6 +243,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         if outcome.refusal is not None:  # abort would say it by an error, which holds the request until a collection
             context.set_code(getattr(grpc.StatusCode, outcome.code))
             context.set_details(str(outcome.refusal)[:MAX_MESSAGE_CHARS])
+        return found
 
     @contextmanager
     def counted(self, outcome: Outcome, call: GrpcCall) -> Iterator[None]:
@@ -238,10 +278,11 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Everything but the message is seen to be in order."""
         if len(metadata) > self.limits.num_headers:
             raise RefusalError(431, f"the metadata has more than {self.limits.num_headers} entries")
-        names = [name for name, _ in metadata]
-        for single in (b"authorization", b"origin"):
-            if names.count(single) > 1:
-                raise RefusalError(400, f"the metadata {single.decode()} appears twice", code="invalid_header")
+        if len(call.headers) != len(metadata):
+            names = [name for name, _ in metadata]
+            for single in (b"authorization", b"origin"):
+                if names.count(single) > 1:
+                    raise RefusalError(400, f"the metadata {single.decode()} appears twice", code="invalid_header")
         origin = call.headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in self.http.origins:
             raise RefusalError(403, "this service does not answer to pages of that Origin", code="origin_not_allowed")

@@ -31,7 +31,7 @@ class HealthMethods:
         """The methods of the service."""
         return [
             Method(f"{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
-            Method(f"{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_open=True),
+            Method(f"{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
         ]
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:

@@ -37,7 +37,11 @@ def check_fields(data: bytes, descriptor: Any) -> None:
             left -= 1
             if left < 0:
                 raise BadMessageError(f"the message has more than {MAX_FIELDS} fields")
-            tag, at = _varint(data, at, end)
+            tag = data[at]
+            if tag < 128:  # most are a byte
+                at += 1
+            else:
+                tag, at = _varint(data, at, end)
             wire_type = tag & 7
             if wire_type == 0:
                 _, at = _varint(data, at, end)
@@ -46,7 +50,10 @@ def check_fields(data: bytes, descriptor: Any) -> None:
             elif wire_type == 5:
                 at += 4
             elif wire_type == 2:
-                size, at = _varint(data, at, end)
+                if at < end and data[at] < 128:
+                    size, at = data[at], at + 1
+                else:
+                    size, at = _varint(data, at, end)
                 field = kind.fields_by_number.get(tag >> 3)
                 if field is not None and field.type in _VARINTS:
                     numbers += len(data[at : min(end, at + size)].translate(None, _GO_ON))

@@ -58,7 +58,8 @@ def read_message(message: pb.ModelInferRequest) -> InferRequest:
     for index, one in enumerate(message.inputs):
         name = one.name
         check_new(name, found, index)
-        _check_parameters(one, raws[index] if raws else None)
+        if one.parameters:
+            _check_parameters(one, raws[index] if raws else None)
         found[name] = Tensor(name, one.datatype, _array(one, raws[index] if raws else None))
     return InferRequest(message.id, found, _outputs(message), _parameters(message.parameters))
 
