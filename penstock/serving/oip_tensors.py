@@ -66,6 +66,11 @@ def check_new(name: str, found: Any, index: int) -> None:
 
 def check_head(name: str, datatype: str, shape: Sequence[int]) -> int:
     """How many elements an input says that it has; nothing is made of that size."""
+    if datatype in DTYPES and len(shape) <= MAX_DIMS and datatype != "BYTES":
+        sizes = tuple(shape)
+        count = math.prod(sizes)
+        if count > 0 and min(sizes, default=1) > 0:  # nearly all
+            return count
     what = What(name)
     if datatype not in DTYPES:
         raise wrong(name, f"{what} must have one of the datatypes {', '.join(DTYPES)}, not {show(datatype)}")
