@@ -86,8 +86,7 @@ ps_status ps_program_profile_spans(const ps_program* program, const ps_span** sp
 }
 
 ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes) {
-  const Use use(program);
-  PS_TRY(use.status());
+  PS_TRY(check_handle(program, HANDLE_PROGRAM, "program"));  // also beside a step: pages are the caller's to give out
   PS_TRY(require(data && page_bytes, "data, page_bytes"));
   const Graph& graph = program->model->graph;
   if (state < 0 || state >= graph.states.size()) {
