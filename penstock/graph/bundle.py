@@ -23,6 +23,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.ir import Graph, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.lite.core import Model, crc32, layout_bytes
+from penstock.lite.metadata import read_metadata
 
 __all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "read_graph"]
 
@@ -199,12 +200,4 @@ def read_graph(path: str | os.PathLike[str]) -> tuple[Graph, list[Segment]]:
     Raises InvalidFileError for a damaged file and UnsupportedError for one that is too new, naming file and field.
     """
     Model.open(path).close()
-    try:
-        with Path(path).open("rb") as file:
-            header = _HEADER.unpack(file.read(_HEADER.size))
-            offset, size = header[4], header[5]
-            file.seek(offset)
-            metadata = file.read(size)
-    except OSError as error:
-        raise FileAccessError(f"{path}: {error.strerror}") from error
-    return decode_metadata(metadata)
+    return decode_metadata(read_metadata(path))

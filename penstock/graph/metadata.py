@@ -13,7 +13,6 @@ from typing import Any
 
 import flatbuffers
 from flatbuffers import number_types as types
-from flatbuffers.table import Table
 
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import (
@@ -31,6 +30,7 @@ from penstock.graph.ir import (
     Value,
     Weight,
 )
+from penstock.lite.metadata import Row, StoredWeight, stored_weights
 from penstock.ops.table import find_op
 
 __all__ = ["decode_metadata", "encode_metadata"]
@@ -208,50 +208,7 @@ def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
     return _Encoder(graph, segments).encode()
 
 
-class _Row:
-    """A table of the buffer, which the core has validated."""
-
-    def __init__(self, data: bytes, position: int) -> None:
-        self.table = Table(data, position)
-
-    def _at(self, field: int) -> int:
-        return int(self.table.Offset(4 + 2 * field))
-
-    def number(self, field: int, flags: Any = types.Int32Flags, otherwise: int = 0) -> Any:
-        at = self._at(field)
-        return self.table.Get(flags, self.table.Pos + at) if at else otherwise
-
-    def long(self, field: int) -> int:
-        return int(self.number(field, types.Int64Flags))
-
-    def string(self, field: int) -> str:
-        at = self._at(field)
-        return self.table.String(self.table.Pos + at).decode() if at else ""
-
-    def rows(self, field: int) -> list[_Row]:
-        at = self._at(field)
-        if not at:
-            return []
-        first = self.table.Vector(at)
-        positions = [self.table.Indirect(first + 4 * i) for i in range(self.table.VectorLen(at))]
-        return [_Row(self.table.Bytes, position) for position in positions]
-
-    def structs(self, field: int, size: int, members: Sequence[tuple[int, Any]]) -> list[tuple[int, ...]]:
-        at = self._at(field)
-        if not at:
-            return []
-        first = self.table.Vector(at)
-        count = self.table.VectorLen(at)
-        return [
-            tuple(int(self.table.Get(flags, first + size * i + offset)) for offset, flags in members)
-            for i in range(count)
-        ]
-
-    def ints(self, field: int) -> list[int]:
-        return [number for (number,) in self.structs(field, 4, [(0, types.Int32Flags)])]
-
-
-def _decode_value(row: _Row, names: Sequence[str], symbols: Sequence[str]) -> Value:
+def _decode_value(row: Row, names: Sequence[str], symbols: Sequence[str]) -> Value:
     members = [(0, types.Int32Flags), (8, types.Int64Flags), (16, types.Int64Flags)]
     shape = tuple(
         Dim(None if symbol < 0 else symbols[symbol], factor, offset)
@@ -261,13 +218,13 @@ def _decode_value(row: _Row, names: Sequence[str], symbols: Sequence[str]) -> Va
     return Value(row.string(0), DType(row.number(1)), shape, None if base < 0 else names[base], row.long(4))
 
 
-def _decode_weight(row: _Row, segments: Sequence[Segment]) -> Weight:
-    parts = tuple(Part(part.string(0), part.long(1), part.long(2)) for part in row.rows(7))
-    layout, segment = Layout(row.number(3)), segments[row.number(4)].name
-    return Weight(row.string(0), row.long(1), row.long(2), layout, parts, segment, row.long(5), row.long(6))
+def _decode_weight(stored: StoredWeight) -> Weight:
+    parts = tuple(Part(*part) for part in stored.parts)
+    at = (stored.segment, stored.offset, stored.num_bytes)
+    return Weight(stored.name, stored.rows, stored.cols, Layout(stored.layout), parts, *at)
 
 
-def _decode_attrs(rows: Sequence[_Row]) -> dict[str, AttrValue]:
+def _decode_attrs(rows: Sequence[Row]) -> dict[str, AttrValue]:
     attrs: dict[str, AttrValue] = {}
     for row in rows:
         kind = row.number(1)
@@ -279,7 +236,7 @@ def _decode_attrs(rows: Sequence[_Row]) -> dict[str, AttrValue]:
 
 def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
     """The graph and the segments of metadata that the core has accepted."""
-    root = _Row(data, int.from_bytes(data[:4], "little"))
+    root = Row(data, int.from_bytes(data[:4], "little"))
     segments = [
         Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)
     ]
@@ -287,7 +244,7 @@ def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
     ops = [row.string(0) for row in root.rows(5)]
     names = [row.string(0) for row in root.rows(6)]
     values = [_decode_value(row, names, [symbol.name for symbol in symbols]) for row in root.rows(6)]
-    weights = [_decode_weight(row, segments) for row in root.rows(7)]
+    weights = [_decode_weight(stored) for stored in stored_weights(data)]
     states = [State(row.string(0), row.number(1), row.number(2), row.number(3)) for row in root.rows(8)]
     tables = {
         "value": names,

@@ -86,6 +86,7 @@ class Model(Handle):
     """An opened, validated bundle; make one with ``Model.open``."""
 
     _destroy = "ps_model_close"
+    _is_private = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False, mmap: bool = True) -> Self:
@@ -96,7 +97,9 @@ class Model(Handle):
         if b"\0" in name:
             raise InvalidArgumentError(f"path: expected a file name, found {path!r}")
         check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
-        return cls(address_of(out))
+        model = cls(address_of(out))
+        model._is_private = not mmap
+        return model
 
     def populate(self, context: Context) -> None:
         """Copies the weights into private memory with huge pages, read by the context's threads; programs made
@@ -127,6 +130,16 @@ class Model(Handle):
         if data.value is None or size.value == 0:
             return memoryview(b"")
         return self._view(data.value, size.value).toreadonly()
+
+    def overwrite(self, name: str, offset: int, data: npt.NDArray[np.uint8]) -> None:
+        """Writes bytes into a segment of a model that was opened without ``mmap``, between steps alone: a file that is
+        mapped is never written.  InvalidArgumentError for any other model, and for bytes beyond the segment."""
+        segment = self.segment(name)
+        if not self._is_private or segment is None:
+            raise InvalidArgumentError(f"overwrite: expected a segment in private memory, found {name!r:.60}")
+        if offset < 0 or offset + data.nbytes > segment.nbytes or not data.flags.c_contiguous:
+            raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}")
+        ctypes.memmove(np.frombuffer(segment, np.uint8).ctypes.data + offset, data.ctypes.data, data.nbytes)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import os
 import sys
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["make_memory", "use_small_pages"]
+from penstock.errors import FileAccessError
+
+__all__ = ["make_memory", "map_over", "use_small_pages"]
 
 _NO_HUGE_PAGES: Final = 15
 """MADV_NOHUGEPAGE."""
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE of Linux 5.14."""
+
+
+_MAP_FIXED: Final = 16
 
 
 @cache
@@ -48,3 +54,22 @@ def use_small_pages(address: int, num_bytes: int) -> None:
     stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and stop > start:
         _madvise()(start, stop - start, _NO_HUGE_PAGES)
+
+
+def map_over(address: int, num_bytes: int, file: int, offset: int) -> None:
+    """Puts pages of a file, read-only and shared, in the place of whole pages of another mapping.
+
+    The caller has seen that the bytes are equal, so that who reads them meanwhile sees no difference.  FileAccessError
+    when the system refuses, and the old pages stay.
+    """
+    call = _mmap()
+    if call(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file, offset) != address:
+        raise FileAccessError(f"sharing weights: {os.strerror(ctypes.get_errno())}")
+
+
+@cache
+def _mmap() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    call.restype = ctypes.c_void_p
+    return call

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import OutOfMemoryError
 from penstock.lite import core
+from penstock.lite.kv import KV_NUMBERS
 from penstock.lite.memory import make_memory, use_small_pages
 from penstock.runtime.ahead import PagesAhead
 from penstock.runtime.machine import memory
@@ -25,8 +26,6 @@ LEAST_CONTEXT = 2048
 _HUGE_PAGE_BYTES = 2 << 20
 _HEADROOM_BYTES = 64 << 20
 """Left for Python, the tokenizer and the text."""
-_LAYOUTS = {"f32": 1, "bf16": 2, "int8": 3}
-"""By the numbers of ``ps_kv_layout``; ``graph.ir``, which has them too, takes as long to import as a decode step."""
 
 
 def _options(limits: ProgramLimits, scheme: str) -> core.ProgramOptions:
@@ -36,7 +35,7 @@ def _options(limits: ProgramLimits, scheme: str) -> core.ProgramOptions:
         max_rows=limits.max_rows,
         num_pages=limits.num_pages,
         num_slots=limits.max_requests,
-        kv_layout=_LAYOUTS[kv_layout_of(limits.kv_layout, scheme)],
+        kv_layout=KV_NUMBERS[kv_layout_of(limits.kv_layout, scheme)],
     )
 
 

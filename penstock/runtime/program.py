@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import InvalidArgumentError
+from penstock.lite.kv import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,19 +29,8 @@ __all__ = [
     "pages_for",
 ]
 
-PAGE_TOKENS = 32
-"""Tokens in one KV page (``PS_PAGE_TOKENS``)."""
-
-KV_LAYOUTS = ("auto", "f32", "bf16", "int8")
-"""How keys and values may lie in a page; "auto": f32 under the scheme f32, else bf16."""
-
 WEIGHTS = ("mmap", "huge")
 """Where weights lie: in the mapped file, or in a private copy of huge pages."""
-
-
-def pages_for(num_tokens: int) -> int:
-    """Pages that hold ``num_tokens`` tokens of one request."""
-    return -(-num_tokens // PAGE_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -79,13 +69,6 @@ class ProgramLimits:
             raise InvalidArgumentError(f"kv_layout (--kv-cache) must be one of {layouts}, not {self.kv_layout!r}")
         if self.weights not in WEIGHTS:
             raise InvalidArgumentError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
-
-
-def kv_layout_of(kv_layout: str, scheme: str) -> str:
-    """What ``kv_layout`` means under a scheme."""
-    if kv_layout != "auto":
-        return kv_layout
-    return "f32" if scheme == "f32" else "bf16"
 
 
 @dataclass(frozen=True)

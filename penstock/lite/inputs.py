@@ -1,0 +1,117 @@
+"""What comes to ``predict``, checked before it goes to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgumentError
+from penstock.lite.sequences import OutputSpec
+from penstock.lite.tensor import Tensor, array_of
+
+__all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
+
+INPUTS: Final = ("token_ids", "num_tokens", "reset")
+_MAX_BATCH: Final = 1 << 16
+
+Arrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+
+
+def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
+    """The inputs with values that are always valid: zeros, whole rows, from the beginning."""
+    filled = (
+        np.zeros((batch_size, seq_len), np.int32),
+        np.full(batch_size, seq_len, np.int32),
+        np.ones(batch_size, np.int32),
+    )
+    return [Tensor(array, name=name) for name, array in zip(INPUTS, filled, strict=True)]
+
+
+def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
+    """Tensors in the order of their names, when they have them."""
+    if not isinstance(given, (list, tuple)):
+        raise InvalidArgumentError(f"{what}: expected a list of Tensors, found {type(given).__name__}")
+    for index, tensor in enumerate(given):
+        if not isinstance(tensor, Tensor):
+            hint = "; Tensor(array) makes one" if isinstance(tensor, np.ndarray) else ""
+            raise InvalidArgumentError(f"{what}[{index}]: expected a Tensor, found {type(tensor).__name__}{hint}")
+    if len(given) != len(names):
+        raise InvalidArgumentError(f"{what}: expected {len(names)} ({', '.join(names)}), found {len(given)}")
+    if sorted(tensor.name for tensor in given) == sorted(names):
+        by_name = {tensor.name: tensor for tensor in given}
+        return [by_name[name] for name in names]
+    return list(given)
+
+
+def _checked(tensor: Tensor, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> npt.NDArray[Any]:
+    array = array_of(tensor)
+    if array.dtype != dtype:
+        raise InvalidArgumentError(f"{name}: dtype: expected {np.dtype(dtype).name}, found {array.dtype.name}")
+    if array.ndim != len(shape) or any(w is not None and w != n for w, n in zip(shape, array.shape, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        hint = "; resize comes first" if None not in shape else ""
+        raise InvalidArgumentError(f"{name}: shape: expected [{wanted}], found {list(array.shape)}{hint}")
+    return array
+
+
+def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -> Arrays:
+    """The three arrays, copied, so that nobody changes them behind the checks; of shapes ``dims`` [B, T], or of any
+    that agree.
+    """
+    tensors = _tensors(given, "inputs", INPUTS)
+    token_ids = _checked(tensors[0], INPUTS[0], np.int32, dims or (None, None)).copy()
+    batch_size, seq_len = token_ids.shape
+    num_tokens = _checked(tensors[1], INPUTS[1], np.int32, (batch_size,)).copy()
+    reset = _checked(tensors[2], INPUTS[2], np.int32, (batch_size,)).copy()
+    _check_range(num_tokens, INPUTS[1], 0, seq_len)
+    _check_range(reset, INPUTS[2], 0, 1)
+    used = np.arange(seq_len) < num_tokens[:, None]
+    wrong = np.argwhere(used & ((token_ids < 0) | (token_ids >= vocab_size)))
+    if wrong.size:
+        row, column = wrong[0].tolist()
+        raise InvalidArgumentError(
+            f"token_ids: expected 0 to {vocab_size - 1}, found {token_ids[row, column]} at [{row}, {column}]"
+        )
+    return token_ids, num_tokens, reset
+
+
+def _check_range(array: npt.NDArray[np.int32], name: str, least: int, most: int) -> None:
+    wrong = np.flatnonzero((array < least) | (array > most))
+    if wrong.size:
+        raise InvalidArgumentError(f"{name}: expected {least} to {most}, found {array[wrong[0]]} at [{wrong[0]}]")
+
+
+def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Tensors that the outputs can be written into."""
+    tensors = _tensors(given, "outputs", [spec.name for spec in specs])
+    for tensor, spec, shape in zip(tensors, specs, shapes, strict=True):
+        if not _checked(tensor, spec.name, spec.dtype, shape).flags.writeable:
+            raise InvalidArgumentError(f"{spec.name}: its memory is read-only")
+    return tensors
+
+
+def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
+    """B and T of the shapes that ``resize`` was given."""
+    tensors = _tensors(inputs, "inputs", INPUTS)
+    if not isinstance(dims, (list, tuple)) or len(dims) != len(INPUTS):
+        raise InvalidArgumentError(f"dims: expected {len(INPUTS)} shapes, one for each input, found {dims!r:.60}")
+    by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]
+    shapes = [by_tensor[id(tensor)] for tensor in tensors]
+    for name, shape, rank in zip(INPUTS, shapes, (2, 1, 1), strict=True):
+        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(_is_size(size) for size in shape):
+            wanted = "[B, T]" if rank == 2 else "[B]"
+            raise InvalidArgumentError(f"dims of {name}: expected {wanted}, sizes from 1, found {shape!r:.60}")
+    batch_size, seq_len = (int(size) for size in shapes[0])
+    for name, shape in zip(INPUTS[1:], shapes[1:], strict=True):
+        if shape[0] != batch_size:
+            raise InvalidArgumentError(f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}")
+    if batch_size > _MAX_BATCH:
+        raise InvalidArgumentError(f"dims of token_ids: expected at most {_MAX_BATCH} sequences, found {batch_size}")
+    return batch_size, seq_len
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and 0 < int(size) < 1 << 31

@@ -1,0 +1,116 @@
+"""Reading the metadata of a bundle that the core has accepted: its tables, and where its weights lie.
+
+Field numbers are positions in core/bundle.fbs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flatbuffers import number_types as types
+from flatbuffers.table import Table
+
+from penstock.errors import FileAccessError
+
+__all__ = ["Row", "StoredPart", "StoredWeight", "read_metadata", "stored_segments", "stored_weights"]
+
+_OFFSET_AT, _SIZE_AT, _HEADER_BYTES = 16, 24, 64
+_SEGMENTS, _WEIGHTS = 13, 7
+
+
+class Row:
+    """A table of the buffer, which the core has validated."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self.table = Table(data, position)
+
+    def _at(self, field: int) -> int:
+        return int(self.table.Offset(4 + 2 * field))
+
+    def number(self, field: int, flags: Any = types.Int32Flags, otherwise: int = 0) -> Any:
+        at = self._at(field)
+        return self.table.Get(flags, self.table.Pos + at) if at else otherwise
+
+    def long(self, field: int) -> int:
+        return int(self.number(field, types.Int64Flags))
+
+    def string(self, field: int) -> str:
+        at = self._at(field)
+        return self.table.String(self.table.Pos + at).decode() if at else ""
+
+    def rows(self, field: int) -> list[Row]:
+        at = self._at(field)
+        if not at:
+            return []
+        first = self.table.Vector(at)
+        positions = [self.table.Indirect(first + 4 * i) for i in range(self.table.VectorLen(at))]
+        return [Row(self.table.Bytes, position) for position in positions]
+
+    def structs(self, field: int, size: int, members: Sequence[tuple[int, Any]]) -> list[tuple[int, ...]]:
+        at = self._at(field)
+        if not at:
+            return []
+        first = self.table.Vector(at)
+        count = self.table.VectorLen(at)
+        return [
+            tuple(int(self.table.Get(flags, first + size * i + offset)) for offset, flags in members)
+            for i in range(count)
+        ]
+
+    def ints(self, field: int) -> list[int]:
+        return [number for (number,) in self.structs(field, 4, [(0, types.Int32Flags)])]
+
+
+class StoredPart(NamedTuple):
+    """A checkpoint tensor's rows inside a weight; of fused vectors, its elements."""
+
+    name: str
+    row_start: int
+    num_rows: int
+
+
+class StoredWeight(NamedTuple):
+    """A weight as the file has it: ``layout`` is a ``ps_layout``, ``offset`` counts bytes within ``segment``."""
+
+    name: str
+    rows: int
+    cols: int
+    layout: int
+    segment: str
+    offset: int
+    num_bytes: int
+    parts: tuple[StoredPart, ...]
+
+
+def read_metadata(path: str | os.PathLike[str]) -> bytes:
+    """The metadata's bytes of a bundle that the core has opened; FileAccessError when it cannot be read again."""
+    try:
+        with Path(path).open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+            offset, size = (int.from_bytes(header[at : at + 8], "little") for at in (_OFFSET_AT, _SIZE_AT))
+            file.seek(offset)
+            return file.read(size)
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror}") from error
+
+
+def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:
+    """Where a bundle's segments begin in the file, and their bytes, by name."""
+    root = Row(metadata, int.from_bytes(metadata[:4], "little"))
+    return {row.string(0): (row.long(1), row.long(2)) for row in root.rows(_SEGMENTS)}
+
+
+def stored_weights(metadata: bytes) -> list[StoredWeight]:
+    """The weights of a bundle in the order of its table."""
+    root = Row(metadata, int.from_bytes(metadata[:4], "little"))
+    segments = [row.string(0) for row in root.rows(_SEGMENTS)]
+    return [_stored_weight(row, segments) for row in root.rows(_WEIGHTS)]
+
+
+def _stored_weight(row: Row, segments: Sequence[str]) -> StoredWeight:
+    parts = tuple(StoredPart(part.string(0), part.long(1), part.long(2)) for part in row.rows(7))
+    at = (segments[row.number(4)], row.long(5), row.long(6))
+    return StoredWeight(row.string(0), row.long(1), row.long(2), row.number(3), *at, parts)

@@ -1,0 +1,205 @@
+"""A Tensor: numbers with a name, from numpy and back, and over DLPack to any library that speaks it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["DataType", "Tensor"]
+
+_MAX_DIMS = 8
+_MAX_BYTES = 1 << 40
+_CPU = 1  # kDLCPU of dlpack.h
+
+
+class DataType:
+    """The element types of a Tensor, numpy's own."""
+
+    FLOAT32: ClassVar = np.dtype(np.float32)
+    FLOAT16: ClassVar = np.dtype(np.float16)
+    FLOAT64: ClassVar = np.dtype(np.float64)
+    INT8: ClassVar = np.dtype(np.int8)
+    INT16: ClassVar = np.dtype(np.int16)
+    INT32: ClassVar = np.dtype(np.int32)
+    INT64: ClassVar = np.dtype(np.int64)
+    UINT8: ClassVar = np.dtype(np.uint8)
+    UINT16: ClassVar = np.dtype(np.uint16)
+    UINT32: ClassVar = np.dtype(np.uint32)
+    UINT64: ClassVar = np.dtype(np.uint64)
+    BOOL: ClassVar = np.dtype(np.bool_)
+
+
+_TYPES = frozenset(value for name, value in vars(DataType).items() if name.isupper())
+
+
+class Tensor:
+    """A C-contiguous array with a name.
+
+    ``Tensor(array)`` shares the array's memory; ``Tensor(name=, dtype=, shape=)`` makes zeros.  InvalidArgumentError
+    for what is no such array; numpy.ascontiguousarray makes one.
+    """
+
+    __slots__ = ("_array", "_name")
+    _array: npt.NDArray[Any]
+
+    def __init__(
+        self,
+        tensor: npt.NDArray[Any] | Tensor | None = None,
+        *,
+        name: str = "",
+        dtype: npt.DTypeLike | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"name: expected a text, found {type(name).__name__}")
+        if tensor is None:
+            tensor = np.zeros(_checked_shape(shape), _checked_dtype(dtype))
+        elif dtype is not None or shape is not None:
+            raise InvalidArgumentError(
+                f"{'dtype' if dtype is not None else 'shape'}: a tensor that is given has its own"
+            )
+        if isinstance(tensor, Tensor):
+            name, tensor = name or tensor.name, tensor._array
+        self._array = _checked_array(tensor).view()  # a view: nobody else can change its shape
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """Of an input or output; may be set."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"name: expected a text, found {type(name).__name__}")
+        self._name = name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """One of DataType."""
+        return self._array.dtype
+
+    @property
+    def shape(self) -> list[int]:
+        """Elements of each dimension."""
+        return list(self._array.shape)
+
+    @property
+    def element_num(self) -> int:
+        """How many elements there are."""
+        return int(self._array.size)
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of all elements."""
+        return int(self._array.nbytes)
+
+    def set_data_from_numpy(self, numpy_obj: npt.NDArray[Any]) -> None:
+        """Copy an array of this tensor's shape into it.
+
+        Numbers of another type are taken when each is exactly one of this tensor's (1.0 is the int32 1; 0.5, NaN and
+        2**40 are refused).  InvalidArgumentError for another shape or type, and an array that is not C-contiguous.
+        """
+        if not self._array.flags.writeable:
+            raise InvalidArgumentError(f"{self._called()}: its memory is read-only")
+        array = _checked_array(numpy_obj, "numpy_obj")
+        if array.shape != self._array.shape:
+            raise InvalidArgumentError(f"numpy_obj: shape: expected {self.shape}, found {list(array.shape)}")
+        self._array[...] = self._exact(array)
+
+    def _exact(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if array.dtype == self.dtype:
+            return array
+        with np.errstate(invalid="ignore", over="ignore"):
+            converted = array.astype(self.dtype)
+            wrong = np.flatnonzero((converted.astype(array.dtype) != array).reshape(-1))
+        if wrong.size:
+            found = array.reshape(-1)[wrong[0]]
+            raise InvalidArgumentError(
+                f"numpy_obj: expected {self.dtype.name} for {self._called()}, found {array.dtype.name} whose element "
+                f"{wrong[0]}, {found}, is none"
+            )
+        return converted
+
+    def get_data_to_numpy(self) -> npt.NDArray[Any]:
+        """A copy of the data as an array.  ``numpy.from_dlpack(tensor)`` shares it instead."""
+        return self._array.copy()
+
+    @classmethod
+    def from_dlpack(cls, data: Any, name: str = "") -> Tensor:
+        """A tensor over the memory of another library's array (PyTorch, JAX, numpy ...), which is not copied.
+
+        UnsupportedError for one that lies on another device than the CPU; InvalidArgumentError for one without DLPack,
+        of a type that numpy lacks (bfloat16, say) or that is not C-contiguous.
+        """
+        if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
+            raise InvalidArgumentError(f"data: expected an array with __dlpack__, found {type(data).__name__}")
+        device = data.__dlpack_device__()
+        if int(device[0]) != _CPU:
+            raise UnsupportedError(f"data: expected memory of the CPU, found DLPack's device type {int(device[0])}")
+        try:
+            array = np.from_dlpack(data)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"data: it cannot be taken over DLPack: {error}") from error
+        return cls(array, name=name)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self._array.__dlpack_device__()
+        return int(kind), int(number)
+
+    def __repr__(self) -> str:
+        return f"Tensor(name={self._name!r}, dtype={self.dtype.name}, shape={self.shape})"
+
+    def _called(self) -> str:
+        return self._name or "the tensor"
+
+
+def array_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """The array itself, not a copy."""
+    return tensor._array
+
+
+def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
+    if array.dtype not in _TYPES or not array.dtype.isnative:
+        raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, found {array.dtype}")
+    if not array.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"{name}: expected a C-contiguous array, found strides {list(array.strides)} of shape {list(array.shape)}; "
+            "numpy.ascontiguousarray makes one"
+        )
+    if array.ndim > _MAX_DIMS:
+        raise InvalidArgumentError(f"{name}: expected up to {_MAX_DIMS} dimensions, found {array.ndim}")
+    return array
+
+
+def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
+    try:
+        found = np.dtype(np.float32 if dtype is None else dtype)
+    except TypeError:
+        raise InvalidArgumentError(f"dtype: expected one of DataType, found {dtype!r:.60}") from None
+    if found not in _TYPES:
+        raise InvalidArgumentError(f"dtype: expected one of DataType, found {found}")
+    return found
+
+
+def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
+    sizes = () if shape is None else tuple(shape)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+            raise InvalidArgumentError(f"shape: expected whole numbers from 0, found {size!r:.60}")
+    if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
+        raise InvalidArgumentError(
+            f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}"
+        )
+    return tuple(int(size) for size in sizes)

@@ -1,0 +1,101 @@
+"""What a Context asks for is so: threads, and the cores that they are bound to; the rest is refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import lite
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.lite import affinity
+from tests.lite.demo import IDS, ask, build
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def masks() -> dict[int, set[int]]:
+    """The cores of each thread of this process."""
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+
+
+@pytest.mark.parametrize("order", [CORES[:2], CORES[:2][::-1]])
+def test_threads_are_bound_to_the_cores_of_the_list(order: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    if len(CORES) < 2:
+        pytest.skip("one core")
+    context = lite.Context(thread_num=3, thread_affinity_core_list=order)
+    before = masks()
+    with build(context=context) as model, build() as free:
+        made = sorted(set(masks()) - set(before))
+        bound = [masks()[task] for task in made[:2]]  # the second model's threads were made after
+        assert bound == [{order[1]}, {order[0]}]
+        assert all(masks()[task] == set(CORES) for task in made[2:])
+        assert model.get_model_info("thread_num") == 3
+        during: list[set[int]] = []
+        run = model._sequences._program.run
+        monkeypatch.setattr(
+            model._sequences._program, "run", lambda batch: (during.append(os.sched_getaffinity(0)), run(batch))
+        )
+        assert np.array_equal(ask(model, [IDS]), ask(free, [IDS]))
+        assert during == [{order[0]}]
+    assert masks()[os.getpid()] == before[os.getpid()]
+
+
+def test_a_list_alone_makes_a_thread_for_each_core() -> None:
+    with build(context=lite.Context(thread_affinity_core_list=CORES[:1])) as model:
+        assert model.get_model_info("thread_num") == 1
+
+
+def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = lite.Context(thread_affinity_mode=1)
+    assert affinity.chosen_cores(context.cpu) == CORES or len({affinity._speed(core) for core in CORES}) > 1
+    monkeypatch.setattr(affinity, "_speed", lambda core: 0)
+    context.cpu.thread_affinity_mode = 2
+    with pytest.raises(UnsupportedError, match="thread_affinity_mode: 2 takes the second fastest kind"):
+        build(context=context)
+    monkeypatch.setattr(affinity.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
+    monkeypatch.setattr(affinity, "_speed", lambda core: 1024 if core in (1, 3) else 300)
+    assert affinity.chosen_cores(context.cpu) == [0, 2, 4]
+    context.cpu.thread_affinity_mode = 1
+    assert affinity.chosen_cores(context.cpu) == [1, 3]
+    context.cpu.thread_affinity_core_list = CORES[:1]
+    with pytest.raises(InvalidArgumentError, match="expected none beside a thread_affinity_mode"):
+        affinity.chosen_cores(context.cpu)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "words"),
+    [
+        ("", "target", ["gpu"], "target: 'gpu' is not in this build, which runs on 'cpu'"),
+        ("", "target", ["Ascend"], "target: expected 'cpu', found 'Ascend'"),
+        ("", "target", [], "target: expected"),
+        ("", "target", ["cpu", "cpu"], "target: expected one"),
+        ("cpu", "thread_num", -1, "thread_num: expected a whole number from 0 to 4096, found -1"),
+        ("cpu", "thread_num", True, "thread_num"),
+        ("cpu", "thread_affinity_mode", 3, "thread_affinity_mode: expected a whole number from 0 to 2"),
+        ("cpu", "thread_affinity_core_list", [100000], "this process may run on the cores"),
+        ("cpu", "thread_affinity_core_list", [CORES[0], CORES[0]], "each core once"),
+        ("cpu", "thread_affinity_core_list", "0", "expected a list of cores"),
+        ("cpu", "precision_mode", "preferred_fp16", "precision_mode: expected one of"),
+        ("gpu", "provider", "tensorrt", r"gpu\.provider: this build runs nothing on a GPU"),
+        ("gpu", "device_id", 1, r"gpu\.device_id"),
+        ("parallel", "workers_num", 257, "workers_num: expected a whole number from 0 to 256"),
+    ],
+)
+def test_values_that_are_refused(owner: str, name: str, value: object, words: str) -> None:
+    context = lite.Context()
+    with pytest.raises(PenstockError, match=words):
+        setattr(getattr(context, owner) if owner else context, name, value)
+
+
+def test_options_that_do_not_exist_cannot_be_set() -> None:
+    context = lite.Context()
+    for owner in (context, context.cpu, context.gpu, context.parallel):
+        with pytest.raises(AttributeError, match="provide"):
+            owner.provide = "ge"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="ascend"):
+        _ = context.ascend  # type: ignore[attr-defined]
+    context.gpu.device_id = context.gpu.rank_id
+    assert context.target == ["cpu"]

@@ -1,0 +1,207 @@
+"""What is wrong with a tensor is refused by name, and the model goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import lite
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from tests.lite.demo import BUNDLE, build, tensors
+
+T = lite.Tensor
+I32 = np.int32
+Inputs = list[lite.Tensor]
+
+
+@pytest.fixture(scope="module")
+def model() -> lite.Model:
+    return build(seq_len=4)
+
+
+def replaced(index: int, array: np.ndarray) -> Callable[[], Inputs]:
+    def make() -> Inputs:
+        inputs = tensors([[1, 2, 3, 4]])
+        inputs[index] = T(array)
+        return inputs
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            replaced(0, np.zeros((1, 5), I32)),
+            r"token_ids: shape: expected \[1, 4\], found \[1, 5\]; resize comes first",
+        ),
+        (replaced(0, np.zeros((2, 4), I32)), r"token_ids: shape: expected \[1, 4\], found \[2, 4\]"),
+        (replaced(0, np.zeros(4, I32)), r"token_ids: shape: expected \[1, 4\], found \[4\]"),
+        (replaced(0, np.zeros((0, 4), I32)), r"token_ids: shape: expected \[1, 4\], found \[0, 4\]"),
+        (replaced(0, np.zeros((1, 4), np.int64)), "token_ids: dtype: expected int32, found int64"),
+        (replaced(0, np.full((1, 4), np.nan, np.float32)), "token_ids: dtype: expected int32, found float32"),
+        (replaced(0, np.array([[1, 2, 4096, 3]], I32)), r"token_ids: expected 0 to 4095, found 4096 at \[0, 2\]"),
+        (replaced(0, np.array([[1, -1, 2, 3]], I32)), r"token_ids: expected 0 to 4095, found -1 at \[0, 1\]"),
+        (replaced(0, np.full((1, 4), -(2**31), I32)), "token_ids: expected 0 to 4095, found -2147483648"),
+        (replaced(1, np.array([5], I32)), r"num_tokens: expected 0 to 4, found 5 at \[0\]"),
+        (replaced(1, np.array([-1], I32)), r"num_tokens: expected 0 to 4, found -1 at \[0\]"),
+        (replaced(1, np.array([1, 1], I32)), r"num_tokens: shape: expected \[1\], found \[2\]"),
+        (replaced(2, np.array([2], I32)), r"reset: expected 0 to 1, found 2 at \[0\]"),
+        (replaced(2, np.array([True])), "reset: dtype: expected int32, found bool"),
+        (lambda: tensors([[1, 2, 3, 4]])[:2], r"inputs: expected 3 \(token_ids, num_tokens, reset\), found 2"),
+        (lambda: [1, 2, 3], r"inputs\[0\]: expected a Tensor, found int"),
+        (lambda: [np.zeros((1, 4), I32)] * 3, r"found ndarray; Tensor\(array\) makes one"),
+        (lambda: np.zeros((3, 4)), "inputs: expected a list of Tensors, found ndarray"),
+    ],
+)
+def test_inputs(model: lite.Model, make: Callable[[], Inputs], words: str) -> None:
+    good = tensors([[1, 2, 3, 4]])
+    before = model.predict(good)[0].get_data_to_numpy()
+    with pytest.raises(InvalidArgumentError, match=words):
+        model.predict(make())
+    assert np.array_equal(model.predict(good)[0].get_data_to_numpy(), before)
+
+
+def read_only() -> lite.Tensor:
+    array = np.zeros((1, 4096), np.float32)
+    array.flags.writeable = False
+    return T(array)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ([T(np.zeros((1, 4095), np.float32))], r"logits: shape: expected \[1, 4096\], found \[1, 4095\]"),
+        ([T(np.zeros((1, 4096), np.float64))], "logits: dtype: expected float32, found float64"),
+        ([], r"outputs: expected 1 \(logits\), found 0"),
+        ([read_only()], "logits: its memory is read-only"),
+    ],
+)
+def test_outputs(model: lite.Model, outputs: Inputs, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        model.predict(tensors([[1, 2, 3, 4]]), outputs)
+
+
+@pytest.mark.parametrize(
+    ("dims", "words"),
+    [
+        ([[1, 4], [1]], "dims: expected 3 shapes"),
+        ([[1, 4, 1], [1], [1]], r"dims of token_ids: expected \[B, T\], sizes from 1"),
+        ([[0, 4], [0], [0]], "dims of token_ids"),
+        ([[-1, 4], [1], [1]], "dims of token_ids"),
+        ([[2, 4], [1], [2]], r"dims of num_tokens: expected \[2\] as of token_ids, found \[1\]"),
+        ([[1, 1025], [1], [1]], "seq_len: expected at most the context's 1024, found 1025"),
+        ([[1 << 20, 1], [1 << 20], [1 << 20]], "dims of token_ids: expected at most 65536 sequences"),
+    ],
+)
+def test_shapes(model: lite.Model, dims: list[list[int]], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        model.resize(model.get_inputs(), dims)
+    assert model.get_inputs()[0].shape == [1, 4]
+
+
+def test_arrays_that_make_no_tensor() -> None:
+    for array, words in (
+        (np.zeros((4, 4), I32)[:, ::2], r"tensor: expected a C-contiguous array, found strides \[16, 8\]"),
+        (np.zeros((4, 4), I32).T, "numpy.ascontiguousarray makes one"),
+        (np.array(["a"]), "tensor: dtype: expected numbers or booleans"),
+        (np.array([None]), "tensor: dtype: expected numbers or booleans"),
+        (np.zeros(2, ">i4"), "tensor: dtype: expected numbers or booleans, found >i4"),
+        (np.zeros((1,) * 9), "tensor: expected up to 8 dimensions, found 9"),
+        ([1, 2], "tensor: expected a numpy array, found list"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            T(array)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="shape: expected whole numbers from 0, found -1"):
+        T(shape=[-1])
+    with pytest.raises(InvalidArgumentError, match=r"shape: expected up to 8 dimensions and 2\^40 elements"):
+        T(shape=[1 << 21, 1 << 21])
+    with pytest.raises(InvalidArgumentError, match="dtype: expected one of DataType"):
+        T(dtype="complex64", shape=[1])
+
+
+def test_numbers_are_taken_when_they_are_exactly_the_same() -> None:
+    tensor = T(name="token_ids", dtype=I32, shape=[3])
+    tensor.set_data_from_numpy(np.array([1.0, -0.0, 2.0**31 - 128], np.float32))
+    assert tensor.get_data_to_numpy().tolist() == [1, 0, 2**31 - 128]
+    for wrong in ([1, 0.5, 2], [1, np.nan, 2], [1, np.inf, 2], [1, 2.0**31, 2], [1, -(2.0**40), 2]):
+        with pytest.raises(InvalidArgumentError, match="expected int32 for token_ids, found float64 whose element 1"):
+            tensor.set_data_from_numpy(np.array(wrong))
+    with pytest.raises(InvalidArgumentError, match="found int64 whose element 0"):
+        tensor.set_data_from_numpy(np.array([2**32, 0, 0]))
+    with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+        tensor.set_data_from_numpy(np.zeros(6, I32)[::2])
+    with pytest.raises(InvalidArgumentError, match=r"numpy_obj: shape: expected \[3\], found \[4\]"):
+        tensor.set_data_from_numpy(np.zeros(4, I32))
+    assert tensor.get_data_to_numpy().tolist() == [1, 0, 2**31 - 128]
+    assert (tensor.element_num, tensor.data_size, tensor.dtype) == (3, 12, lite.DataType.INT32)
+
+
+def test_dlpack_shares_memory_both_ways() -> None:
+    source = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    tensor = T.from_dlpack(source, name="token_ids")
+    source[1, 2] = 9
+    assert tensor.get_data_to_numpy().tolist() == [[0, 1, 2], [3, 4, 9]]
+    back = torch.from_dlpack(T(np.arange(3, dtype=np.float32)))
+    assert back.tolist() == [0, 1, 2]
+    array = np.zeros(2, np.float32)
+    shared = torch.from_dlpack(T(array))
+    array[1] = 5
+    assert shared.tolist() == [0, 5]
+    assert np.array_equal(np.from_dlpack(tensor), source.numpy())
+    with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+        T.from_dlpack(source.T)
+    with pytest.raises(InvalidArgumentError, match="cannot be taken over DLPack"):
+        T.from_dlpack(torch.zeros(2, dtype=torch.bfloat16))
+    with pytest.raises(InvalidArgumentError, match="expected an array with __dlpack__, found list"):
+        T.from_dlpack([1])
+
+    class Elsewhere:
+        def __dlpack__(self) -> None: ...
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    with pytest.raises(UnsupportedError, match="DLPack's device type 2"):
+        T.from_dlpack(Elsewhere())
+
+
+def test_a_model_that_is_closed() -> None:
+    model = build()
+    inputs = model.get_inputs()
+    model.close()
+    model.close()
+    for call in (model.get_inputs, model.get_outputs, model.get_model_info, lambda: model.predict(inputs)):
+        with pytest.raises(InvalidArgumentError, match="model: it is closed"):
+            call()
+    model.build_from_file(BUNDLE, lite.ModelType.PENSTOCK)
+    assert model.predict(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_is_refused_even_while_another_thread_predicts(model: lite.Model) -> None:
+    runner = lite.ModelParallelRunner()
+    runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, None, {"seq_len": 4})
+    with model._lock:  # as a thread holds it that predicts while this one forks
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                told = []
+                for one in (model, runner):
+                    try:
+                        one.predict(tensors([[1, 2, 3, 4]]))
+                    except InvalidArgumentError as error:
+                        told.append("used in its forked child" in str(error))
+                model.close()
+                runner.close()
+                status = 0 if told == [True, True] else 2
+            finally:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert model.predict(tensors([[1, 2, 3, 4]]))
+    runner.close()

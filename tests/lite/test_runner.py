@@ -1,0 +1,107 @@
+"""Several programs over one copy of the weights: threads get the rows that they would get alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import lite
+from penstock.errors import InvalidArgumentError
+from tests.lite.demo import BUNDLE, IDS, ask, build, tensors
+
+
+def made(workers: int, **config: object) -> lite.ModelParallelRunner:
+    context = lite.Context(thread_num=1)
+    context.parallel.workers_num = workers
+    runner = lite.ModelParallelRunner()
+    runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, context, config)
+    return runner
+
+
+def num_mappings() -> int:
+    return sum(str(BUNDLE) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_threads_side_by_side_get_what_they_would_get_alone() -> None:
+    prompts = [IDS[: 2 + i % 9] for i in range(24)]
+    with build() as model:
+        expected = [ask(model, [prompt])[0] for prompt in prompts]
+    before = num_mappings()
+    with made(3, batch_size=2) as runner:
+        assert runner.workers_num == 3
+        assert num_mappings() == before + 1  # one copy of the weights
+        found: dict[int, np.ndarray] = {}
+        entered = threading.Barrier(6)
+
+        def work(first: int) -> None:
+            entered.wait()
+            for index in range(first, len(prompts), 6):
+                both = runner.predict(tensors([prompts[index], prompts[index][:1]]))[0].get_data_to_numpy()
+                found[index] = both[0]
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(np.array_equal(found[index], row) for index, row in enumerate(expected))
+
+
+def test_workers_run_at_the_same_time() -> None:
+    """Two are in the middle of a step at once: each waits there for the other."""
+    with made(2) as runner:
+        both = threading.Barrier(2, timeout=60)
+        for worker in runner._workers:
+            run = worker.sequences._program.run
+            worker.sequences._program.run = lambda batch, run=run: (both.wait(), run(batch))  # type: ignore[method-assign]
+        threads = [threading.Thread(target=lambda: runner.predict(tensors([IDS]))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not both.broken
+
+
+def test_what_it_refuses() -> None:
+    with made(1) as runner:
+        assert [one.shape for one in runner.get_outputs()] == [[1, 4096]]
+        with pytest.raises(InvalidArgumentError, match=r"reset: expected 1, found 0 at \[0\]"):
+            runner.predict(tensors([IDS], 0))
+        with pytest.raises(InvalidArgumentError, match="expected 1 to 1 sequences, the config's batch_size, found 2"):
+            runner.predict(tensors([IDS, IDS]))
+        with pytest.raises(InvalidArgumentError, match="1025 more exceed the context of 1024"):
+            runner.predict(tensors([[1] * 1025]))
+        with pytest.raises(InvalidArgumentError, match="it is built"):
+            runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK)
+        assert runner.predict(runner.get_inputs())  # a worker came back from each
+    with pytest.raises(InvalidArgumentError, match="runner: it is closed"):
+        runner.predict(tensors([IDS]))
+    runner.close()
+
+
+def test_closing_waits_for_calls_and_refuses_those_that_wait() -> None:
+    runner = made(1)
+    inside, go_on = threading.Event(), threading.Event()
+    program = runner._workers[0].sequences._program
+    run = program.run
+    program.run = lambda batch: (inside.set(), go_on.wait(60), run(batch))  # type: ignore[method-assign,func-returns-value]
+    outcomes: list[object] = []
+
+    def work() -> None:
+        try:
+            outcomes.append(runner.predict(tensors([IDS]))[0].shape)
+        except InvalidArgumentError as error:
+            outcomes.append(str(error))
+
+    first = threading.Thread(target=work)
+    first.start()
+    assert inside.wait(60)
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    go_on.set()
+    first.join()
+    closing.join()
+    assert outcomes == [[1, 4096]]

@@ -1,0 +1,126 @@
+"""``update_weights`` computes what a bundle of the new checkpoint would, byte for byte, and the file stays as it is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+
+from penstock import lite
+from penstock.errors import InvalidArgumentError
+from penstock.graph.export import export_bundle
+from penstock.lite.core import Model as CoreModel
+from penstock.models.checkpoint import Checkpoint
+from tests.lite.demo import FOLDER, IDS, ask, build
+
+LAYER = "model.layers.3."
+CHANGED = (
+    "model.embed_tokens.weight",
+    "model.norm.weight",
+    LAYER + "self_attn.k_proj.weight",
+    LAYER + "mlp.up_proj.weight",
+    LAYER + "input_layernorm.weight",
+)
+
+
+def values(scale: float = 1.0) -> dict[str, npt.NDArray[np.float32]]:
+    """The demo's weights as float32, which holds bfloat16 exactly; the changed ones times ``scale``, unevenly."""
+    checkpoint = Checkpoint.open(FOLDER)
+    found = {}
+    for name, info in checkpoint.tensors.items():
+        bits = np.array(checkpoint.read(name)).astype(np.uint32) << 16
+        array = bits.view(np.float32).reshape(info.shape)
+        if name in CHANGED and scale != 1.0:
+            array = array * (scale + 0.01 * (np.arange(array.size) % 7).reshape(array.shape)).astype(np.float32)
+        found[name] = array
+    return found
+
+
+def folder(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> Path:
+    path.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FOLDER / name, path / name)
+    save_file(weights, path / "model.safetensors")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = tmp_path_factory.mktemp("update")
+    return folder(base / "old", values()), folder(base / "new", values(1.25))
+
+
+def named(weights: dict[str, npt.NDArray[np.float32]]) -> list[lite.Tensor]:
+    return [lite.Tensor(np.ascontiguousarray(weights[name]), name=name) for name in CHANGED]
+
+
+@pytest.mark.parametrize("scheme", ["f32", "w8a8", "w4a8"])
+def test_as_a_bundle_of_the_new_checkpoint(scheme: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = (tmp_path / f"{one.name}.psm" for one in folders)
+    for source, out in zip(folders, (old, new), strict=True):
+        export_bundle(source, out, scheme=scheme)
+    before = old.read_bytes()
+    with build(new) as other:
+        expected = ask(other, [IDS])
+    with build(old) as model:
+        first = ask(model, [IDS])
+        model.update_weights(named(values(1.5)))  # from the file to a private copy
+        model.update_weights([named(values(1.25))])  # and in it
+        assert model.get_model_info("weights") == "private"
+        found = ask(model, [IDS])
+        with CoreModel.open(new) as bundle:
+            held = model._opened.native.segment("weights")
+            assert bytes(held) == bytes(bundle.segment("weights"))
+        assert np.array_equal(found, expected)
+        assert not np.array_equal(found, first)
+        model.update_weights(named(values()))
+        assert np.array_equal(ask(model, [IDS]), first)
+    assert old.read_bytes() == before
+
+
+def test_sequences_are_empty_afterwards() -> None:
+    weights = values()
+    with build() as model:
+        first = ask(model, [IDS[:1]])
+        model.update_weights([lite.Tensor(weights["model.norm.weight"], name="model.norm.weight")])
+        assert np.array_equal(ask(model, [IDS[:1]], 0), first)
+
+
+def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Tensor:
+    return lite.Tensor(np.ones(shape, dtype), name=name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (tensor("model.norm", 256), "no tensor 'model.norm'; did you mean model.norm.weight"),
+        (tensor("", 256), "expected a name of the checkpoint"),
+        (tensor("model.norm.weight", 255), r"model.norm.weight: shape: expected \[256\], found \[255\]"),
+        (tensor(LAYER + "self_attn.k_proj.weight", 256, 128), r"expected \[128, 256\], found \[256, 128\]"),
+        (tensor("model.norm.weight", 256, dtype=np.int8), "dtype: expected float32 or float16, found int8"),
+        (np.ones(256, np.float32), "weights: expected Tensors, found ndarray"),
+    ],
+)
+def test_an_error_changes_nothing(wrong: object, words: str) -> None:
+    with build() as model:
+        before = ask(model, [IDS])
+        good = tensor(LAYER + "mlp.up_proj.weight", 704, 256)
+        with pytest.raises(InvalidArgumentError, match=words):
+            model.update_weights([good, wrong])  # type: ignore[list-item]
+        assert np.array_equal(ask(model, [IDS]), before)
+
+
+def test_what_cannot_be_quantized_is_named() -> None:
+    bad = np.ones((704, 256), np.float32)
+    bad[3, 5] = np.nan
+    with build() as model:
+        before = ask(model, [IDS])
+        with pytest.raises(InvalidArgumentError, match=r"mlp.up_proj.weight: .*(finite|NaN)"):
+            model.update_weights([lite.Tensor(bad, name=LAYER + "mlp.up_proj.weight")])
+        with pytest.raises(InvalidArgumentError, match="is there twice"):
+            model.update_weights([tensor("model.norm.weight", 256), tensor("model.norm.weight", 256)])
+        assert np.array_equal(ask(model, [IDS]), before)
