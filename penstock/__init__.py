@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     )
     from penstock.models.loader import load_network
     from penstock.models.registry import register_network
+    from penstock.offline.infer_config import InferConfig
+    from penstock.offline.pipeline import pipeline
+    from penstock.offline.tasks import InferTask
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
     from penstock.serving.async_client import AsyncClient
@@ -57,6 +60,8 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "Embedding",
     "EngineOptions",
     "FileAccessError",
+    "InferConfig",
+    "InferTask",
     "InternalError",
     "InvalidArgumentError",
     "InvalidFileError",
@@ -82,6 +87,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "UnsupportedError",
     "__version__",
     "load_network",
+    "pipeline",
     "register_network",
 ]
 
@@ -113,6 +119,9 @@ _HOMES = {
     ),
     "penstock.models.loader": ("load_network",),
     "penstock.models.registry": ("register_network",),
+    "penstock.offline.infer_config": ("InferConfig",),
+    "penstock.offline.pipeline": ("pipeline",),
+    "penstock.offline.tasks": ("InferTask",),
     "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
     "penstock.runtime.program": ("ProgramLimits",),
     "penstock.serving.async_client": ("AsyncClient",),

@@ -15,29 +15,11 @@ from penstock.engine.llm import LLM
 from penstock.engine.request import SamplingParams
 from penstock.engine.text import Tokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError
-from penstock.models.checkpoint import SIDE_FILES, read_small_file
+from penstock.models.side_files import read_side_files
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 
 _OPTIONS = ("temperature", "top_k", "top_p", "seed", "stop", "ignore_eos")
-
-
-def _read_files(path: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Files of a folder or segments of a bundle, those that exist."""
-    if path.is_dir():
-        return {name: read_small_file(path / name) for name in names if (path / name).exists()}
-    if not path.exists():
-        raise FileAccessError(f"{path}: no such file or folder")
-    if path.name in SIDE_FILES or path.name == "tokenizer.model":
-        raise InvalidArgumentError(f"{path}: give the folder that holds it, or a .psm bundle")
-    from penstock.lite import core
-
-    model = core.Model.open(path)
-    try:
-        segments = {name: model.segment(name) for name in names}
-        return {name: bytes(data) for name, data in segments.items() if data is not None}
-    finally:
-        model.close()
 
 
 class AutoConfig(ConfigReader):
@@ -58,7 +40,7 @@ class AutoConfig(ConfigReader):
     def from_pretrained(cls, model: Path | str) -> AutoConfig:
         """Read the config of a checkpoint folder or a bundle."""
         path = Path(model)
-        data = _read_files(path, ["config.json"])
+        data = read_side_files(path, ["config.json"])
         if "config.json" not in data:
             raise FileAccessError(f"{path}: it has no config.json")
         config = cls(parse_object(data["config.json"], str(path / "config.json")), str(path / "config.json"))
@@ -76,11 +58,7 @@ class AutoTokenizer:
     def from_pretrained(cls, model: Path | str) -> AutoTokenizer:
         """Read the tokenizer of a checkpoint folder or a bundle."""
         path = Path(model)
-        files = _read_files(path, SIDE_FILES)
-        if "tokenizer.json" not in files and (path / "tokenizer.model").exists():
-            from penstock.models.tokenizer_convert import convert_tokenizer
-
-            files["tokenizer.json"] = convert_tokenizer(path)
+        files = read_side_files(path)
         return cls(Tokenizer(files))
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:

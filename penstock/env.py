@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["cache_dir", "cache_max_bytes", "cpu_level", "library_path", "use_reference"]
+__all__ = ["cache_dir", "cache_max_bytes", "cpu_level", "library_path", "model_folders", "use_reference"]
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "neon")
 
@@ -53,3 +53,8 @@ def cache_max_bytes() -> int:
     if limit < 0:
         raise InvalidArgumentError(f"PENSTOCK_CACHE_BYTES must be a number of bytes, not {value!r}")
     return limit
+
+
+def model_folders() -> list[Path]:
+    """``PENSTOCK_MODELS``: folders, separated as in ``PATH``, in which models are looked for by name."""
+    return [Path(folder) for folder in os.environ.get("PENSTOCK_MODELS", "").split(os.pathsep) if folder]

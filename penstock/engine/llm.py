@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 from penstock.engine.embed import Embedding
 from penstock.engine.engine import Engine
-from penstock.engine.fields import check_listed, check_vocabulary, flag, given_number, whole
+from penstock.engine.fields import flag, given_number, whole
 from penstock.engine.logits import PromptLogits, PromptScores
 from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options, engine_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.engine.request import Request, Status
+from penstock.engine.resolve import answer_text, end_ids, resolve_params
 from penstock.engine.result import Result, Score, all_finished, all_or_error, outcome
 from penstock.engine.stream import Stream
 from penstock.engine.streamers import Streamer, generate_into
-from penstock.engine.tail import refuse_logits, refuse_sampling
-from penstock.engine.text import StopRules, TextStream, Tokenizer
+from penstock.engine.tail import refuse_logits
+from penstock.engine.text import Tokenizer
 from penstock.engine.unanswered import embed_prompts, score_prompts
 from penstock.engine.waiting import finish_all, run_prompts, when_room
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.models.generation import GenerationConfig, read_generation_config
 from penstock.runtime.open import Opened, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
@@ -124,6 +125,11 @@ class LLM:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._files)
         return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Another one that writes the same ids."""
+        self._tokenizer = tokenizer
 
     @overload
     def generate(  # type: ignore[overload-overlap]
@@ -352,26 +358,19 @@ class LLM:
 
     def _resolve(self, params: SamplingParams) -> ResolvedSampling:
         """What a request runs with; refuses what this model cannot honour, by name."""
-        if (params.stop or params.bad_words or params.echo) and not self.has_text:
-            name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
-            raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
-        if self.info.tail:
-            refuse_sampling(params, self.info.tail)
-        bad_words = tuple(dict.fromkeys(ids for word in params.bad_words for ids in self.tokenizer.spellings(word)))
-        check_vocabulary("stop_token_ids", params.stop_token_ids, self.info.vocab_size)
-        check_listed("prompt_logprobs", params.prompt_logprobs or 0, self.info.vocab_size)
-        resolved = ResolvedSampling.of(params, self._defaults)
-        resolved = replace(resolved, bad_words=bad_words, end_ids=tuple(sorted(self._ends(params))))
-        resolved.check_vocabulary(self.info.vocab_size)
-        return resolved
+        return resolve_params(
+            params,
+            self._defaults,
+            ends=end_ids(params, self._stop_ids),
+            vocab_size=self.info.vocab_size,
+            tail=self.info.tail,
+            tokenizer=(lambda: self.tokenizer) if self.has_text else None,
+        )
 
     @property
     def has_text(self) -> bool:
         """Whether there is a tokenizer."""
         return self._tokenizer is not None or "tokenizer.json" in self._files
-
-    def _ends(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
 
     def _submit(
         self,
@@ -382,11 +381,9 @@ class LLM:
         options: RequestOptions | None = None,
         family: int = 0,
     ) -> Request:
-        stop_ids, text, rows = self._ends(params), None, None
+        stop_ids, text, rows = end_ids(params, self._stop_ids), None, None
         if self.has_text:
-            shown = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids) if params.echo else ""
-            rules = StopRules(params.stop, stop_ids, params.include_stop_str_in_output, params.min_tokens)
-            text = TextStream(self.tokenizer, rules, echo=shown if params.echo else "")
+            text = answer_text(self.tokenizer, params, stop_ids, prompt if isinstance(prompt, str) else prompt_ids)
         if params.prompt_logprobs is not None:
             rows = PromptScores(params.prompt_logprobs)
         return self.engine.submit(

@@ -45,6 +45,9 @@ class Result:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     choices: tuple[Choice, ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Delta:

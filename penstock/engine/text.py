@@ -18,7 +18,7 @@ from penstock.config import parse_object
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.generation import find_chat_template, read_tokenizer_config
 
-__all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer"]
+__all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer", "WindowDetokenizer"]
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
@@ -123,7 +123,7 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer."""
-        return _ByteDetokenizer(self) if self._byte_level else _WindowDetokenizer(self)
+        return _ByteDetokenizer(self) if self._byte_level else WindowDetokenizer(self)
 
     def token_bytes(self, token: int) -> bytes:
         """What a token of a byte-level tokenizer stands for; nothing for a special or an unknown one."""
@@ -168,7 +168,7 @@ class _ByteDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-class _WindowDetokenizer:
+class WindowDetokenizer:
     """Other tokenizers: decode the last finished piece with the new tokens, and give out what is new.
 
     The last piece stays in the window because a decoder may treat the first token of a text apart (the space

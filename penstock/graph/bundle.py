@@ -96,6 +96,10 @@ class BundleWriter:
         self._append(np.zeros(weight.offset - self._position, np.uint8))
         self._append(array)
 
+    def leave_weights(self, crc: int) -> None:
+        """Leaves a hole for the weights, whose checksum is ``crc``: who opens the file puts them in its place."""
+        self._waiting, self._crc = [], crc
+
     def _append(self, array: npt.NDArray[np.uint8]) -> None:
         self._crc = crc32(array, self._crc)
         self._write(self._segments[0].offset + self._position, array.data)

@@ -166,6 +166,12 @@ class Model:
             segment = opened.native.segment(name)
             return None if segment is None else bytes(segment)
 
+    @property
+    def native(self) -> core.Model:
+        """The core's own object."""
+        with self._in_use() as (opened, _):
+            return opened.native
+
     def close(self) -> None:
         """Give the memory back; calling it again does nothing.  A call that runs ends first."""
         if self._pid and self._pid != os.getpid():

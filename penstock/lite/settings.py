@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.lite.kv import KV_LAYOUTS
 
-__all__ = ["ModelConfig", "read_config", "read_config_file"]
+__all__ = ["ModelConfig", "read_config", "read_values"]
 
 _SECTION: Final = "model"
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -78,7 +78,7 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
     if isinstance(config, ModelConfig):
         return config
     if isinstance(config, (str, os.PathLike)):
-        return read_config_file(Path(config))
+        return ModelConfig(**read_values(Path(config)))
     if not isinstance(config, Mapping):
         raise InvalidArgumentError(f"config: expected a dictionary or a file name, found {type(config).__name__}")
     known = [field.name for field in fields(ModelConfig)]
@@ -88,8 +88,8 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
     return ModelConfig(**config)
 
 
-def read_config_file(path: Path) -> ModelConfig:
-    """Of a file; FileAccessError when it cannot be read, InvalidFileError naming what is wrong in it."""
+def read_values(path: Path) -> dict[str, Any]:
+    """The fields that a file gives; FileAccessError when it cannot be read, InvalidFileError naming what is wrong."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidFileError(f"{path}: expected at most {_MAX_FILE_BYTES} bytes")
@@ -106,11 +106,13 @@ def read_config_file(path: Path) -> ModelConfig:
     for section in parser.sections():
         if section != _SECTION:
             raise InvalidFileError(f"{path}: expected the section [{_SECTION}] alone, found [{section:.60}]")
-    values = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
+    texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
+    values = {name: _value(name, text) for name, text in texts.items()}
     try:
-        return read_config({name: _value(name, text) for name, text in values.items()})
+        read_config(values)
     except InvalidArgumentError as error:
         raise InvalidFileError(f"{path}: {error}") from None
+    return values
 
 
 def _value(name: str, text: str) -> Any:

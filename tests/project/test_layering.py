@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "penstock"
-LAYERS = ("cli", "serving", "engine", "runtime", "graph", "models", "nn", "quant", "ops", "lite")  # top to bottom
+LAYERS = (
+    "cli",
+    "serving",
+    "offline",
+    "engine",
+    "runtime",
+    "graph",
+    "models",
+    "nn",
+    "quant",
+    "ops",
+    "lite",
+)  # top to bottom
 LEAVES = ("config", "errors", "env")
 FACADE = ("__init__", "auto", "servable")  # the public surface: above every layer but the command line, imports lazily
 TORCH_ALLOWED = ("models/", "nn/", "quant/", "ops/reference/", "ops/eager.py", "graph/capture.py", "runtime/eager.py")

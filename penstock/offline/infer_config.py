@@ -1,0 +1,89 @@
+"""What a pipeline runs: which files, how long, on what."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.lite.device import check_target
+
+__all__ = ["InferConfig", "infer_config"]
+
+_PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
+_MAX_SEQ_LENGTH: Final = 1 << 24
+
+
+@dataclass
+class InferConfig:
+    """What a pipeline runs.
+
+    ``prefill_model_path``: the bundle that reads prompts; ``increment_model_path``: the one that makes token after
+    token, which must hold the same graph and weights (one file does both: leave it "").  ``model_type``: "penstock".
+    ``model_name``: what the model is called; without paths it is looked for under that name.  ``infer_seq_length``:
+    tokens of prompt and answer at most, 0 for as many as the model allows.  ``target``: "cpu".  ``device_id`` and
+    ``rank_id``: 0, there being one of each.  ``config_path``: a file of the fields of ``lite.settings.ModelConfig``;
+    ``ge_config_path`` is its other name.
+
+    Raises InvalidArgumentError or UnsupportedError naming the field.
+    """
+
+    prefill_model_path: str = ""
+    increment_model_path: str = ""
+    model_type: str = "penstock"
+    model_name: str = "common"
+    infer_seq_length: int = 0
+    target: str = "cpu"
+    device_id: int = 0
+    rank_id: int = 0
+    config_path: str = ""
+    ge_config_path: str = ""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in _PATHS:
+            value = getattr(self, name)
+            if not isinstance(value, (str, os.PathLike)):
+                raise InvalidArgumentError(f"{name} must be a file name, not {value!r:.60}")
+            setattr(self, name, os.fspath(value))
+        if self.ge_config_path:
+            if self.config_path:
+                raise InvalidArgumentError("config_path and ge_config_path are one field: give one of them")
+            self.config_path, self.ge_config_path = self.ge_config_path, ""
+        kind = getattr(self.model_type, "value", self.model_type)
+        if kind != "penstock":
+            raise UnsupportedError(f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}")
+        if not isinstance(self.model_name, str) or not self.model_name:
+            raise InvalidArgumentError(f"model_name must be a text, not {self.model_name!r:.60}")
+        check_target([self.target])
+        for name, most in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise InvalidArgumentError(f"{name} must be a whole number from 0 to {most}, not {value!r:.60}")
+        for name in ("device_id", "rank_id"):
+            if getattr(self, name):
+                raise UnsupportedError(f"{name} must be 0, not {getattr(self, name)}: the target cpu is one device")
+        if self.increment_model_path and not self.prefill_model_path:
+            raise InvalidArgumentError("increment_model_path goes with a prefill_model_path, which is missing")
+
+    @property
+    def bundle(self) -> Path:
+        """The bundle that does both."""
+        return Path(self.prefill_model_path)
+
+
+FIELDS: Final = tuple(field.name for field in fields(InferConfig))
+
+
+def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferConfig:
+    """An InferConfig of a dictionary; InvalidArgumentError names a field that there is none of."""
+    for name in values:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(str(name), FIELDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(FIELDS)}"
+            raise InvalidArgumentError(f"{where} has no field {name!r:.60}: {hint}")
+    return InferConfig(**values)

@@ -1,0 +1,216 @@
+"""The same tokens from the engine, ``penstock.lite`` and PyTorch; from a graph that chooses them, too."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import InferConfig, InferTask, pipeline
+from penstock.engine.llm import LLM
+from penstock.engine.params import SamplingParams
+from penstock.engine.result import Result
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from tests.lite.demo import BUNDLE, FOLDER, build
+from tests.offline.conftest import SCHEMES
+
+PROMPTS = ["def add(a, b):", "class Stack:\n    def push(self, item):", "I love Beijing,because"]
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 20},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 11, "max_tokens": 20},
+    {"temperature": 1.1, "min_p": 0.02, "repetition_penalty": 1.3, "seed": 12, "max_tokens": 20, "min_tokens": 5,
+     "bad_words": ["return"], "stop": ["None"], "n": 2},
+]  # fmt: skip
+
+
+def answers(results: list[Result]) -> list[object]:
+    return [(r.text, r.token_ids, r.finish_reason, [c.token_ids for c in r.choices]) for r in results]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_three_backends_give_the_same_tokens(scheme: str, bundles: dict[str, Path]) -> None:
+    found: dict[str, list[object]] = {}
+    for backend in ("graph", "lite", "eager"):
+        source, options = (FOLDER, {"scheme": scheme}) if backend == "eager" else (bundles[scheme], {})
+        with pipeline("text_generation", source, backend=backend, **options) as generate:
+            found[backend] = [answers(generate(PROMPTS, **way)) for way in WAYS]
+            streamed = list(generate(PROMPTS[0], stream=True, **WAYS[1]))
+            assert "".join(delta.text for delta in streamed) == found[backend][1][0][0]
+            assert [token for delta in streamed for token in delta.token_ids] == found[backend][1][0][1]
+            alone = generate(PROMPTS[1], **WAYS[1])
+            assert answers([alone]) == found[backend][1][1:2]
+    assert found["graph"] == found["lite"] == found["eager"]
+
+
+@pytest.mark.parametrize("backend", ["graph", "lite"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_graph_that_chooses_gives_the_same_tokens(scheme: str, backend: str, bundles: dict[str, Path]) -> None:
+    with pipeline("text_generation", bundles[scheme], backend=backend) as generate:
+        expected = answers(generate(PROMPTS, **WAYS[0]))
+        assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
+        assert answers(generate(PROMPTS, is_sample_acceleration=False, **WAYS[0])) == expected
+        with pytest.raises(UnsupportedError, match="temperature: the bundle ends in argmax"):
+            generate(PROMPTS[0], is_sample_acceleration=True, temperature=0.5)
+
+
+@pytest.mark.parametrize("backend", ["graph", "lite"])
+def test_it_chooses_in_huge_pages_too(backend: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.ini"
+    file.write_text("[model]\nweights = huge\nbatch_size = 2\nverify = true\n")
+    with pipeline("text_generation", BUNDLE, backend=backend, config_path=file) as generate:
+        expected = answers(generate(PROMPTS, **WAYS[0]))
+        assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
+
+
+def test_eager_has_no_graph() -> None:
+    with (
+        pipeline("text_generation", FOLDER, backend="eager") as generate,
+        pytest.raises(UnsupportedError, match="is_sample_acceleration: eager mode has no graph"),
+    ):
+        generate("a", is_sample_acceleration=True)
+
+
+def test_streams_of_lite_that_take_turns() -> None:
+    """Two streams, a list between them and threads: each gets what it would get alone."""
+    with pipeline("text_generation", BUNDLE, backend="lite") as generate:
+        alone = [generate(prompt, **WAYS[1]).token_ids for prompt in PROMPTS[:2]]
+        streams = [generate(prompt, stream=True, **WAYS[1]) for prompt in PROMPTS[:2]]
+        found: list[list[int]] = [[], []]
+        for turn in range(20):
+            for stream, ids in zip(streams, found, strict=True):
+                ids += next(stream).token_ids
+            if turn == 7:
+                assert [one.token_ids for one in generate(PROMPTS[:2], **WAYS[1])] == alone
+        assert found == alone
+        assert [stream.result().token_ids for stream in streams] == alone
+        outcomes: dict[int, list[int]] = {}
+
+        def work(index: int) -> None:
+            outcomes[index] = generate(PROMPTS[index % 2], **WAYS[1]).token_ids
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [outcomes[index] for index in range(6)] == alone * 3
+
+
+def test_more_prompts_than_lite_takes_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "config.ini"
+    file.write_text("[model]\nbatch_size = 2\nmax_tokens = 5\n")
+    prompts = [f"def f{index}(x):" for index in range(7)]
+    with pipeline(model=BUNDLE, backend="lite", config_path=file) as one, pipeline(model=BUNDLE) as other:
+        assert answers(one(prompts, **WAYS[0])) == answers(other(prompts, **WAYS[0]))
+
+
+def test_models_that_are_open_already() -> None:
+    with LLM(BUNDLE) as llm, build() as model:
+        with pipeline(model=llm) as one, pipeline(model=model, backend="lite") as other:
+            expected = answers([one(PROMPTS[0], **WAYS[1])])
+            assert answers([other(PROMPTS[0], **WAYS[1])]) == expected
+            with pytest.raises(UnsupportedError, match="is_sample_acceleration: a model that is open already"):
+                one(PROMPTS[0], is_sample_acceleration=True)
+        assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
+        assert model.get_model_info("scheme") == "w8a8"
+        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', as the LLM's"):
+            pipeline(model=llm, backend="lite")
+        with pytest.raises(InvalidArgumentError, match="device_id: a model that is open already"):
+            pipeline(model=llm, device_id=0)
+
+
+def test_lengths_and_ends() -> None:
+    for backend in ("graph", "lite"):
+        with pipeline(model=BUNDLE, backend=backend, infer_seq_length=16) as generate:
+            result = generate(list(range(5, 15)), temperature=0, ignore_eos=True)
+            assert (len(result.token_ids), result.finish_reason) == (6, "length")
+            with pytest.raises(
+                InvalidArgumentError, match=r"prompts\[1\]: prompt has 16 tokens, but the context holds 16"
+            ):
+                generate([[1], [1] * 16])
+            with pytest.raises(InvalidArgumentError, match="stream takes one prompt, not 2"):
+                generate(["a", "b"], stream=True)
+            with pytest.raises(InvalidArgumentError, match="SamplingParams has no field 'max_length'"):
+                generate("a", max_length=3)
+            with pytest.raises(InvalidArgumentError, match="add_special_tokens must be True or False, not 1"):
+                generate("a", add_special_tokens=1)
+            assert generate([]) == []
+        with pytest.raises(InvalidArgumentError, match="clos"):
+            generate("a")
+
+
+class Words:
+    """A tokenizer as transformers has them, of ids and nothing else."""
+
+    all_special_ids = (0,)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + [int(word) for word in text.split()]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(f" {one}" for one in ids if one not in self.all_special_ids)
+
+
+@pytest.mark.parametrize("backend", ["graph", "lite"])
+def test_tokenizers(backend: str, tmp_path: Path) -> None:
+    with pipeline(model=BUNDLE, backend=backend, tokenizer=Words()) as generate:
+        result = generate("40 50 60", temperature=0, max_tokens=8)
+        assert result.prompt_token_ids == [1, 40, 50, 60]
+        assert result.text == "".join(f" {one}" for one in result.token_ids)
+        assert str(result) == result.text
+        cut = generate("40 50 60", add_special_tokens=False, temperature=0, max_tokens=8)
+        assert cut.prompt_token_ids == [40, 50, 60]
+        pieces = [delta.text for delta in generate("40 50 60", stream=True, temperature=0, max_tokens=8)]
+        assert "".join(pieces) == result.text
+        assert len(pieces) > 1
+        stop = generate("40 50 60", temperature=0, max_tokens=8, stop=f" {result.token_ids[3]}")
+        assert stop.text == "".join(f" {one}" for one in result.token_ids[:3])
+    for path in (FOLDER, FOLDER / "tokenizer.json", BUNDLE):
+        with pipeline(model=BUNDLE, backend=backend, tokenizer=path) as generate:
+            assert generate(PROMPTS[0], **WAYS[0]).prompt_token_ids == LLM(BUNDLE).tokenizer.encode(PROMPTS[0])
+    with pytest.raises(InvalidArgumentError, match="tokenizer: expected a path, or an object with encode and decode"):
+        pipeline(model=BUNDLE, tokenizer=object())
+
+
+def test_a_tokenizer_of_transformers() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"))
+    with pipeline(model=BUNDLE, tokenizer=theirs) as one, pipeline(model=BUNDLE) as other:
+        assert answers(one(PROMPTS, **WAYS[0])) == answers(other(PROMPTS, **WAYS[0]))
+
+
+def test_tasks() -> None:
+    assert InferTask.support_list() == ["text_generation"]
+    assert InferTask.check_task_valid("text_generation")
+    assert not InferTask.check_task_valid("image_to_text")
+    with pytest.raises(InvalidArgumentError, match="task must be one of text_generation, not 'image_to_text'"):
+        pipeline("image_to_text", BUNDLE)
+    for name in ("image_processor", "audio_processor"):
+        with pytest.raises(UnsupportedError, match=f"{name}: the task text_generation has no use for one"):
+            pipeline("text_generation", BUNDLE, **{name: object()})
+    with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
+        pipeline("text_generation", BUNDLE, batch=3)
+    with pytest.raises(InvalidArgumentError, match="backend must be one of graph, lite, eager, not 'ascend'"):
+        pipeline("text_generation", BUNDLE, backend="ascend")
+
+
+def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InferTask, "_tasks", dict(InferTask._tasks))
+    made: list[Any] = []
+
+    def shout(config: InferConfig, *, backend: str, tokenizer: object = None, image_processor: object = None) -> Any:
+        made.append((config.bundle, backend, tokenizer, image_processor))
+        return str.upper
+
+    InferTask.register("shout", shout, uses=("tokenizer", "image_processor"))
+    eye = object()
+    assert pipeline("shout", BUNDLE, image_processor=eye)("a") == "A"
+    assert made == [(BUNDLE, "graph", None, eye)]
+    with pytest.raises(UnsupportedError, match="audio_processor: the task shout has no use"):
+        pipeline("shout", BUNDLE, audio_processor=eye)
+    with pytest.raises(InvalidArgumentError, match="'shout' is there already"):
+        InferTask.register("shout", shout)
+    assert InferTask.support_list() == ["shout", "text_generation"]

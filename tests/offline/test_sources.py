@@ -1,0 +1,218 @@
+"""The ways of saying what a pipeline runs: each finds its files, and says what is wrong with them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock import InferConfig, InferTask, pipeline
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph.retail import with_tail
+from tests.lite.demo import BUNDLE, FOLDER
+
+PROMPT = "I love Beijing,because"
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    with pipeline(model=BUNDLE) as generate:
+        return generate(PROMPT, max_tokens=8, is_sample_acceleration=True).token_ids
+
+
+def ids(generate: object) -> list[int]:
+    with generate:  # type: ignore[attr-defined]
+        return generate(PROMPT, max_tokens=8, is_sample_acceleration=True).token_ids  # type: ignore[operator]
+
+
+def model_folder(path: Path, yaml: str = "infer:\n  infer_seq_length: 512\n", pair: bool = True) -> Path:
+    path.mkdir()
+    (path / "test.yaml").write_text(yaml)
+    (path / "demo_prefill_graph.psm").symlink_to(BUNDLE)
+    if pair:
+        (path / "demo_inc_graph.psm").hardlink_to(
+            path / "demo_prefill_graph.psm",
+        )
+    return path
+
+
+def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle, a YAML file as the document has it, a folder; of several folders the first that has one."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.setenv("PENSTOCK_MODELS", f"{first}:{second}")
+    shutil.copy(BUNDLE, second / "small.psm")
+    assert ids(pipeline("text_generation", "small", backend="lite")) == expected
+    (first / "run_bloom_560m.yaml").write_text(
+        f"infer:\n    prefill_model_path: {second / 'small.psm'}\n    increment_model_path: {second / 'small.psm'}\n"
+        "    infer_seq_length: 512\n    model_type: penstock\n"
+    )
+    with pipeline("text_generation", "bloom_560m", infer_seq_length=256) as generate:
+        assert (generate.config.model_name, generate.config.infer_seq_length) == ("bloom_560m", 256)
+    model_folder(first / "folder")
+    assert ids(pipeline("text_generation", "folder")) == expected
+    assert ids(InferTask.get_infer_task("text_generation", InferConfig(model_name="small"))) == expected
+    elsewhere = pytest.raises(
+        FileAccessError, match=r"model 'small': looked for small, small\.psm, small\.yaml.* in .*/a"
+    )
+    with elsewhere:
+        pipeline("text_generation", "small", search_path=first)
+    shutil.copy(BUNDLE, second / "small")
+    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm: give the path of one"):
+        pipeline("text_generation", "small")
+    monkeypatch.delenv("PENSTOCK_MODELS")
+    with pytest.raises(FileAccessError, match="in nowhere, as PENSTOCK_MODELS names no folder"):
+        pipeline("text_generation", "small")
+
+
+def test_by_path(expected: list[int], tmp_path: Path) -> None:
+    for pair in ((BUNDLE, BUNDLE), (str(BUNDLE), str(shutil.copy(BUNDLE, tmp_path / "inc.psm")))):
+        assert ids(pipeline("text_generation", pair, model_name="bloom", device_id=0, infer_seq_length=512)) == expected
+    with pytest.raises(FileAccessError, match=r"none\.psm: no such file"):
+        pipeline("text_generation", "none.psm")
+    with pytest.raises(FileAccessError, match="no/such: no such file"):
+        pipeline("text_generation", "no/such")
+
+
+def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> None:
+    tail = tmp_path / "tail.psm"
+    with_tail(BUNDLE, tail, "argmax")
+    changed = tmp_path / "changed.psm"
+    for other, words in (
+        (bundles["w4a8"], "scheme is w4a8, and there it is w8a8"),
+        (tail, "the end of the graph is argmax"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not fit .*: {words}"):
+            pipeline("text_generation", (BUNDLE, other))
+    from penstock.graph.export import export_bundle
+    from tests.lite.test_update import folder, values
+
+    export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
+    with pytest.raises(InvalidArgumentError, match="the checksum of weights is"):
+        pipeline("text_generation", (BUNDLE, changed), backend="lite")
+    with pytest.raises(InvalidArgumentError, match="expected a pair of bundles"):
+        pipeline("text_generation", (BUNDLE, BUNDLE, BUNDLE))
+
+
+def test_by_model_folder(expected: list[int], tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "one")
+    (folder / "config.ini").write_text("[model]\nmax_tokens = 64\n")
+    with pipeline("text_generation", folder, model_name="bloom_560m", device_id=0) as generate:
+        config = generate.config
+        assert config.increment_model_path.endswith("one/demo_inc_graph.psm")
+        assert (config.infer_seq_length, config.config_path) == (512, str(folder / "config.ini"))
+    assert ids(pipeline("text_generation", folder, backend="lite")) == expected
+    (folder / "config.ini").write_text("[ge_session_options]\nge.externalWeight=1\n")
+    with pytest.raises(InvalidFileError, match=r"found \[ge_session_options\]"):
+        pipeline("text_generation", folder)
+    assert ids(pipeline("text_generation", model_folder(tmp_path / "two", pair=False))) == expected
+
+
+def spoil(folder: Path, what: str) -> None:
+    if what == "two yaml":
+        (folder / "other.yml").write_text("infer: {}\n")
+    elif what == "no yaml":
+        (folder / "test.yaml").unlink()
+    elif what == "two prefill":
+        (folder / "b_prefill_graph.psm").symlink_to(BUNDLE)
+    elif what == "stray":
+        (folder / "model.psm").symlink_to(BUNDLE)
+    elif what == "no prefill":
+        (folder / "demo_prefill_graph.psm").unlink()
+    else:
+        (folder / "test.yaml").write_text(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("two yaml", r"expected exactly one YAML file, found other\.yml, test\.yaml"),
+        ("no yaml", "expected exactly one YAML file, found none"),
+        ("two prefill", r"expected one bundle named \*_prefill_graph\.psm, found b_prefill_graph\.psm, demo_"),
+        ("stray", r"expected only bundles named .*, found model\.psm"),
+        ("no prefill", r"expected a bundle named \*_prefill_graph\.psm, found none"),
+        (
+            f"infer:\n  prefill_model_path: {BUNDLE.parent / 'other.psm'}\n",
+            "is not a bundle that the folder has for it",
+        ),
+        ("infer:\n  seq_length: 5\n", "infer has no field 'seq_length': did you mean infer_seq_length"),
+        ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
+        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: 'device_id' is there twice"),
+        ("infer: [1, 2]\n", "infer must be a mapping"),
+        ("train: {}\n", "it has no field 'train'"),
+        ("- 1\n", "expected a mapping of names to values, found list"),
+        ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        ("a: [" * 3000, "test.yaml: "),
+        ("run_mode: train\n", "run_mode must be export, not 'train'"),
+    ],
+)
+def test_model_folders_that_are_refused(what: str, words: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    spoil(folder, what)
+    with pytest.raises(PenstockError, match=words):
+        pipeline("text_generation", folder)
+
+
+@pytest.mark.parametrize("backend", ["graph", "lite"])
+def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.ini"
+    file.write_text("[model]\nmax_tokens = 7\n")
+    config = InferConfig(
+        prefill_model_path=str(BUNDLE),
+        increment_model_path=str(BUNDLE),
+        model_type="penstock",
+        model_name="bloom_560m",
+        ge_config_path=str(file),
+        device_id=0,
+        infer_seq_length=512,
+    )
+    assert (config.config_path, config.ge_config_path) == (str(file), "")
+    generate = InferTask.get_infer_task("text_generation", config, tokenizer=FOLDER, backend=backend)
+    assert ids(generate) == expected
+    assert ids(pipeline("text_generation", config, backend=backend)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "mindir"}, "model_type must be 'penstock'"),
+        ({"target": "Ascend"}, "target: expected 'cpu', found 'Ascend'"),
+        ({"target": "gpu"}, "target: 'gpu' is not in this build"),
+        ({"device_id": 1}, "device_id must be 0, not 1"),
+        ({"rank_id": 1}, "rank_id must be 0, not 1"),
+        ({"device_id": -1}, "device_id must be a whole number"),
+        ({"infer_seq_length": "512"}, "infer_seq_length must be a whole number"),
+        ({"model_name": ""}, "model_name must be a text"),
+        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are one field"),
+        ({"increment_model_path": "a"}, "increment_model_path goes with a prefill_model_path"),
+        ({"prefill_model_path": 3}, "prefill_model_path must be a file name"),
+    ],
+)
+def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
+    with pytest.raises((InvalidArgumentError, UnsupportedError), match=words):
+        InferConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_said_together(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="prefill_model_path is missing, and there is no model_name"):
+        pipeline("text_generation")
+    with pytest.raises(InvalidArgumentError, match="prefill_model_path: model says already what to run"):
+        pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)
+    with pytest.raises(InvalidArgumentError, match="device_id: an InferConfig that is given says it itself"):
+        pipeline("text_generation", InferConfig(str(BUNDLE)), device_id=0)
+    file = tmp_path / "config.ini"
+    file.write_text("[model]\ncontext_len = 64\nlogits = all\n")
+    with pytest.raises(InvalidArgumentError, match=r"logits is for penstock\.lite\.Model: in a pipeline"):
+        pipeline("text_generation", BUNDLE, config_path=file)
+    file.write_text("[model]\ncontext_len = 64\n")
+    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, and .* has context_len 64"):
+        pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
+    for backend in ("graph", "lite"):
+        with pytest.raises(InvalidArgumentError, match=r"context_len.*1024"):
+            pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
+        with pytest.raises(InvalidArgumentError, match="scheme 'w4a8' was asked for, but the bundle"):
+            pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
+    with pytest.raises(InvalidArgumentError, match="search_path must be a folder or a list of them"):
+        pipeline("text_generation", "a", search_path=3)
