@@ -115,6 +115,38 @@ PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
  * Without one of that name data is null and bytes is -1. */
 PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const void** data, int64_t* bytes);
 
+/* ---- tokenizer -------------------------------------------------------------------------------------- */
+/* The tokenizer that export compiled into the bundle, used where it lies.  One whose parts are not among those that
+ * docs/bundle-format.md names opens too, and tells the ids; encoding and decoding are then PS_UNSUPPORTED, with what was
+ * found, and token ids in and out still work. */
+typedef struct ps_tokenizer ps_tokenizer; /* read only: any number of threads may use one */
+typedef struct ps_tokenizer_info {
+  uint32_t struct_size;
+  int32_t num_tokens;             /* ids are below; 0: it cannot encode and decode */
+  int32_t bos_id, pad_id, unk_id; /* -1: none */
+  int32_t num_eos_ids;
+  const int32_t* eos_ids;  /* [num_eos_ids]: any of them ends a text; as the strings below until the tokenizer closes */
+  const char* kind;        /* "byte-level BPE", "BPE with byte fallback" or "" */
+  const char* unsupported; /* why it cannot encode and decode; "": it can */
+} ps_tokenizer_info;
+/* PS_UNSUPPORTED for a bundle without one. */
+PS_API ps_status ps_tokenizer_open(const ps_model* model, ps_tokenizer** out);
+PS_API void ps_tokenizer_close(ps_tokenizer* tokenizer); /* it keeps its model until then */
+PS_API ps_status ps_tokenizer_describe(const ps_tokenizer* tokenizer, ps_tokenizer_info* out);
+
+#define PS_ENCODE_ADD_SPECIAL 1u   /* with the special tokens that the tokenizer puts around a text */
+#define PS_ENCODE_PARSE_SPECIAL 2u /* special tokens that are written in the text become their ids; else they are text */
+#define PS_DECODE_SKIP_SPECIAL 1u  /* special tokens are no text */
+#define PS_DECODE_PARTIAL 2u       /* more ids may follow: no text that they could change */
+/* UTF-8 (not terminated) to ids.  *count is how many there are; those beyond capacity are not written. */
+PS_API ps_status ps_tokenizer_encode(const ps_tokenizer* tokenizer, const char* text, int64_t bytes, uint32_t flags,
+                                     int32_t* ids, int64_t capacity, int64_t* count);
+/* The ids from *begin (null: 0) on to UTF-8 (not terminated).  *bytes is how many there are; those beyond capacity are not
+ * written.  Where all were, *begin moves behind the ids whose text they are: to stream, append each new id, pass all
+ * ids with PS_DECODE_PARTIAL and the same begin, and at the end once more without; the texts of the calls make up the text of all ids. */
+PS_API ps_status ps_tokenizer_decode(const ps_tokenizer* tokenizer, const int32_t* ids, int64_t num_ids, uint32_t flags,
+                                     int64_t* begin, char* text, int64_t capacity, int64_t* bytes);
+
 /* ---- program ---------------------------------------------------------------------------------------- */
 typedef struct ps_program_options {
   uint32_t struct_size;

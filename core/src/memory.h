@@ -43,6 +43,7 @@ class Vec {
     data_[size_++] = copy;
     return true;
   }
+  void pop() { --size_; }
   void clear() { size_ = 0; }
   int64_t size() const { return size_; }
   T* data() { return data_; }

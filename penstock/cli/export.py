@@ -47,4 +47,6 @@ def run(args: argparse.Namespace) -> int:
         f"{args.out}: {report['network']}, {report['scheme']}, {format_bytes(report['file_bytes'])} "
         f"from {format_bytes(report['source_bytes'])} in {report['seconds']:.1f} s"
     )
+    if report["tokenizer_note"]:
+        print(f"without Python this bundle takes and gives token ids alone: {report['tokenizer_note']}")
     return 0

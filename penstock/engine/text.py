@@ -7,56 +7,20 @@ over tokens: a piece is given out only when no later token can change it.
 from __future__ import annotations
 
 import codecs
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
-from penstock.config import parse_object
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.models.generation import find_chat_template, read_tokenizer_config
+from penstock.models.tokenizer_file import BYTE_ALPHABET, library_errors, open_tokenizer_file
 
 __all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer", "WindowDetokenizer"]
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
 _LONG_TEXT: Final = 2000
-_SUBWORD_PREFIX: Final = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
-_ESCAPED_ASCII: Final = re.compile(rb"\\u00[2-7]")
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The character that byte-level tokenizers write for each byte (GPT-2's table), inverted."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    shifted = (byte for byte in range(256) if byte not in set(printable))
-    return table | {chr(256 + i): byte for i, byte in enumerate(shifted)}
-
-
-@contextmanager
-def _library_errors() -> Iterator[None]:
-    """What the tokenizers library raises, as InvalidFileError: only a damaged file makes it fail on text and ids."""
-    try:
-        yield
-    except BaseException as error:
-        # The library is Rust: a panic arrives as a BaseException of its own.
-        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
-            raise
-        raise InvalidFileError(f"tokenizer.json: {error}") from error
-
-
-def _refuse_subword_prefix(data: bytes) -> None:
-    """The library cuts such a prefix off merges by bytes, and ends the process when it cuts a character in two.
-
-    The whole file is parsed only when the key may be there, with a value or behind escapes.
-    """
-    if not _SUBWORD_PREFIX.search(data) and not (b"\\u00" in data and _ESCAPED_ASCII.search(data)):
-        return
-    model = parse_object(data, "tokenizer.json", max_bytes=len(data)).get("model")
-    if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("type") != "WordPiece":
-        raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported")
 
 
 class Tokenizer:
@@ -70,12 +34,7 @@ class Tokenizer:
             raise UnsupportedError("the model has no tokenizer.json: give token ids, or convert its tokenizer first")
         import tokenizers
 
-        data = bytes(files["tokenizer.json"])
-        _refuse_subword_prefix(data)
-        with _library_errors():
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = open_tokenizer_file(files["tokenizer.json"])
         self.special_tokens = read_tokenizer_config(files).special_tokens
         self.chat_template = find_chat_template(files)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -96,7 +55,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
-        with _library_errors():
+        with library_errors():
             if len(text) < _LONG_TEXT:
                 return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
             # Of the library's calls only those for several texts let other threads run meanwhile.
@@ -118,7 +77,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        with _library_errors():
+        with library_errors():
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self) -> Detokenizer:
@@ -136,12 +95,9 @@ class Tokenizer:
         if text is None:
             return b""
         try:
-            return bytes(_BYTES[char] for char in text)
+            return bytes(BYTE_ALPHABET[char] for char in text)
         except KeyError:
             return str(text).encode("utf-8")
-
-
-_BYTES = _byte_level_alphabet()
 
 
 class Detokenizer(Protocol):

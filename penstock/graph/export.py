@@ -21,6 +21,8 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
+from penstock.graph.tokenizer import compile_tokenizer
+from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
 from penstock.lite import core
 from penstock.models.checkpoint import Checkpoint
 from penstock.quant.matrix import SOURCE_DTYPES
@@ -46,6 +48,7 @@ class ExportReport:
     capture_seconds: float
     pack_seconds: float
     seconds: float
+    tokenizer_note: str  # why the core cannot encode and decode; "": it can
 
 
 def export_bundle(
@@ -80,6 +83,7 @@ def export_bundle(
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
     segments = checkpoint.side_files()
+    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     with core.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         for weight in graph.weights.values():
@@ -94,6 +98,7 @@ def export_bundle(
         capture_seconds=captured - begun,
         pack_seconds=packed - captured,
         seconds=packed - begun,
+        tokenizer_note=tokenizer_note,
     )
 
 

@@ -62,6 +62,20 @@ class ModelInfoStruct(ctypes.Structure):
     ]
 
 
+class TokenizerInfoStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("num_tokens", c_int32),
+        ("bos_id", c_int32),
+        ("pad_id", c_int32),
+        ("unk_id", c_int32),
+        ("num_eos_ids", c_int32),
+        ("eos_ids", _P32),
+        ("kind", c_char_p),
+        ("unsupported", c_char_p),
+    ]
+
+
 class ProgramOptionsStruct(ctypes.Structure):
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -205,6 +219,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_model_close": (None, (c_void_p,)),
     "ps_model_describe": (c_int32, (c_void_p, POINTER(ModelInfoStruct))),
     "ps_model_segment": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), _P64)),
+    "ps_tokenizer_open": (c_int32, (c_void_p, POINTER(c_void_p))),
+    "ps_tokenizer_close": (None, (c_void_p,)),
+    "ps_tokenizer_describe": (c_int32, (c_void_p, POINTER(TokenizerInfoStruct))),
+    "ps_tokenizer_encode": (c_int32, (c_void_p, c_char_p, c_int64, c_uint32, c_void_p, c_int64, _P64)),
+    "ps_tokenizer_decode": (c_int32, (c_void_p, c_void_p, c_int64, c_uint32, _P64, c_char_p, c_int64, _P64)),
     "ps_program_plan": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(PlanStruct))),
     "ps_program_create": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(c_void_p))),
     "ps_program_destroy": (None, (c_void_p,)),

@@ -1,0 +1,135 @@
+"""The segment ``tokenizer.bin``: a tokenizer's tables as the core uses them in place; docs/bundle-format.md gives the
+bytes."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NO_TOKEN", "TOKENIZER_SEGMENT", "AddedEntry", "TokenizerTables", "encode_tables"]
+
+TOKENIZER_SEGMENT: Final = "tokenizer.bin"
+NO_TOKEN: Final = 0xFFFFFFFF
+KIND_NONE, KIND_BYTES, KIND_CHARACTERS = range(3)
+WHOLE_WORDS, FUSE_UNKNOWN, PREFIX_SPACE, SPLIT_SPACES, STRIP_SPACE = 1, 2, 4, 8, 16
+TOKEN_SPECIAL, TOKEN_BYTE = 1, 2
+ADDED_SINGLE_WORD, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SPECIAL = 1, 2, 4, 8
+STEP_NFC, STEP_PREPEND, STEP_REPLACE = range(3)
+
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8s10I")
+_NUM_TABLES: Final = 15
+_FNV_BASIS, _FNV_PRIME = 2166136261, 16777619
+
+
+@dataclass(frozen=True)
+class AddedEntry:
+    """An added token: its id, its flags and the text that it is found by."""
+
+    token: int
+    flags: int
+    text: bytes
+
+
+@dataclass
+class TokenizerTables:
+    """What the segment holds.  ``token_texts``: what each id decodes to; ``merges``: (left, right, rank, token);
+    ``byte_tokens``: 256 ids or none; ``characters``: (code point, id); ``words``: id and bytes of what is looked up
+    whole; ``steps``: (kind, text, other text) of the normalizer; ``reason``: why there is no tokenizer."""
+
+    kind: int = KIND_NONE
+    flags: int = 0
+    split: int = 0
+    metaspace: int = 0
+    unknown: int = NO_TOKEN
+    bos: int = NO_TOKEN
+    pad: int = NO_TOKEN
+    eos: list[int] = field(default_factory=list)
+    token_texts: list[bytes] = field(default_factory=list)
+    token_flags: bytes = b""
+    merges: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros((0, 4), np.uint32))
+    byte_tokens: list[int] = field(default_factory=list)
+    characters: list[tuple[int, int]] = field(default_factory=list)
+    words: list[tuple[int, bytes]] = field(default_factory=list)
+    added: list[AddedEntry] = field(default_factory=list)
+    added_normalized: list[AddedEntry] = field(default_factory=list)
+    steps: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+    suffix: list[int] = field(default_factory=list)
+    reason: str = ""
+
+
+class _Texts:
+    """Texts end to end."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def place(self, text: bytes) -> tuple[int, int]:
+        begin = len(self.data)
+        self.data += text
+        return begin, len(text)
+
+
+def _u32(values: object) -> bytes:
+    return np.asarray(values, "<u4").tobytes()
+
+
+def encode_tables(tables: TokenizerTables) -> bytes:
+    """The segment's bytes."""
+    texts, num_tokens = _Texts(), len(tables.token_texts)
+    texts.place(tables.reason.encode())
+    begins: Any = np.concatenate([[0], np.cumsum([len(text) for text in tables.token_texts])]) if num_tokens else []
+    merges = tables.merges[np.lexsort((tables.merges[:, 1], tables.merges[:, 0]))]
+    merge_begins: Any = np.searchsorted(merges[:, 0], np.arange(num_tokens + 1)) if num_tokens else []
+    parts: list[tuple[bytes, int]] = [
+        (_u32(begins), 4),
+        (b"".join(tables.token_texts), 1),
+        (tables.token_flags, 1),
+        (_u32(merge_begins), 4),
+        (_u32(merges[:, 1:]), 12),
+        (_u32(tables.byte_tokens), 4),
+        (_u32(sorted(tables.characters)), 8),
+        (_hash_table(tables.words), 4),
+        (_added_table(tables.added, texts), 16),
+        (_added_table(tables.added_normalized, texts), 16),
+        (_u32([(kind, *texts.place(a), *texts.place(b)) for kind, a, b in tables.steps]), 20),
+        (_u32(tables.prefix), 4),
+        (_u32(tables.suffix), 4),
+        (_u32(tables.eos), 4),
+    ]
+    parts.append((bytes(texts.data), 1))
+    header = _HEADER.pack(
+        b"PSTOKENS", _VERSION, tables.kind, tables.flags, tables.split, tables.metaspace, num_tokens, tables.unknown,
+        tables.bos, tables.pad, _NUM_TABLES,
+    )  # fmt: skip
+    places, data, end = bytearray(), bytearray(), _HEADER.size + 8 * _NUM_TABLES
+    for part, size in parts:
+        places += struct.pack("<II", (end + len(data)) // 4, len(part) // size)
+        data += part + bytes(-len(part) % 4)
+    return header + bytes(places) + bytes(data)
+
+
+def _added_table(added: list[AddedEntry], texts: _Texts) -> bytes:
+    return _u32([(a.token, a.flags, *texts.place(a.text)) for a in sorted(added, key=lambda a: a.text)])
+
+
+def _hash_table(words: list[tuple[int, bytes]]) -> bytes:
+    """Open addressing by FNV-1a, at most half full."""
+    if not words:
+        return b""
+    size = 1 << (2 * len(words)).bit_length()
+    table = [NO_TOKEN] * size
+    for token, word in words:
+        code = _FNV_BASIS
+        for byte in word:
+            code = (code ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+        slot = code & (size - 1)
+        while table[slot] != NO_TOKEN:
+            slot = (slot + 1) & (size - 1)
+        table[slot] = token
+    return _u32(table)

@@ -1,0 +1,81 @@
+"""The core's tokenizers give the ids and the texts of the ``tokenizers`` library.
+
+``PENSTOCK_TOKENIZER_TEXTS`` makes it as many texts of each kind (``make check-tokenizers``).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import tokenizers
+
+from penstock.graph.tokenizer import compile_tokenizer
+from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
+from penstock.lite.core import Model
+from penstock.lite.tokenizer import Tokenizer
+from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.core.tokenizer_kinds import KINDS, SAMPLES, text_of
+
+NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
+
+
+@dataclass
+class Pair:
+    ours: Tokenizer
+    theirs: tokenizers.Tokenizer
+    added: list[str]
+
+    def check_text(self, text: str) -> None:
+        for special in (False, True):
+            expected = self.theirs.encode(text, add_special_tokens=special).ids
+            assert self.ours.encode(text, add_special_tokens=special) == expected, repr(text)
+        self.theirs.encode_special_tokens = True
+        expected = self.theirs.encode(text, add_special_tokens=False).ids
+        self.theirs.encode_special_tokens = False
+        found = self.ours.encode(text, add_special_tokens=False, parse_special_tokens=False)
+        assert found == expected, repr(text)
+
+    def check_ids(self, ids: list[int]) -> None:
+        for skip in (False, True):
+            expected = self.theirs.decode(ids, skip_special_tokens=skip)
+            assert self.ours.decode(ids, skip_special_tokens=skip) == expected, ids
+            stream = self.ours.stream(skip_special_tokens=skip)
+            assert "".join([*map(stream.push, ids), stream.flush()]) == expected, ids
+
+
+@pytest.fixture(scope="module")
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tokenizers.Tokenizer], Pair]:
+    """A library's tokenizer beside the core's, which is compiled from its file."""
+
+    def get(theirs: tokenizers.Tokenizer) -> Pair:
+        theirs = tokenizers.Tokenizer.from_str(theirs.to_str())  # training leaves added tokens as they were
+        segment, reason = compile_tokenizer({"tokenizer.json": theirs.to_str().encode()})
+        assert reason == ""
+        path = tmp_path_factory.mktemp("pair") / "a.psm"
+        with Model.open(write_bundle(path, tiny_graph(), segments={TOKENIZER_SEGMENT: segment})) as model:
+            ours = Tokenizer(model)
+        added = [token.content for token in theirs.get_added_tokens_decoder().values()]
+        return Pair(ours, theirs, added)
+
+    return get
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_texts_are_those_of_the_library(kind: str, pair_of: Callable[..., Pair]) -> None:
+    pair = pair_of(KINDS[kind]())
+    r = random.Random(kind)
+    for text in ("", *SAMPLES):
+        pair.check_text(text)
+    num_ids = pair.theirs.get_vocab_size() + 10
+    for _ in range(NUM_TEXTS):
+        text = text_of(r, pair.added)
+        pair.check_text(text)
+        ids = pair.theirs.encode(text).ids
+        for _ in range(r.randrange(3)):  # damaged: halves of characters, special tokens anywhere
+            ids.insert(r.randrange(len(ids) + 1), r.randrange(num_ids))
+        pair.check_ids(ids)
+    assert pair.ours.info.num_tokens == pair.theirs.get_vocab_size()

@@ -1,0 +1,204 @@
+"""Tiny tokenizers of every kind that the core runs, made with the library, and texts to try them on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+ROOT = Path(__file__).parents[2]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SAMPLES = (
+    "The quick brown fox doesn't jump; it'll've gone, they're 3 of 1234567.",
+    "def add(a, b):\n    return a + b\n\n\nclass A:\n\tpass\r\n",
+    "Größe naïve façade Ångström ﬁne",
+    "Привет, мир! Это тест.",
+    "日本語のテキスト、漢字かな混じり。中文文本。",
+    "नमस्ते दुनिया العربية עברית ไทย한국어 텍스트",
+    "🙂👩‍👩‍👧 🇩🇪 emoji ✨",
+    "'S 'Ll I'M WE'RE don'T 'ſ ٣٤٥ ½ Ⅷ ²",
+)
+MORE = (
+    "é", "e\u0301", "\u1100\u1161\u11a8", "\u0344", "q\u0323\u0307", "\u212b", "\uf900", "\x00", "\x7f", "\u200d",
+    "\ufeff",
+)  # fmt: skip
+SPACES = (
+    " ", "  ", "   ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", " \n \n", "\u0085", "\u2581", "\u180e",
+    "\u001c",
+)  # fmt: skip
+
+
+def corpus() -> list[str]:
+    return [*SAMPLES, *(" ".join(reversed(sample.split())) for sample in SAMPLES)] * 4
+
+
+def _trained(tokenizer: Tokenizer, vocab_size: int = 700, **options: object) -> Tokenizer:
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **options)  # type: ignore[arg-type]
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
+
+
+def _byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, specials: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return _trained(tokenizer, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+def _split(pattern: str, behavior: str = "isolated", invert: bool = False) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior, invert=invert),  # type: ignore[arg-type]
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _gpt2() -> Tokenizer:
+    tokenizer = _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), ["<|endoftext|>"])
+    tokenizer.add_tokens(
+        [
+            AddedToken("word", single_word=True),
+            AddedToken("<left>", lstrip=True),
+            AddedToken("<right>", rstrip=True, normalized=False),
+            AddedToken("<right>more", lstrip=True, rstrip=True),
+            AddedToken("\n\n", rstrip=True),
+            "日本",
+            "é",
+        ]
+    )
+    return tokenizer
+
+
+def _gpt2_sparse() -> Tokenizer:
+    """Bytes without a token, which are unknown."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))  # noqa: S106
+    tokenizer.pre_tokenizer = _split(GPT2)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return _trained(tokenizer, 200, special_tokens=["<unk>"], limit_alphabet=60)
+
+
+def _llama3() -> Tokenizer:
+    specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eot_id|><|eot_id|>"]
+    tokenizer = _byte_level(_split(LLAMA3, "removed", invert=True), specials)
+    tokenizer.model.ignore_merges = True  # type: ignore[attr-defined]
+    vocab = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(["tool"])
+    tokenizer.post_processor = processors.Sequence(  # type: ignore[assignment]
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single="<|begin_of_text|> $A tool", special_tokens=[("<|begin_of_text|>", 0), ("tool", vocab)]
+            ),
+        ]
+    )
+    return tokenizer
+
+
+def _qwen2() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = _split(QWEN2)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _trained(tokenizer, special_tokens=["<|endoftext|>", "<|im_start|>"], initial_alphabet=alphabet)
+    tokenizer.add_tokens([AddedToken("e\u0301te", normalized=True), AddedToken("<tool_call>", normalized=False)])
+    return tokenizer
+
+
+def _llama2(metaspace: str = "", **metaspace_options: bool) -> Tokenizer:
+    """Characters with bytes as the fallback: by the normalizer, or by the pre-tokenizer."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))  # noqa: S106
+    if metaspace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=metaspace, **metaspace_options)  # type: ignore[assignment]
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")  # type: ignore[assignment]
+    _trained(
+        tokenizer,
+        900,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=150,
+    )
+    if not metaspace:
+        steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = None  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_tokens([AddedToken("<tag>", normalized=True), AddedToken("word", single_word=True, normalized=False)])
+    return tokenizer
+
+
+def _without_bytes() -> Tokenizer:
+    """Characters that are unknown when they have neither a token nor all of their bytes."""
+    model = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=False)  # noqa: S106
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
+    return _trained(tokenizer, 400, special_tokens=["<unk>", "<0xC3>", "<0xA9>", "<0x20>", "<0x00>"], limit_alphabet=60)
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "demo": lambda: Tokenizer.from_file(str(ROOT / "demo" / "model" / "tokenizer.json")),
+    "gpt2": _gpt2,
+    "gpt2 with unknown bytes": _gpt2_sparse,
+    "llama3": _llama3,
+    "qwen2": _qwen2,
+    "llama2 by its normalizer": _llama2,
+    "llama2 by Metaspace first": lambda: _llama2("first", split=False),
+    "llama2 by Metaspace always": lambda: _llama2("always", split=True),
+    "llama2 by Metaspace never": lambda: _llama2("never", split=False),
+    "characters without bytes": _without_bytes,
+}
+
+
+def _character(r: random.Random) -> str:
+    most = r.choice((0x80, 0x250, 0x3000, 0x10000, 0x30000, 0x110000))
+    while True:
+        c = r.randrange(most)
+        if not 0xD800 <= c < 0xE000:
+            return chr(c)
+
+
+def text_of(r: random.Random, added: list[str]) -> str:
+    """A random text: words of many scripts, marks, white space, numbers, contractions and added tokens."""
+    words = [word for sample in SAMPLES for word in sample.split(" ")]
+    parts = []
+    for _ in range(r.choice((1, 2, 3, 5, 8, 20))):
+        match r.randrange(12):
+            case 0 | 1 | 2:
+                parts.append(r.choice(("", " ")) + r.choice(words))
+            case 3:
+                parts.append(r.choice(SPACES) * r.choice((1, 1, 2, 7)))
+            case 4:
+                parts.append("".join(_character(r) for _ in range(r.randrange(1, 6))))
+            case 5:
+                parts.append("".join(chr(r.randrange(0x20, 0x7F)) for _ in range(r.randrange(1, 8))))
+            case 6:
+                parts.append(
+                    r.choice(("'", " '", "\u2019")) + r.choice(("s", "S", "ll", "lL", "Re", "vE", "m", "D", "ſ", "x"))
+                )
+            case 7:
+                parts.append(str(r.randrange(10 ** r.randrange(1, 12))))
+            case 8:
+                parts.append(r.choice(MORE) + chr(r.randrange(0x300, 0x370)) * r.randrange(3))
+            case 9 if added:
+                token = r.choice(added)
+                parts.append(token if r.random() < 0.8 else token[: r.randrange(len(token) + 1)])
+            case 10:
+                word = r.choice(words)
+                parts.append(word[r.randrange(len(word) + 1) :] * r.choice((1, 2, 30)))
+            case _:
+                parts.append(r.choice(SPACES) + r.choice(words).upper())
+    return "".join(parts)
