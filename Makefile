@@ -19,7 +19,7 @@ help:
 	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
-	@echo "make check-kserve KServe's inference clients against the demo bundle's service"
+	@echo "make check-kserve KServe's inference clients, and the published description of their protocol, against services of the demo"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -109,8 +109,12 @@ check-page: $(VENV)/.test
 	mkdir -p build/page
 	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/test_page.py
 
-# KServe's own clients, in an environment of their own
+# KServe's own clients, in an environment of their own; and the protocol as it is published
+OIP := https://raw.githubusercontent.com/kserve/open-inference-protocol/d49cc23f89d709d87b210ef9449e273ae243984e
+OIP_REST ?= build/open_inference_rest.yaml
 check-kserve: $(VENV)/.test
+	test -f $(OIP_REST) || curl -fsSL -o $(OIP_REST) --create-dirs $(OIP)/specification/protocol/open_inference_rest.yaml
+	$(BIN)/python tests/serving/published_check.py $(OIP_REST)
 	$(PYTHON) -m venv build/kserve
 	build/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	$(BIN)/python tests/serving/kserve_check.py build/kserve/bin/python

@@ -230,6 +230,8 @@ def oip_operations() -> list[Operation]:
     """Every route of the protocol."""
     table = [
         Operation("GET", "/v2", "server_metadata", "What runs, and its extensions.", server, _SERVER),
+        # As the published OpenAPI file has it, and its text has not.
+        Operation("GET", "/v2/", "server_metadata_of_folder", "As /v2.", server, _SERVER),
         Operation("GET", "/v2/health/live", "server_live", "The service runs.", live, _ALIVE, is_open=True),
         Operation(
             "GET", "/v2/health/ready", "server_ready", "Something takes requests.", ready, _READY, refusals=(503,),

@@ -53,6 +53,14 @@ def text(value: str = PROMPT, binary: bool = True) -> triton.InferInput:
     return tensor("text_input", np.array([value], object), "BYTES", binary)
 
 
+def test_the_servers_metadata_is_where_either_description_has_it(service):
+    """The published text says v2, the published OpenAPI file /v2/."""
+    found = [service.ask("GET", path) for path in ("/v2", "/v2/")]
+    assert [status for status, _, _ in found] == [200, 200]
+    assert found[0][2] == found[1][2]
+    assert service.ask("GET", "/v2/models/")[0] == 404
+
+
 def test_server_and_models(client):
     assert client.is_server_live()
     assert client.is_server_ready()
