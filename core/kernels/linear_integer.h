@@ -222,6 +222,32 @@ PS_INLINE Ahead ahead_of(const LinearArgs& a, const uint8_t* const* w, const uin
   return {{next[0] + bytes * b / blocks, next[1] + bytes * b / blocks}, bytes / (blocks * steps)};
 }
 
+constexpr int kStreamTiles = 8;
+// Tiles [begin, end), few, of 4-bit weights against one block of rows, which waits for memory: a single run of addresses;
+// gated: those of the gate, then those of `up`.
+void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
+  const int64_t pairs = (a.weight.cols + 63) / 64, tile_bytes = kI4Header + pairs * kI4Pair, half = a.weight.rows / 32;
+  const int n = a.gated ? 2 : 1;
+  const Activations x = {a.qx.q, a.qx.sums, a.qx.group_sums, a.m * a.qx.planes};
+  const int64_t ahead = ahead_by(a, 2 * x.rows, kI4Ahead);
+  I16 sums[kStreamTiles][kIntRows * 2], one[kIntRows] = {};
+  F16 scales[kStreamTiles][2];
+  for (int t = 0; t < n; ++t)
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const uint8_t* const w = a.weight.data + (tile + t * half) * tile_bytes;
+      scales[tile - begin][t] = f_load((const float*)w);
+      ask_for_store(a, 0, tile, a.m, 1);
+      dot4_tile(w + kI4Header, x, pairs, ahead, one);
+      for (int i = 0; i < x.rows; ++i) sums[tile - begin][n * i + t] = one[i];
+    }
+  for (int64_t tile = begin; tile < end; ++tile) {
+    const I16* const of = sums[tile - begin];
+    const F16* const scale = scales[tile - begin];
+    if (a.gated) finish_gated(a, {0, a.m}, {tile * 16, scale[0], of}, {0, scale[1], of + 1});
+    else finish_tile(a, {0, a.m}, {tile * 16, scale[0], of}, 1);
+  }
+}
+
 // Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
 void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = a.weight.layout == PS_T16_I4G32;
@@ -230,6 +256,10 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t blocks = num_row_blocks(a.m, a.qx.planes);
   const bool pairwise = kIntTiles == 2 && (four || a.m * a.qx.planes > kStreamRows);
   const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
+  if (four && blocks == 1) {
+    for (; begin < end; begin += kStreamTiles) stream4(a, begin, begin + kStreamTiles < end ? begin + kStreamTiles : end);
+    return;
+  }
   for (int64_t tile = begin; tile < end;) {
     const int n = a.gated || (pairwise && tile + 2 <= end) ? 2 : 1;
     const uint8_t *tiles[2], *next[2] = {}, *w[2] = {};

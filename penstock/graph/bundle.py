@@ -33,6 +33,7 @@ _MAGIC = b"PENSTOCK"
 _HEADER = struct.Struct("<8sHHIQQIIQ16x")
 _PAGE_BYTES = 4096
 _WEIGHT_ALIGNMENT = 64
+_HUGE_PAGE_BYTES = 2 << 20
 _WEIGHTS = "weights"
 
 Data: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
@@ -74,6 +75,8 @@ class BundleWriter:
         self._file_bytes = end
         self._crc = 0
         self._position = 0  # within the weights
+        self._piece = bytearray()  # what is not written yet of a huge page, and where it belongs
+        self._piece_offset = self._segments[0].offset
         self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.part")
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -102,8 +105,22 @@ class BundleWriter:
 
     def _append(self, array: npt.NDArray[np.uint8]) -> None:
         self._crc = crc32(array, self._crc)
-        self._write(self._segments[0].offset + self._position, array.data)
         self._position += array.nbytes
+        data = array.data
+        while data.nbytes:
+            room = _HUGE_PAGE_BYTES - (self._piece_offset + len(self._piece)) % _HUGE_PAGE_BYTES
+            self._piece += data[:room]
+            if data.nbytes >= room:
+                self._write_piece()
+            data = data[room:]
+
+    def _write_piece(self) -> None:
+        """Writes of whole aligned huge pages leave huge pages in the system's cache, where the file system has them
+        (ext4 since Linux 6.16, xfs): whoever maps the file then reads faster.
+        """
+        self._write(self._piece_offset, memoryview(self._piece))
+        self._piece_offset += len(self._piece)
+        self._piece = bytearray()
 
     def _write(self, offset: int, data: memoryview) -> None:
         if self._file is None:
@@ -124,6 +141,7 @@ class BundleWriter:
             missing = self._waiting[-1].name
             self.abort()
             raise InvalidArgumentError(f"{self.path}: the weight {missing!r} was not added")
+        self._write_piece()
         self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
         for i, (segment, data) in enumerate(zip(self._segments[1:], self._extra.values(), strict=True), 1):
             self._write(segment.offset, memoryview(data))
