@@ -3,7 +3,8 @@
     python benchmarks/steps.py BUNDLE [--threads 2] [--context 128] [--cases b1 b8 b32 p512] [--steps 30]
 
 ``b8`` is a decode step of 8 requests after ``--context`` tokens each, ``p512`` a prefill of 512 tokens.  Each column
-is the mean over the threads; keys and values are bf16.  "lost" is what a thread waited for others before phases of that kind.
+is the mean over the threads; keys and values are bf16.  "lost" is what a thread waited for others before phases of
+that kind.
 """
 
 from __future__ import annotations
