@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from penstock.models.loader import load_network
     from penstock.models.registry import register_network
+    from penstock.offline.export import export
     from penstock.offline.infer_config import InferConfig
     from penstock.offline.pipeline import pipeline
     from penstock.offline.tasks import InferTask
@@ -86,6 +87,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "UnavailableError",
     "UnsupportedError",
     "__version__",
+    "export",
     "load_network",
     "pipeline",
     "register_network",
@@ -119,6 +121,7 @@ _HOMES = {
     ),
     "penstock.models.loader": ("load_network",),
     "penstock.models.registry": ("register_network",),
+    "penstock.offline.export": ("export",),
     "penstock.offline.infer_config": ("InferConfig",),
     "penstock.offline.pipeline": ("pipeline",),
     "penstock.offline.tasks": ("InferTask",),

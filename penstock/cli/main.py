@@ -22,6 +22,7 @@ __all__ = ["main", "make_parser"]
 
 COMMANDS = (
     "run",
+    "infer",
     "chat",
     "serve",
     "worker",

@@ -18,9 +18,9 @@ _NO_HUGE_PAGES: Final = 15
 """MADV_NOHUGEPAGE."""
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE of Linux 5.14."""
-
-
 _MAP_FIXED: Final = 16
+_HUGE_PAGES: Final = 14
+"""MADV_HUGEPAGE."""
 
 
 @cache
@@ -65,6 +65,8 @@ def map_over(address: int, num_bytes: int, file: int, offset: int) -> None:
     call = _mmap()
     if call(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file, offset) != address:
         raise FileAccessError(f"sharing weights: {os.strerror(ctypes.get_errno())}")
+    if sys.platform == "linux":
+        _madvise()(address, num_bytes, _HUGE_PAGES)  # as the core advises for what it maps
 
 
 @cache

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config import show
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.meta import construct_on_meta
+from penstock.quant.folder import new_folder
+from penstock.quant.round_to_nearest import as_array
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["load_network"]
+__all__ = ["load_network", "save_network"]
 
 _BITS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -60,3 +63,27 @@ def _read(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
         )
     values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
+
+
+def save_network(network: nn.Module, folder: Path | str) -> None:
+    """Write a network of ``load_network``, its weights as they are now, as a checkpoint folder that must not exist.
+
+    Parameters that are one are written once, under the first name.  InvalidArgumentError for a network that does not
+    remember its config, and for weights that were quantized (``RoundToNearest.save`` writes those).
+    """
+    side_files = getattr(network, "side_files", None)
+    if not isinstance(side_files, dict) or "config.json" not in side_files:
+        raise InvalidArgumentError("network: expected one of penstock.load_network, which remembers its config.json")
+    parameters = dict(network.named_parameters())
+    for name, parameter in parameters.items():
+        if not parameter.dtype.is_floating_point:
+            raise InvalidArgumentError(f"network: {show(name)} holds {parameter.dtype}: RoundToNearest.save writes it")
+    arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
+    with new_folder(Path(folder)) as making:
+        for name, data in side_files.items():
+            (making / name).write_bytes(data)
+        entries = [TensorEntry(name, kind.upper(), array.shape) for name, (array, kind) in arrays.items()]
+        writer = TensorWriter(making / "model.safetensors", entries)
+        for name, (array, _) in arrays.items():
+            writer.add(name, array)
+        writer.close()

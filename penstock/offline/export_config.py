@@ -1,21 +1,42 @@
-"""The configuration file of an export: ``run_mode``, where the checkpoint lies, and where bundles go."""
+"""The configuration file of an export: where the checkpoint lies, and where its bundles go."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.offline.infer_config import infer_config
+from penstock.offline.yaml_file import read_yaml
 
-__all__ = ["check_sections"]
+__all__ = ["INCREMENT_SUFFIX", "PREFILL_SUFFIX", "YAML_SUFFIXES", "ExportConfig", "check_sections", "only_yaml",
+           "read_export_config"]  # fmt: skip
 
-SECTIONS: Final = ("run_mode", "load_checkpoint", "src_strategy_path_or_dir", "scheme", "network", "model", "infer")
+PREFILL_SUFFIX: Final = "_prefill_graph.psm"
+INCREMENT_SUFFIX: Final = "_inc_graph.psm"
+YAML_SUFFIXES: Final = (".yaml", ".yml")
+SECTIONS: Final = ("run_mode", "load_checkpoint", "src_strategy_path_or_dir", "scheme", "model", "infer")
 MODEL_FIELDS: Final = ("use_past", "is_sample_acceleration")
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """What to export: the checkpoint folder, the bundle, and its second name (None: it has one)."""
+
+    checkpoint: Path
+    prefill: Path
+    increment: Path | None
+    scheme: str | None = None
+    network: str | None = None
+    tail: str | None = None
 
 
 def check_sections(path: Path, values: Mapping[str, Any]) -> None:
     """Refuse by name what a configuration file must not say; InvalidFileError or UnsupportedError."""
+    if "network" in values:
+        raise UnsupportedError(f"{path}: network: a script is named by --network or network=, never by a file")
     for name in values:
         if name not in SECTIONS:
             raise InvalidFileError(f"{path}: it has no field {name!r:.60}: it has {', '.join(SECTIONS)}")
@@ -26,7 +47,7 @@ def check_sections(path: Path, values: Mapping[str, Any]) -> None:
             f"{path}: src_strategy_path_or_dir: weights that are cut into ranks must be merged before: a checkpoint "
             "folder holds them whole"
         )
-    for name in ("load_checkpoint", "scheme", "network"):
+    for name in ("load_checkpoint", "scheme"):
         if not isinstance(values.get(name) or "", str):
             raise InvalidFileError(f"{path}: {name} must be a text, not {values[name]!r:.60}")
     for name in ("model", "infer"):
@@ -47,3 +68,42 @@ def _check_model(path: Path, section: Mapping[str, Any]) -> None:
             raise InvalidFileError(f"{path}: model_config has no field {name!r:.60}: it has {', '.join(MODEL_FIELDS)}")
         if not isinstance(value, bool):
             raise InvalidFileError(f"{path}: model_config.{name} must be true or false, not {value!r:.60}")
+    if config.get("use_past") is False:
+        raise UnsupportedError(f"{path}: model_config.use_past must be true: every graph keeps keys and values")
+
+
+def only_yaml(folder: Path) -> Path:
+    """The one YAML file of a model folder; InvalidFileError when there is none, or are several."""
+    found = sorted(path for path in folder.iterdir() if path.suffix in YAML_SUFFIXES)
+    if len(found) != 1:
+        listed = ", ".join(path.name for path in found) or "none"
+        raise InvalidFileError(f"{folder}: expected exactly one YAML file, found {listed}")
+    return found[0]
+
+
+def read_export_config(path: Path) -> ExportConfig:
+    """What a file, or the one YAML file of a folder, says; relative paths begin where the file lies.
+
+    Without ``load_checkpoint`` the checkpoint lies beside the file.  Without an ``infer`` section the bundle goes there
+    too, under the file's name and both suffixes.
+    """
+    file = only_yaml(path) if path.is_dir() else path
+    values = read_yaml(file)
+    check_sections(file, values)
+    base = file.parent
+    infer = dict(values.get("infer") or {})
+    infer_config({**infer, "config_path": "", "ge_config_path": ""}, f"{file}: infer")  # for running: checked as there
+    prefill, increment = infer.get("prefill_model_path"), infer.get("increment_model_path")
+    if not prefill:
+        prefill, increment = f"{file.stem}{PREFILL_SUFFIX}", f"{file.stem}{INCREMENT_SUFFIX}"
+    for name, out in (("prefill_model_path", prefill), ("increment_model_path", increment)):
+        if out and not str(out).endswith(".psm"):
+            raise InvalidFileError(f"{file}: infer: {name} must end in .psm, not {out!r:.100}")
+    accelerated = ((values.get("model") or {}).get("model_config") or {}).get("is_sample_acceleration", False)
+    return ExportConfig(
+        checkpoint=base / (values.get("load_checkpoint") or "."),
+        prefill=base / prefill,
+        increment=base / increment if increment else None,
+        scheme=values.get("scheme") or None,
+        tail="argmax" if accelerated else None,
+    )

@@ -11,16 +11,13 @@ from typing import Any, Final
 from penstock import env
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
-from penstock.offline.export_config import check_sections
+from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
 from penstock.offline.infer_config import InferConfig, infer_config
 from penstock.offline.yaml_file import read_yaml
 
-__all__ = ["INCREMENT_SUFFIX", "PREFILL_SUFFIX", "check_pair", "find_source", "is_checkpoint", "only_yaml"]
+__all__ = ["check_pair", "find_source", "is_checkpoint"]
 
-PREFILL_SUFFIX: Final = "_prefill_graph.psm"
-INCREMENT_SUFFIX: Final = "_inc_graph.psm"
 CONFIG_NAME: Final = "config.ini"
-YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 
 def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[Path] | None) -> InferConfig:
@@ -78,14 +75,6 @@ def _of_path(path: Path, values: Mapping[str, Any]) -> InferConfig:
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a network to export rather than bundles."""
     return (folder / "config.json").is_file() and not any(folder.glob(f"*{PREFILL_SUFFIX}"))
-
-
-def only_yaml(folder: Path) -> Path:
-    """The one YAML file of a model folder; InvalidFileError when there is none, or are several."""
-    found = sorted(path for path in folder.iterdir() if path.suffix in YAML_SUFFIXES)
-    if len(found) != 1:
-        raise InvalidFileError(f"{folder}: expected exactly one YAML file, found {_listed(found)}")
-    return found[0]
 
 
 def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:

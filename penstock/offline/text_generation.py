@@ -108,7 +108,8 @@ class TextGeneration:
         if stream:
             if not is_one:
                 raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}")
-            return generator.stream(ids[0], asked)
+            answers: Answers = generator.stream(ids[0], asked)
+            return answers
         results: list[Result] = generator.generate(ids, asked)
         return results[0] if is_one else results
 

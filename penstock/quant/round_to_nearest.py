@@ -31,7 +31,7 @@ from penstock.quant.matrix import joined, quantize_rows
 from penstock.quant.scheme import GROUP_LEN, Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["RoundToNearest", "RoundToNearestConfig"]
+__all__ = ["RoundToNearest", "RoundToNearestConfig", "as_array"]
 
 _DTYPES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -58,7 +58,7 @@ def _is_a(layer: nn.Module, kind: str) -> bool:
     return any(base.__name__ == kind for base in type(layer).__mro__)
 
 
-def _as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
+def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
     """The tensor's bytes for the packer, and its element type."""
     tensor = tensor.detach().cpu().contiguous()
     dtype = _DTYPES.get(tensor.dtype)
@@ -108,7 +108,7 @@ class RoundToNearest:
 
     def _round(self, context: core.Context, name: str, scheme: Scheme, layers: list[Any]) -> None:
         weight = layers[0].weight
-        array, dtype = _as_array(weight)
+        array, dtype = as_array(weight)
         rows = joined(list(quantize_rows(context, scheme, array, dtype)))
         self._quantized[name] = _Quantized(scheme, tuple(layers), rows)
         rounded = torch.from_numpy(_values_of(rows))
@@ -156,7 +156,7 @@ class RoundToNearest:
             for name, parameter in self._network.named_parameters()
             if name not in self._quantized
         }  # fmt: skip
-        entries = [TensorEntry(name, _as_array(value)[1].upper(), tuple(value.shape)) for name, value in rest.items()]
+        entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in rest.items()]
         for name, entry in self._quantized.items():
             entries += quantized_entries(name, entry.scheme, *entry.rows.q.shape)
         with new_folder(Path(path)) as folder:
@@ -166,7 +166,7 @@ class RoundToNearest:
             (folder / "config.json").write_bytes(text)
             writer = TensorWriter(folder / "model.safetensors", entries)
             for name, value in rest.items():
-                writer.add(name, _as_array(value)[0])
+                writer.add(name, as_array(value)[0])
             for name, entry in self._quantized.items():
                 add_quantized(writer, name, entry.scheme, entry.rows)
             writer.close()

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 
-__all__ = ["MODES", "Opened", "bundle_of", "open_program"]
+__all__ = ["MODES", "Opened", "bundle_of", "open_program", "registered_script"]
 
 MODES = ("graph", "eager")
 SIDE_FILES = (
@@ -83,7 +83,7 @@ def open_program(
     if path.is_dir():
         if mode == "eager":
             return _open_eager(path, scheme, threads, limits, network)
-        network = network or _registered_script(path)
+        network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, use_cache, progress)
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder; a model is a local checkpoint folder or a .psm bundle")
@@ -91,7 +91,7 @@ def open_program(
     return _open_bundle(path, scheme, threads, limits)
 
 
-def _registered_script(folder: Path) -> str | None:
+def registered_script(folder: Path) -> str | None:
     """Where the capturing child finds a network that this process registered for the folder's model_type."""
     registry = sys.modules.get("penstock.models.registry")  # without it, nothing was registered
     if registry is None:

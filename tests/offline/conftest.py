@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.graph.export import export_bundle
+from tests.cli.conftest import penstock_command
 from tests.lite.demo import BUNDLE, FOLDER
+
+__all__ = ["SCHEMES", "bundles", "penstock_command"]
 
 SCHEMES = ("f32", "w8a8", "w4a8")
 

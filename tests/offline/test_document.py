@@ -23,3 +23,23 @@ def test_examples(number: int, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_commands(tmp_path: Path) -> None:
+    """Those that answer prompts run; of those that export, the file that the page shows is one."""
+    from penstock.offline.export_config import read_export_config
+    from tests.project.test_docs import commands
+
+    (tmp_path / "demo").symlink_to(ROOT / "demo")
+    ran = [words for words in commands(ROOT / "docs" / "offline.md") if words[1] == "infer"]
+    assert len(ran) == 3
+    for words in ran:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.strip()
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "offline.md").read_text(), re.DOTALL)
+    (tmp_path / "export.yaml").write_text(text)
+    config = read_export_config(tmp_path / "export.yaml")
+    assert (config.checkpoint, config.scheme, config.tail) == (Path("/path/of/checkpoint"), "w8a8", None)
+    assert config.increment == tmp_path / "demo_inc_graph.psm"

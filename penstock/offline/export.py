@@ -1,0 +1,121 @@
+"""``penstock.export``: a checkpoint folder, a network or a configuration file to bundles."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.graph.passes.append_tail import check_tail
+from penstock.offline.export_config import YAML_SUFFIXES, ExportConfig, read_export_config
+from penstock.quant.scheme import find_scheme
+from penstock.runtime.build import build_in_child
+from penstock.runtime.open import registered_script
+
+__all__ = ["export", "export_config"]
+
+
+def export(
+    model: Any,
+    out: Path | str | None = None,
+    *,
+    scheme: str | None = None,
+    network: str | None = None,
+    tail: str | None = None,
+    progress: Callable[[Any], None] | None = None,
+) -> Path:
+    """Make a bundle and return its path.
+
+    ``model``: a checkpoint folder; a network of ``penstock.load_network``, its weights as they are now; or a YAML file
+    or a model folder with one, which say where bundles go (``out`` None).  ``scheme``: how weights are stored, else as
+    in the checkpoint.  ``network``: "file.py:Class", a network script of your own.  ``tail``: "argmax" or "topk:K", to
+    end in token ids.  ``progress`` is called with a ``runtime.build.Progress``.
+
+    PyTorch does the work in a child process.  The file appears whole or not at all.  Raises InvalidArgumentError,
+    InvalidFileError, UnsupportedError or FileAccessError, naming option or file.
+    """
+    if scheme is not None:
+        find_scheme(scheme)
+    if tail is not None:
+        check_tail(tail)
+    given = {"scheme": scheme, "network": network, "tail": tail}
+    if not isinstance(model, (str, os.PathLike)):
+        with _saved(model) as folder:
+            return export_config(ExportConfig(folder, _checked_out(out), None, scheme, network, tail), progress)[0]
+    path = Path(model)
+    if path.suffix in YAML_SUFFIXES or (_has_yaml(path) and out is None):
+        if out is not None:
+            raise InvalidArgumentError(f"out must be None: {path} says where bundles go")
+        return export_config(with_options(read_export_config(path), given, path), progress)[0]
+    return export_config(ExportConfig(path, _checked_out(out), None, scheme, network, tail), progress)[0]
+
+
+def with_options(config: ExportConfig, given: dict[str, str | None], path: Path) -> ExportConfig:
+    """A file's configuration with what the caller said besides; InvalidArgumentError when both say one thing."""
+    for name, value in given.items():
+        if value is not None and getattr(config, name) is not None:
+            raise InvalidArgumentError(f"{name} must not be given: {path} says {getattr(config, name)}")
+    chosen = {name: value or getattr(config, name) for name, value in given.items()}
+    return replace(config, scheme=chosen["scheme"], network=chosen["network"], tail=chosen["tail"])
+
+
+def export_config(config: ExportConfig, progress: Callable[[Any], None] | None = None) -> tuple[Path, dict[str, Any]]:
+    """Make the bundle of a configuration, and its second name: a link, so that both are one file; and what
+    ``build_in_child`` reports.
+    """
+    network = config.network or registered_script(config.checkpoint)
+    report = build_in_child(
+        config.checkpoint, config.prefill, scheme=config.scheme, network=network, tail=config.tail, progress=progress
+    )
+    if config.increment is not None:
+        _link(config.prefill, config.increment)
+    return config.prefill, report
+
+
+def _link(file: Path, other: Path) -> None:
+    """``other`` as a second name of ``file``; a copy where the file system has no such links.  It appears whole."""
+    if other.exists() and other.samefile(file):
+        return
+    making = other.with_name(f".{other.name}.{secrets.token_hex(6)}.part")
+    try:
+        try:
+            making.hardlink_to(file)
+        except OSError:
+            shutil.copyfile(file, making)
+        making.replace(other)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            making.unlink()
+        raise FileAccessError(f"{other}: {error.strerror}") from error
+
+
+def _checked_out(out: Path | str | None) -> Path:
+    if not isinstance(out, (str, os.PathLike)) or Path(out).suffix != ".psm":
+        raise InvalidArgumentError(f"out must be the name of a bundle, which ends in .psm, not {out!r:.100}")
+    return Path(out)
+
+
+def _has_yaml(path: Path) -> bool:
+    return path.is_dir() and any(one.suffix in YAML_SUFFIXES for one in path.iterdir())
+
+
+@contextlib.contextmanager
+def _saved(network: Any) -> Iterator[Path]:
+    """A network in memory as a checkpoint folder, for as long as it is read."""
+    if not callable(getattr(network, "named_parameters", None)):
+        raise InvalidArgumentError(
+            f"model must be a path or a network of penstock.load_network, not {type(network).__name__}"
+        )
+    from penstock.models.loader import save_network
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        folder = Path(temporary) / "model"
+        save_network(network, folder)
+        yield folder

@@ -1,0 +1,75 @@
+"""``penstock infer``: the document's options, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.llm import LLM
+from penstock.engine.params import SamplingParams
+from tests.cli.conftest import DEMO, Run
+
+PROMPT = "I love Beijing,because"
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    with LLM(DEMO) as llm:
+        return llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0)).text + "\n"
+
+
+def test_the_options_of_the_document(expected: str, penstock_command: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.ini"
+    config.write_text("[model]\nmax_tokens = 64\n")
+    words = f"infer --device-id 0 --model-name bloom --prefill-model-path {DEMO} --increment-model-path {DEMO}"
+    words += f" --config-path {config} --is-sample-acceleration True --seq-length 512 --add-special-tokens False"
+    done = penstock_command(*words.split(), "--max-tokens", 12, PROMPT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_lines_are_answered_as_they_come(expected: str, penstock_command: Run) -> None:
+    for options in (["--stream"], ["--backend", "lite"], ["--backend", "lite", "--stream", "True"]):
+        done = penstock_command(
+            "infer", "--model", DEMO, "--max-tokens", 12, "--temperature", 0, *options, stdin=f"{PROMPT}\n\n{PROMPT}\n"
+        )
+        assert (done.returncode, done.stdout) == (0, expected * 2)
+
+
+def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_path: Path) -> None:
+    (tmp_path / "small.psm").symlink_to(DEMO)
+    words = "infer --model-name small --max-tokens 12 --temperature 0 --json"
+    done = penstock_command(*words.split(), PROMPT, "a", PENSTOCK_MODELS=str(tmp_path))
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [len(one["token_ids"]) for one in found] == [12, 12]
+    assert found[0]["text"] + "\n" == expected
+    assert found[0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", DEMO, "--device-id", "1"], "device_id must be 0, not 1"),
+        (["--model", DEMO, "--target", "Ascend"], "target: expected 'cpu', found 'Ascend'"),
+        (["--model", DEMO, "--prefill-model-path", DEMO], "prefill_model_path: model says already what to run"),
+        (["--model", DEMO, "--stream", "--json"], "--stream goes without --json"),
+        (
+            ["--model", DEMO, "--is-sample-acceleration", "True", "--temperature", "1"],
+            "temperature: the bundle ends in",
+        ),
+        (["--model-name", "none"], "in nowhere, as PENSTOCK_MODELS names no folder"),
+        ([], "--model is missing, or --prefill-model-path, or --model-name"),
+    ],
+)
+def test_what_is_refused(options: list[object], words: str, penstock_command: Run) -> None:
+    done = penstock_command("infer", PROMPT, *options, PENSTOCK_MODELS="")
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_prompt_behind_a_switch_is_wrong_usage(penstock_command: Run) -> None:
+    done = penstock_command("infer", "--model", DEMO, "--stream", PROMPT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected True or False, not 'I love" in done.stderr
