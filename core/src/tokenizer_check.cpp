@@ -7,7 +7,7 @@ namespace ps {
 namespace {
 
 constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: what a step through a text may look at
-constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 64;
+constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 16;
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
   return fail(PS_INVALID_FILE, "%s[%u]: expected %s, found %u", table, index, expected, found);
@@ -97,7 +97,7 @@ ps_status check_steps(const TokenizerTables& t) {
     if (step.kind >= NUM_STEPS) return fail(PS_UNSUPPORTED, "steps[%u]: found the kind %u, which is not known", i, step.kind);
     PS_TRY(check_text("steps", i, t, step.begin, step.bytes));
     PS_TRY(check_text("steps", i, t, step.with_begin, step.with_bytes));
-    if (step.bytes > kMaxStepBytes || step.with_bytes > kMaxStepBytes) return bad("steps", i, "at most 64 bytes", step.bytes);
+    if (step.bytes > kMaxStepBytes || step.with_bytes > kMaxStepBytes) return bad("steps", i, "at most 16 bytes", step.bytes);
     if (step.kind == STEP_REPLACE && step.bytes == 0) return bad("steps", i, "what to replace", step.bytes);
   }
   return PS_OK;

@@ -5,6 +5,7 @@ namespace ps {
 namespace {
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+constexpr int64_t kMaxGrowth = 16;  // of a text by the normalizer: steps could multiply
 constexpr uint8_t kSpaceMark[] = {0xE2, 0x96, 0x81};  // U+2581, which Metaspace writes for a space
 constexpr int64_t kSpaceMarkBytes = sizeof(kSpaceMark);
 
@@ -42,6 +43,7 @@ class Encoder {
  private:
   ps_status normalize(Text text, bool first) {
     const Table<TextStep>& steps = tokenizer_.tables.steps;
+    const int64_t most = kMaxGrowth * (text.bytes + kMaxGrowth);
     Bytes* target = &normalized_[0];
     for (uint32_t i = 0; i < steps.count; ++i) {
       const TextStep step = steps.data[i];
@@ -60,6 +62,7 @@ class Encoder {
           ok = replace(text, what, with, target);
       }
       if (!ok) return fail(PS_OUT_OF_MEMORY, "text: no memory to normalize %lld bytes", static_cast<long long>(text.bytes));
+      if (target->size() > most) return fail(PS_UNSUPPORTED, "steps[%u]: the text grows more than %lld times", i, static_cast<long long>(kMaxGrowth));
       text = Text{target->data(), target->size()};
       target = target == &normalized_[0] ? &normalized_[1] : &normalized_[0];
     }

@@ -56,7 +56,7 @@ _METASPACES: Final = {"always": 1, "first": 2, "never": 3}
 _SPACE_MARK: Final = "\u2581"
 _MAX_TOKENS: Final = 1 << 24
 _MAX_ADDED_BYTES: Final = 1024
-_MAX_STEPS, _MAX_STEP_BYTES = 16, 64
+_MAX_STEPS, _MAX_STEP_BYTES = 16, 16
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")  # as Rust's from_str_radix reads it
 
 Json = dict[str, Any]

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.graph.passes.append_tail import append_tail
 from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.core.tokenizer_kinds import KINDS, segment_of
 
 ROOT = Path(__file__).parents[2]
 NUM_MUTANTS = 10000
@@ -30,7 +31,17 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("fuzzer")
     options = ("-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
     subprocess.run([tool("cmake"), "-S", str(ROOT), "-B", str(build), *options], check=True, capture_output=True)
-    command = [tool("cmake"), "--build", str(build), "--target", "fuzz_bundle", "fuzz_sample", "-j", "2"]
+    command = [
+        tool("cmake"),
+        "--build",
+        str(build),
+        "--target",
+        "fuzz_bundle",
+        "fuzz_sample",
+        "fuzz_tokenizer",
+        "-j",
+        "2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(path for path in build.rglob("fuzz_bundle") if path.is_file())
@@ -58,3 +69,17 @@ def test_no_numbers_of_sampling_crash_the_core(fuzzer: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[-1]) > 10000  # most cases are sound
+
+
+def test_no_mutant_of_a_tokenizer_crashes_the_core(fuzzer: Path, tmp_path: Path) -> None:
+    seeds = []
+    for i, kind in enumerate(kind for kind in KINDS if kind != "demo"):
+        seeds.append(tmp_path / f"{i}.bin")
+        seeds[-1].write_bytes(segment_of(KINDS[kind]()))
+    command = [str(fuzzer.with_name("fuzz_tokenizer")), "20000", "1", *map(str, seeds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", done.stdout)}
+    assert counts["opened"] > 20000 // 5  # what opens encodes and decodes
+    assert counts["encoded"] > counts["opened"]
+    assert counts["invalid_file"] > 20000 // 5

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import pytest
 import tokenizers
 
-from penstock.graph.tokenizer import compile_tokenizer
 from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
 from penstock.lite.core import Model
 from penstock.lite.tokenizer import Tokenizer
 from tests.core.tiny_graph import tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import KINDS, SAMPLES, text_of
+from tests.core.tokenizer_kinds import KINDS, SAMPLES, segment_of, text_of
 
 NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
 
@@ -53,10 +52,8 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tokenizers.To
 
     def get(theirs: tokenizers.Tokenizer) -> Pair:
         theirs = tokenizers.Tokenizer.from_str(theirs.to_str())  # training leaves added tokens as they were
-        segment, reason = compile_tokenizer({"tokenizer.json": theirs.to_str().encode()})
-        assert reason == ""
         path = tmp_path_factory.mktemp("pair") / "a.psm"
-        with Model.open(write_bundle(path, tiny_graph(), segments={TOKENIZER_SEGMENT: segment})) as model:
+        with Model.open(write_bundle(path, tiny_graph(), segments={TOKENIZER_SEGMENT: segment_of(theirs)})) as model:
             ours = Tokenizer(model)
         added = [token.content for token in theirs.get_added_tokens_decoder().values()]
         return Pair(ours, theirs, added)
@@ -79,3 +76,40 @@ def test_ids_and_texts_are_those_of_the_library(kind: str, pair_of: Callable[...
             ids.insert(r.randrange(len(ids) + 1), r.randrange(num_ids))
         pair.check_ids(ids)
     assert pair.ours.info.num_tokens == pair.theirs.get_vocab_size()
+
+
+def test_long_words_take_no_time_to_speak_of(pair_of: Callable[..., Pair]) -> None:
+    """A million of one letter, of white space, of marks, of an added token: what is more than n log n never ends."""
+    r = random.Random(1)
+    for kind, part in (
+        ("demo", "a"),
+        ("demo", " "),
+        ("llama3", "\n"),
+        ("gpt2", "\n\n"),
+        ("qwen2", "\u0301\u0323"),
+        ("llama2 by its normalizer", "ab"),
+        ("llama2 by Metaspace always", "\u2581"),
+    ):
+        pair = pair_of(KINDS[kind]())
+        ids = pair.ours.encode(part * 500_000, add_special_tokens=False)
+        assert len(ids) > 1000, kind
+        pair.check_text(part * r.randrange(3000, 6000))
+
+
+def test_every_code_point_is_of_its_class(pair_of: Callable[..., Pair]) -> None:
+    """Letters, numbers, white space; what a word is for added tokens; what composes: the library's, whose Unicode is
+    neither Python's nor the newest."""
+    split, words, composed = (pair_of(KINDS[kind]()) for kind in ("llama3", "gpt2", "qwen2"))
+    assigned = (*range(0, 0x33500, 256), *range(0xE0000, 0xE0200, 256), 0x10FF00)  # and all around
+    for begin in assigned:
+        chars = [chr(c) for c in range(begin, begin + 256) if not 0xD800 <= c < 0xE000]
+        for pair, text in (
+            (split, "".join(f" {char}x{char}1" for char in chars)),
+            (words, "".join(f"!word{char}" for char in chars)),
+        ):
+            assert pair.ours.encode(text) == pair.theirs.encode(text).ids, hex(begin)
+        text = "".join(f"{char}\u0301\u0323 {char}" for char in chars)
+        normalizer = composed.theirs.normalizer
+        assert normalizer is not None
+        decoded = composed.ours.decode(composed.ours.encode(text), skip_special_tokens=False)
+        assert decoded == normalizer.normalize_str(text), hex(begin)

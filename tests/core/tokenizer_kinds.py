@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from penstock.graph.tokenizer import compile_tokenizer
 
 ROOT = Path(__file__).parents[2]
 LLAMA3 = (
@@ -202,3 +205,15 @@ def text_of(r: random.Random, added: list[str]) -> str:
             case _:
                 parts.append(r.choice(SPACES) + r.choice(words).upper())
     return "".join(parts)
+
+
+def segment_of(tokenizer: Tokenizer) -> bytes:
+    segment, reason = compile_tokenizer({"tokenizer.json": tokenizer.to_str().encode()})
+    assert reason == ""
+    return segment
+
+
+if __name__ == "__main__":  # the seeds of `make fuzz`
+    for _i, (_kind, _make) in enumerate(KINDS.items()):
+        if _kind != "demo":  # larger than the rest together
+            (Path(sys.argv[1]) / f"{_i}.bin").write_bytes(segment_of(_make()))

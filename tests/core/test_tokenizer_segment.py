@@ -1,0 +1,211 @@
+"""The compiled tokenizer: what is not compiled is named, what is damaged is refused, what is asked wrongly too."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph.tokenizer import compile_tokenizer
+from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
+from penstock.lite.core import Model
+from penstock.lite.library import check, library
+from penstock.lite.tokenizer import Tokenizer
+from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.core.tokenizer_kinds import KINDS, ROOT, segment_of
+
+DEMO = (ROOT / "demo" / "model" / "tokenizer.json").read_bytes()
+WORD_PIECE = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a")).to_str().encode()  # noqa: S106
+NAMES = (
+    "token_begins", "token_bytes", "token_flags", "merge_begins", "merges", "bytes", "characters", "words", "added",
+    "added_normalized", "steps", "prefix", "suffix", "eos", "text",
+)  # fmt: skip
+
+
+@pytest.fixture
+def open_segment(tmp_path: Path) -> Callable[[bytes], Tokenizer]:
+    def get(segment: bytes) -> Tokenizer:
+        path = tmp_path / "a.psm"
+        with Model.open(write_bundle(path, tiny_graph(), segments={TOKENIZER_SEGMENT: segment})) as model:
+            return Tokenizer(model)
+
+    return get
+
+
+def changed(**components: Any) -> dict[str, bytes]:
+    """The demo's file with other components; of the model single fields."""
+    values = json.loads(DEMO)
+    values["model"] |= components.pop("model", {})
+    return {"tokenizer.json": json.dumps(values | components).encode()}
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (changed(normalizer={"type": "Lowercase"}), "normalizer Lowercase"),
+        (changed(normalizer={"type": "Sequence", "normalizers": [{"type": "NFKC"}]}), "normalizer NFKC"),
+        (changed(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer Whitespace"),
+        (
+            changed(
+                pre_tokenizer={
+                    "type": "Sequence",
+                    "pretokenizers": [
+                        {"type": "Split", "pattern": {"Regex": r"\d"}, "behavior": "Isolated", "invert": False},
+                        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+                    ],
+                }
+            ),
+            r"pre_tokenizer Split with the pattern .*d.*",
+        ),
+        (changed(decoder={"type": "Fuse"}), "decoder Fuse"),
+        (
+            changed(post_processor={"type": "BertProcessing", "sep": ["a", 1], "cls": ["b", 2]}),
+            "post_processor BertProc",
+        ),
+        (changed(model={"dropout": 0.5}), "model.dropout"),
+        (changed(model={"end_of_word_suffix": "</w>"}), "model.end_of_word_suffix"),
+        (changed(model={"unk_token": "absent"}), "model.unk_token"),
+        ({}, "the model has none"),
+        ({"tokenizer.json": b"{}"}, "Cannot instantiate Tokenizer"),
+        ({"tokenizer.json": WORD_PIECE}, "WordPiece"),
+    ],
+)
+def test_what_is_not_compiled_is_named_and_ids_still_work(
+    files: dict[str, bytes], named: str, open_segment: Callable[[bytes], Tokenizer]
+) -> None:
+    segment, reason = compile_tokenizer(
+        files | {"generation_config.json": b'{"eos_token_id": [7, 9], "bos_token_id": 3}'}
+    )
+    tokenizer = open_segment(segment)
+    assert tokenizer.info.unsupported == reason
+    assert (tokenizer.info.eos_ids, tokenizer.info.bos_id, tokenizer.info.num_tokens) == ((7, 9), 3, 0)
+    for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1])):
+        with pytest.raises(UnsupportedError, match=rf"tokenizer.json: .*{named}.*: token ids in and out still work"):
+            call()
+
+
+def test_a_bundle_without_one_is_refused(bundle_of: Callable[..., Path]) -> None:
+    with (
+        Model.open(bundle_of()) as model,
+        pytest.raises(UnsupportedError, match="the bundle has none"),
+    ):
+        Tokenizer(model)
+
+
+def test_the_demo_says_its_ids() -> None:
+    with Model.open(ROOT / "demo" / "demo.psm") as model:
+        info = Tokenizer(model).info
+    assert (info.kind, info.num_tokens, info.bos_id, info.eos_ids) == ("byte-level BPE", 4096, 0, (1,))
+
+
+def place_of(segment: bytes, name: str) -> tuple[int, int]:
+    """Where a table begins, and its number of elements."""
+    begin, count = struct.unpack_from("<II", segment, 48 + 8 * NAMES.index(name))
+    return 4 * begin, count
+
+
+@pytest.mark.parametrize(
+    ("table", "at", "value", "message"),
+    [
+        ("token_begins", 4, 1 << 20, r"token_begins\["),
+        ("merge_begins", 4, 1 << 20, r"merge_begins\["),
+        ("merges", 0, 1 << 20, r"merges\[0\]: expected a right token, found 1048576"),
+        ("merges", 8, 1 << 20, r"merges\[0\]: expected a token, found 1048576"),
+        ("bytes", 40, 1 << 20, r"bytes\[10\]: expected a token"),
+        ("words", 0, 1 << 20, r"words\[0\]: expected a token"),
+        ("added", 0, 1 << 20, r"added\[0\]: expected a token"),
+        ("added", 4, 1 << 20, r"added\[0\]: expected flags that are known"),
+        ("added", 8, 1 << 20, r"added\[0\]: expected a place within the text"),
+        ("added", 12, 0, r"added\[0\]: expected 1 to 1024 bytes, found 0"),
+        ("prefix", 0, 1 << 20, r"prefix\[0\]: expected a token"),
+    ],
+)
+def test_damaged_tables_are_refused_by_name(
+    table: str, at: int, value: int, message: str, open_segment: Callable[[bytes], Tokenizer]
+) -> None:
+    segment = bytearray(segment_of(KINDS["llama3"]()))
+    struct.pack_into("<I", segment, place_of(bytes(segment), table)[0] + at, value)
+    with pytest.raises(InvalidFileError, match=rf"^segment tokenizer.bin: {message}"):
+        open_segment(bytes(segment))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_beyond_the_segment_are_refused_by_name(name: str, open_segment: Callable[[bytes], Tokenizer]) -> None:
+    segment = segment_of(KINDS["qwen2"]())
+    for at, value in ((0, 1 << 30), (0, 0), (4, 1 << 31)):
+        damaged = bytearray(segment)
+        struct.pack_into("<I", damaged, 48 + 8 * NAMES.index(name) + at, value)
+        with pytest.raises(InvalidFileError, match=f"segment tokenizer.bin: {name}: expected a place within"):
+            open_segment(bytes(damaged))
+
+
+def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer]) -> None:
+    segment = segment_of(KINDS["qwen2"]())
+    for at, value, kind, message in (
+        (0, 1, InvalidFileError, "magic"),
+        (8, 2, UnsupportedError, "version: expected 1, found 2: export the model again"),
+        (12, 9, UnsupportedError, "kind"),
+        (16, 1 << 31, UnsupportedError, "flags"),
+        (20, 9, UnsupportedError, "split"),
+        (24, 9, UnsupportedError, "metaspace"),
+        (28, 1 << 30, InvalidFileError, "num_tokens"),
+        (44, 3, InvalidFileError, "num_tables"),
+    ):
+        damaged = bytearray(segment)
+        struct.pack_into("<I", damaged, at, value)
+        with pytest.raises(kind, match=f"segment tokenizer.bin: {message}"):
+            open_segment(bytes(damaged))
+    with pytest.raises(InvalidFileError, match="header: expected 168 bytes, found 20"):
+        open_segment(segment[:20])
+
+
+def test_wrong_calls_are_errors(open_segment: Callable[[bytes], Tokenizer]) -> None:
+    tokenizer = open_segment(segment_of(KINDS["qwen2"]()))
+    core, handle, count = library(), tokenizer.handle, ctypes.c_int64(-5)
+    ids = np.zeros(4, np.int32)
+
+    def encode(text: bytes | None, size: int, flags: int = 0, capacity: int = 4, handle: int | None = handle) -> None:
+        where = ids.ctypes.data if capacity >= 0 else None
+        check(core.ps_tokenizer_encode(handle, text, size, flags, where, abs(capacity), ctypes.byref(count)))
+
+    for message, call in (
+        ("tokenizer: expected a tokenizer, found null", lambda: encode(b"a", 1, handle=None)),
+        ("text, ids, count", lambda: encode(None, 1)),
+        ("text, ids, count", lambda: encode(b"a", 1, capacity=-4)),
+        ("bytes, capacity", lambda: encode(b"a", -1)),
+        ("flags: found 0x8", lambda: encode(b"a", 1, 8)),
+        ("text: expected UTF-8, found none at byte 2", lambda: encode(b"ab\xff", 3)),
+        ("text: expected UTF-8, found none at byte 1", lambda: encode(b"a\xed\xa0\x80", 4)),
+        ("half a surrogate pair at character 1", lambda: tokenizer.encode("a\ud800")),
+        (r"ids\[1\]: expected 0 or more, found -1", lambda: tokenizer.decode([5, -1])),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            call()
+    assert count.value == -5
+    encode(b"a b c d e f", 11, capacity=2)  # more than there is room for: two written, all counted
+    assert count.value == len(tokenizer.encode("a b c d e f"))
+    assert list(ids[2:]) == [0, 0]
+    assert tokenizer.decode([1 << 30]) == ""
+    tokenizer.close()
+    with pytest.raises(PenstockError):
+        tokenizer.encode("a")
+    with pytest.raises(InvalidArgumentError, match="tokenizer: expected an open tokenizer"):
+        encode(b"a", 1)
+
+
+def test_a_tokenizer_keeps_its_model(tmp_path: Path) -> None:
+    segment = segment_of(KINDS["demo"]())
+    path = write_bundle(tmp_path / "a.psm", tiny_graph(), segments={TOKENIZER_SEGMENT: segment})
+    for mmap in (True, False):
+        model = Model.open(path, mmap=mmap)
+        tokenizer = Tokenizer(model)
+        model.close()
+        assert tokenizer.decode(tokenizer.encode("def add(a, b):")) == "def add(a, b):"
