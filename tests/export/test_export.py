@@ -14,9 +14,11 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.lite import core
+from penstock.lite.tokenizer import Tokenizer
 from penstock.models.quantize import quantize_checkpoint
 from tests.invariants.checkpoints import write_checkpoint
 
+DEMO = Path(__file__).parents[2] / "demo"
 SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 
 
@@ -137,6 +139,17 @@ def test_the_default_scheme_is_the_checkpoints_type(tmp_path: Path) -> None:
     tensors = {name: array.astype(np.float16) for name, array in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
     assert export_bundle(folder, tmp_path / "out.psm").scheme == "f16"
+
+
+def test_a_tokenizer_that_the_core_lacks_is_named_and_the_export_goes_on(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    values = json.loads((DEMO / "model" / "tokenizer.json").read_text())
+    for normalizer, reason in ((None, ""), ({"type": "Lowercase"}, "tokenizer.json: normalizer Lowercase")):
+        (folder / "tokenizer.json").write_text(json.dumps(values | {"normalizer": normalizer}))
+        assert export_bundle(folder, tmp_path / "out.psm").tokenizer_note == reason
+        with core.Model.open(tmp_path / "out.psm", verify=True) as model:
+            assert model.segment("tokenizer.json") is not None  # with Python it runs either way
+            assert Tokenizer(model).info.unsupported == reason
 
 
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
