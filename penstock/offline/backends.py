@@ -118,7 +118,9 @@ def open_generator(source: Path, options: RunOptions) -> Generator:
             _check_scheme(bundle, options)
             return _open_lite(bundle, options)
     limits = _limits(options.values)
-    if options.values.get("verify") and not source.is_dir():
+    if options.values.get("verify"):
+        if source.is_dir():
+            raise UnsupportedError(f"verify: {source} is a checkpoint folder, and only a bundle has checksums")
         core.Model.open(source, verify=True).close()
     mode = "eager" if options.backend == "eager" else "graph"
     return LLM(source, options.scheme, mode, options.threads, options.network, limits=limits)

@@ -78,6 +78,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
+    if not any(one.suffix in (".psm", *YAML_SUFFIXES) for one in folder.iterdir()):
+        raise InvalidFileError(
+            f"{folder}: expected a checkpoint folder (config.json, *.safetensors) or a model folder (a YAML file, "
+            f"*{PREFILL_SUFFIX})"
+        )
     yaml = only_yaml(folder)
     section = _infer_section(yaml, read_yaml(yaml))
     paths = _folder_bundles(folder)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock import lite
 from penstock.engine.llm import LLM
@@ -216,3 +218,22 @@ def test_what_is_no_bundle() -> None:
         build(context=lite.Context(precision_mode="w4a8"))
     with pytest.raises(UnsupportedError, match="enforce_fp32 takes a bundle of scheme f32"):
         build(context=lite.Context(precision_mode="enforce_fp32"))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_cuts_of_any_sequences(rows: npt.NDArray[np.float32], data: st.DataObject) -> None:
+    """Three sequences get some of IDS, or begin anew, or sit out, in steps of any size: rows are as of one alone."""
+    with build(batch_size=3, max_tokens=data.draw(st.integers(1, 9))) as model:
+        lens = [0, 0, 0]
+        for _ in range(data.draw(st.integers(1, 6))):
+            resets = data.draw(st.lists(st.integers(0, 1), min_size=3, max_size=3))
+            begins = [0 if reset else length for reset, length in zip(resets, lens, strict=True)]
+            counts = [data.draw(st.integers(0, len(IDS) - begin)) for begin in begins]
+            if not any(counts):
+                continue
+            given_rows = [IDS[begin : begin + count] for begin, count in zip(begins, counts, strict=True)]
+            found = ask(model, given_rows, resets)
+            lens = [begin + count for begin, count in zip(begins, counts, strict=True)]
+            for row, (length, count) in enumerate(zip(lens, counts, strict=True)):
+                assert np.array_equal(found[row], rows[length - 1] if count else np.zeros(VOCAB, np.float32))

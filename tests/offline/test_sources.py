@@ -195,6 +195,20 @@ def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
         InferConfig(**fields)  # type: ignore[arg-type]
 
 
+def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its bundle is made once, and serves both backends and the graph that chooses."""
+    monkeypatch.setattr("penstock.runtime.cache.build_in_child", lambda *_, **__: pytest.fail("made again"))
+    monkeypatch.setattr("penstock.runtime.cache.Cache.find_or_build", lambda *_: BUNDLE)
+    for backend in ("graph", "lite"):
+        assert ids(pipeline("text_generation", FOLDER, backend=backend, scheme="w8a8")) == expected
+    file = tmp_path / "config.ini"
+    file.write_text("[model]\nverify = true\n")
+    with pytest.raises(UnsupportedError, match=r"verify: .* is a checkpoint folder, and only a bundle has checksums"):
+        pipeline("text_generation", FOLDER, backend="eager", config_path=file)
+    with pytest.raises(InvalidFileError, match=r"expected a checkpoint folder .* or a model folder"):
+        pipeline("text_generation", BUNDLE.parents[1] / "docs")
+
+
 def test_what_cannot_be_said_together(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="prefill_model_path is missing, and there is no model_name"):
         pipeline("text_generation")
