@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ class ModelGroup:
         InvalidArgumentError for what is no Model or is in a group; UnsupportedError for one whose weights are a private
         copy.
         """
-        several = [models] if isinstance(models, Model) else list(models)
+        several: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
         for model in several:
             if not isinstance(model, Model):
                 raise InvalidArgumentError(f"add_model: expected a Model, found {type(model).__name__}")

@@ -162,6 +162,8 @@ class Model:
 
     def get_file(self, name: str) -> bytes | None:
         """A file that rides in the bundle ("tokenizer.json", "config.json" ...); None when it has none of that name."""
+        if not isinstance(name, str) or not name.isprintable():
+            raise InvalidArgumentError(f"name: expected a file's name, found {name!r:.60}")
         with self._in_use() as (opened, _):
             segment = opened.native.segment(name)
             return None if segment is None else bytes(segment)

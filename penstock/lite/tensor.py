@@ -194,6 +194,8 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
 
 
 def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
+    if shape is not None and not isinstance(shape, (list, tuple)):
+        raise InvalidArgumentError(f"shape: expected a list of sizes, found {shape!r:.60}")
     sizes = () if shape is None else tuple(shape)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:

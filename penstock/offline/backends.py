@@ -115,7 +115,7 @@ def open_generator(source: Path, options: RunOptions) -> Generator:
     """A bundle or a checkpoint folder, opened."""
     if options.backend == "lite":
         with bundle_for(source, options) as bundle:
-            _check_scheme(bundle, options)
+            _check_scheme(source, bundle, options)
             return _open_lite(bundle, options)
     limits = _limits(options.values)
     if options.values.get("verify"):
@@ -126,7 +126,11 @@ def open_generator(source: Path, options: RunOptions) -> Generator:
     return LLM(source, options.scheme, mode, options.threads, options.network, limits=limits)
 
 
-def _check_scheme(bundle: Path, options: RunOptions) -> None:
+def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:
+    if options.network is not None and not source.is_dir():
+        raise InvalidArgumentError(
+            f"network goes with a checkpoint folder; the bundle {bundle} holds its graph already"
+        )
     with core.Model.open(bundle) as model:
         found = model.info.scheme
     if options.scheme is not None and options.scheme != found:

@@ -120,6 +120,10 @@ def test_arrays_that_make_no_tensor() -> None:
         T(shape=[-1])
     with pytest.raises(InvalidArgumentError, match=r"shape: expected up to 8 dimensions and 2\^40 elements"):
         T(shape=[1 << 21, 1 << 21])
+    with pytest.raises(InvalidArgumentError, match="shape: expected a list of sizes, found 3"):
+        T(shape=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, found int"):
+        lite.ModelGroup().add_model(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="dtype: expected one of DataType"):
         T(dtype="complex64", shape=[1])
 

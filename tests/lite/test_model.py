@@ -142,6 +142,9 @@ def test_what_it_is() -> None:
         assert model.get_model_info("max_context_len") == 1024
         assert (model.get_file("tokenizer.json") or b"").startswith(b"{")
         assert model.get_file("no such") is None
+        for name in (3, "config.json\0"):
+            with pytest.raises(InvalidArgumentError, match="name: expected a file's name"):
+                model.get_file(name)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="'vocab': did you mean vocab_size"):
             model.get_model_info("vocab")
 

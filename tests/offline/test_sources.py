@@ -228,5 +228,7 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
             pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
         with pytest.raises(InvalidArgumentError, match="scheme 'w4a8' was asked for, but the bundle"):
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
+        with pytest.raises(InvalidArgumentError, match="network goes with a checkpoint folder"):
+            pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
     with pytest.raises(InvalidArgumentError, match="search_path must be a folder or a list of them"):
         pipeline("text_generation", "a", search_path=3)
