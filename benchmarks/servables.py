@@ -1,8 +1,10 @@
 """What a servable that does nothing costs, beside LitServe, MLServer and Ray Serve; and what batching gains a network.
 
-    python benchmarks/servables.py build/servable-peers [--seconds 3] [--system Penstock ...] [--network]
+    python benchmarks/servables.py build/servable-peers [--seconds 3] [--turns 1] [--system Penstock ...] [--network]
 
 Peers are installed into the folder, pinned, each into an environment of its own (1 GB).  One system runs at a time.
+With ``--turns`` all of them run so many times in turn, every other time in the other order, and of each cell the turn
+with the median rate is shown: machines change their speed.
 Load comes over bare sockets from this process, which has a core of two when that many are there: everything shares
 the machine, so what a system leaves of it shows, too.  ``--network`` serves a network of about 1 ms with batches of
 one and of up to 32 instead, by Penstock alone.
@@ -100,6 +102,11 @@ def network(size: int) -> System:
     return System(f"batch {size}", "/v2/models/noop/infer", write)
 
 
+def medians(turns: list[dict[tuple[str, int], Figures]]) -> dict[tuple[str, int], Figures]:
+    """Of each cell the turn with the median rate."""
+    return {cell: sorted((one[cell] for one in turns), key=lambda one: one.rate)[len(turns) // 2] for cell in turns[0]}
+
+
 def table(found: dict[str, dict[tuple[str, int], Figures]]) -> str:
     """The figures for a document."""
     lines = ["| | in flight | " + " | ".join(found) + " |", "|---|---|" + "---|" * len(found)]
@@ -118,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", type=Path, metavar="FOLDER")
     parser.add_argument("--seconds", type=float, default=3.0, help="that count of each cell (3)")
+    parser.add_argument("--turns", type=int, default=1, help="how often all of it is measured (1)")
     parser.add_argument("--system", action="append", choices=[one.name for one in SYSTEMS], help="all unless named")
     parser.add_argument("--network", action="store_true", help="what batching gains a network")
     args = parser.parse_args()
@@ -128,11 +136,12 @@ def main() -> None:
         install(args.peers)
     peers = args.peers.absolute()
     print(f"{len(os.sched_getaffinity(0))} cores; requests a second, p50 and p99 in ms")
-    found = {}
+    turns: dict[str, list[dict[tuple[str, int], Figures]]] = {one.name: [] for one in systems}
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
-        for number, system in enumerate(systems):
-            found[system.name] = measure(system, Path(place) / str(number), peers, args.seconds)
-    print(table(found))
+        for turn in range(args.turns):
+            for number, system in enumerate(systems if turn % 2 == 0 else reversed(systems)):
+                turns[system.name].append(measure(system, Path(place) / f"{turn}-{number}", peers, args.seconds))
+            print(table({name: medians(ones) for name, ones in turns.items()}), flush=True)
 
 
 if __name__ == "__main__":
