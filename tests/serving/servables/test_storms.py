@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ class Traffic:
             while not self.is_over and not self.errors:
                 work(one, way)
         except BaseException as error:
+            error.add_note(f"at {time.strftime('%H:%M:%S')}")
             self.errors.append(error)
         finally:
             close()
