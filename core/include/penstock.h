@@ -10,8 +10,8 @@
  *
  * Ownership.  Handles (ps_context, ps_model, ps_program, ps_tokenizer) belong to whoever made them and are given back
  * by their destroy or close function, which takes null.  They may be given back in any order: a program keeps the model
- * and the context that it was made of until it is destroyed itself.  A handle that was given back is refused
- * by every function, as is a pointer that never was one.  Arguments are read during the call alone, strings and arrays
+ * and the context that it was made of, and a tokenizer its model.  A handle that was given back is refused by every
+ * function, as is a pointer that never was one.  Arguments are read during the call alone, strings and arrays
  * too: the caller keeps them.  Views (segments, logits ...) point into the handle's memory and end as each says.
  *
  * Threads.  Every function may be called from any thread.  A program serves one call at a time: a second one from

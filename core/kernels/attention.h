@@ -142,9 +142,13 @@ inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t toke
 void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t kv_head, int32_t part,
                 int32_t part_end, const Next& after) {
   const int32_t* pages = pages_of(a, token);
-  if (a.kv.layout == PS_KV_INT8) attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end, after);
-  else if (a.kv.layout == PS_KV_BF16) attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end, after);
-  else attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
+  if constexpr (builds_kv(PS_KV_INT8)) {
+    if (a.kv.layout == PS_KV_INT8) return attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end, after);
+  }
+  if constexpr (builds_kv(PS_KV_BF16)) {
+    if (a.kv.layout == PS_KV_BF16) return attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end, after);
+  }
+  if constexpr (builds_kv(PS_KV_F32)) return attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
 }
 
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {

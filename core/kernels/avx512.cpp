@@ -24,7 +24,9 @@ namespace {
 int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 ? peak_bf16_dot(iterations, sink) : peak(dtype, iterations, sink);
 }
-constexpr Bf16Kernels kDots = {linear_bf16_dot, round_rows_bf16_dot, 2, peak_with_bf16, attention_bf16_dot, attention_part_bf16_dot};
+constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr, kBf16 ? round_rows_bf16_dot : nullptr, 2,
+                               kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_bf16_dot : nullptr,
+                               kAttention ? attention_part_bf16_dot : nullptr};
 constexpr Kernels bf16_table = table_with(kDots), near_table = table_with(kDots, true);
 }  // namespace
 

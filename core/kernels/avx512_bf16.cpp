@@ -19,6 +19,7 @@
 
 #include "lanes_avx512.h"
 
+#include "build.h"
 #include "elementary.h"
 #include "norms.h"
 #include "quantize.h"

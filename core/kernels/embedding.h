@@ -39,8 +39,10 @@ inline void int4_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
   }
 }
 
+constexpr bool kBuildsRows = builds_layout(PS_ROWS_F32) || builds_layout(PS_ROWS_F16) || builds_layout(PS_ROWS_BF16);
+
 inline void row_to_f32(const WeightView& w, int64_t row, float* y) {
-  if (w.layout < PS_ROWS_I32) return rows_to_f32(w, row, y);
+  if (kBuildsRows && w.layout < PS_ROWS_I32) return rows_to_f32(w, row, y);
   if (w.layout == PS_ROWS_I32) {
     for (int64_t k = 0; k < w.cols; ++k) y[k] = float(((const int32_t*)w.data)[row * w.cols + k]);
     return;
@@ -50,16 +52,19 @@ inline void row_to_f32(const WeightView& w, int64_t row, float* y) {
   const uint16_t* h = (const uint16_t*)tile;
   switch (w.layout) {
     case PS_T16_F32:
+      if (!builds_layout(PS_T16_F32)) return;
       for (int64_t k = 0; k < w.cols; ++k) y[k] = ((const float*)tile)[k * 16 + lane];
       return;
     case PS_T16_F16:
+      if (!builds_layout(PS_T16_F16)) return;
       for (int64_t k = 0; k < w.cols; ++k) y[k] = f16_to_f32(h[k * 16 + lane]);
       return;
     case PS_T16_BF16:
+      if (!builds_layout(PS_T16_BF16)) return;
       for (int64_t k = 0; k < w.cols; ++k) y[k] = bf16_to_f32(h[(k / 2 * 16 + lane) * 2 + k % 2]);
       return;
-    case PS_T16_I8: return int8_to_f32(tile, lane, w.cols, y);
-    default: return int4_to_f32(tile, lane, w.cols, y);
+    case PS_T16_I8: return builds_layout(PS_T16_I8) ? int8_to_f32(tile, lane, w.cols, y) : void();
+    default: return builds_layout(PS_T16_I4G32) ? int4_to_f32(tile, lane, w.cols, y) : void();
   }
 }
 

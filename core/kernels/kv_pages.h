@@ -124,9 +124,10 @@ inline void append_bf16(uint8_t* head, int64_t slot, const float* k, const float
 }
 
 inline void append_head(int32_t layout, uint8_t* head, int64_t slot, const float* k, const float* v, int64_t dim) {
-  if (layout == PS_KV_INT8)
+  if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8)
     return append_int8(head, (uint8_t*)KvInt8::values(head, dim), slot, k, v, dim);
-  if (layout == PS_KV_BF16) return append_bf16(head, slot, k, v, dim);
+  if (builds_kv(PS_KV_BF16) && layout == PS_KV_BF16) return append_bf16(head, slot, k, v, dim);
+  if (!builds_kv(PS_KV_F32)) return;
   float* keys = (float*)head;
   float* values = (float*)KvF32::values(head, dim) + slot * dim;
   for (int64_t d = 0; d < dim; ++d) {

@@ -248,9 +248,15 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+// Where a build has one of the two layouts the compiler knows.
+PS_INLINE bool is_int4(int32_t layout) {
+  if (!builds_layout(PS_T16_I8)) return true;
+  return builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32;
+}
+
 // Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
 void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
-  const bool four = a.weight.layout == PS_T16_I4G32;
+  const bool four = is_int4(a.weight.layout);
   const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64, stride = a.qx.stride;
   const int64_t tile_bytes = four ? kI4Header + pairs * kI4Pair : kI8Header + steps * 64;
   const int64_t blocks = num_row_blocks(a.m, a.qx.planes);

@@ -107,17 +107,21 @@ inline void quantize_row(const float* x, const float* next, int64_t cols, int64_
   for (int p = 0; p < kPlanes; ++p) sums[p] = lane_sum(total[p]);
 }
 
+PS_INLINE bool has_two(const QuantizedRows& out) {  // planes
+  return (builds_scheme("w8a16") || builds_scheme("w4a16")) && out.planes == 2;
+}
+
 void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout, const QuantizedRows& out,
                    int64_t begin, int64_t end) {
   const int64_t blocks = num_row_blocks(m, out.planes);
   for (int64_t row = begin; row < end; ++row) {
     const float* next = x + (row + 1 < end ? row + 1 : row) * x_stride;  // asked for while this one is written
     if (row == begin) ask_for_row(x + row * x_stride, cols);
-    const RowScale s = row_scale(x + row * x_stride, cols, out.planes == 2 ? kLimit16 : kLimit8);
+    const RowScale s = row_scale(x + row * x_stride, cols, has_two(out) ? kLimit16 : kLimit8);
     out.scale[row] = s.scale;
     const RowBlock block = block_of_row(m, blocks, row);
     const int64_t rows = block.count * out.planes, first = block.first * out.planes;
-    const bool by_groups = layout == PS_T16_I4G32 && rows <= kGroupRows;
+    const bool by_groups = builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32 && rows <= kGroupRows;
     RowTarget targets[2];
     for (int p = 0; p < out.planes; ++p) {
       const int64_t index = (row - block.first) * out.planes + p;
@@ -125,7 +129,7 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, in
                     by_groups ? out.group_sums + first * (out.stride / 32) + 2 * index : nullptr, rows};
     }
     int32_t* sums = out.sums + row * out.planes;
-    if (out.planes == 2) {
+    if (has_two(out)) {
       quantize_row<2>(x + row * x_stride, next, cols, out.stride, s.inverse, targets, sums);
     } else {
       quantize_row<1>(x + row * x_stride, next, cols, out.stride, s.inverse, {targets[0]}, sums);

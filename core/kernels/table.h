@@ -3,6 +3,7 @@
 #ifndef PENSTOCK_KERNELS_TABLE_H
 #define PENSTOCK_KERNELS_TABLE_H
 
+#include "build.h"
 #include "elementary.h"
 #include "norms.h"
 #include "activation.h"
@@ -33,21 +34,30 @@ struct Bf16Kernels {
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
-constexpr Bf16Kernels kWidened = {linear<LinearFloat<WeightBf16>>, round_rows_bf16, 4, peak, attention, attention_part};
+constexpr bool kBf16 = builds_scheme("bf16"), kAttention = builds_op("attention");
+constexpr bool kInteger = builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
+constexpr Bf16Kernels kWidened = {kBf16 ? linear<LinearFloat<WeightBf16>> : nullptr, kBf16 ? round_rows_bf16 : nullptr, 4,
+                                  kBuildsDev ? peak : nullptr, kAttention ? attention : nullptr,
+                                  kAttention ? attention_part : nullptr};
 
-// In the order of LinearScheme, then of Kernels.
+// In the order of LinearScheme, then of Kernels; null where a build leaves it out (build.h).
 constexpr Kernels table_with(const Bf16Kernels& bf16, bool asks_near = false) {
   return {
     kLevel,
-    {linear<LinearFloat<WeightF32>>, linear<LinearFloat<WeightF16>>, bf16.linear,
-     linear_integer, linear_integer, linear_integer, linear_integer},
-    quantize_rows, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, asks_near, embedding, rms_norm, layer_norm, rope,
-    rotary_embedding,
-    binary<SiluMul>, binary<Add>, binary<Mul>, gelu,
-    kv_append, bf16.attention, bf16.attention_part, attention_merge, attention_scratch_bytes,
+    {builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr, builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr,
+     bf16.linear, kInteger ? linear_integer : nullptr, kInteger ? linear_integer : nullptr, kInteger ? linear_integer : nullptr,
+     kInteger ? linear_integer : nullptr},
+    kInteger ? quantize_rows : nullptr, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, asks_near,
+    builds_op("embedding") ? embedding : nullptr,
+    builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr, builds_op("layer_norm") ? layer_norm : nullptr,
+    builds_op("rope") ? rope : nullptr, builds_op("rotary_embedding") ? rotary_embedding : nullptr,
+    builds_op("silu_mul") ? binary<SiluMul> : nullptr, builds_op("add") ? binary<Add> : nullptr,
+    builds_op("mul") ? binary<Mul> : nullptr, builds_op("gelu") ? gelu : nullptr,
+    builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
+    builds_op("attention") ? attention_merge : nullptr, attention_scratch_bytes,
     argmax, row_max, exp_sum,
-    pack, unpack,
-    read_bytes, bf16.peak,
+    kBuildsDev ? pack : nullptr, kBuildsDev ? unpack : nullptr,
+    kBuildsDev ? read_bytes : nullptr, bf16.peak,
   };
 }
 constexpr Kernels table = table_with(kWidened);

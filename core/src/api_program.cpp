@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "api.h"
+#include "build.h"
 #include "layout.h"
 #include "sample.h"
 
@@ -14,7 +15,11 @@ namespace {
 ps_status read_options(const ps_program_options* options, ps_program_options* out) {
   PS_TRY(read_struct(options, out, "options"));
   if (out->kv_layout == 0) out->kv_layout = PS_KV_F32;
-  if (kv_layout_name(out->kv_layout)) return PS_OK;
+  if (kv_layout_name(out->kv_layout)) {
+    if (builds_kv(out->kv_layout)) return PS_OK;
+    return fail(PS_UNSUPPORTED, "kv_layout: this build leaves out %s: build it with PENSTOCK_KV_LAYOUTS=%s",
+                kv_layout_name(out->kv_layout), kv_layout_name(out->kv_layout));
+  }
   return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), found %d", out->kv_layout);
 }
 

@@ -227,6 +227,7 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   OpRun run{};
   run.op = find_op(Str{op, static_cast<uint32_t>(strlen(op))});
   if (run.op < 0) return fail(PS_UNSUPPORTED, "op: \"%s\" is not in the op table", op);
+  if (!kOps[run.op].infer) return fail(PS_UNSUPPORTED, "op: this build leaves out \"%s\"", op);
   ps_status status = read_attrs(run.op, attrs, num_attrs, run.call.attrs);
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
   const Str name{op, static_cast<uint32_t>(strlen(op))};

@@ -6,13 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-
 namespace ps {
 namespace {
-
-constexpr int64_t kChunkBytes = int64_t{4} << 20;  // two huge pages: what a thread reads, then drops from the cache
 
 constexpr char kMagic[8] = {'P', 'E', 'N', 'S', 'T', 'O', 'C', 'K'};
 
@@ -23,7 +18,8 @@ T field(const uint8_t* header, int at) {
   return value;
 }
 
-// 0, -1 where the file ends too soon, or an error number.
+}  // namespace
+
 int read_all(int descriptor, int64_t offset, int64_t bytes, uint8_t* out) {
   for (int64_t done = 0; done < bytes;) {
     const ssize_t n = pread(descriptor, out + done, static_cast<size_t>(bytes - done), offset + done);
@@ -38,30 +34,6 @@ ps_status read_failed(int error) {
   if (error > 0) return fail(PS_IO_ERROR, "reading: %s", strerror(error));
   return fail(PS_INVALID_FILE, "file: it shrank while it was read");
 }
-
-struct CopyJob {
-  int descriptor;
-  uint8_t* out;
-  int64_t begin, end;
-  std::atomic<int64_t> next{0};
-  std::atomic<int> error{0};
-};
-
-// Threads take the next chunk as they come; each drops the chunk that it has read, so that the cache never holds a second
-// copy.  Pages that another process maps stay in the cache, as the kernel sees to.
-void run_copy(void* argument, int32_t) {
-  CopyJob* job = static_cast<CopyJob*>(argument);
-  while (job->error.load(std::memory_order_relaxed) == 0) {
-    const int64_t offset = job->begin + job->next.fetch_add(kChunkBytes, std::memory_order_relaxed);
-    if (offset >= job->end) return;
-    const int64_t bytes = std::min(kChunkBytes, job->end - offset);
-    const int error = read_all(job->descriptor, offset, bytes, job->out + (offset - job->begin));
-    if (error != 0) job->error.store(error);
-    posix_fadvise(job->descriptor, offset, bytes, POSIX_FADV_DONTNEED);
-  }
-}
-
-}  // namespace
 
 File::~File() {
   if (mapped_) munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(bytes_));
@@ -100,41 +72,6 @@ ps_status File::load(bool map) {
 ps_status File::read(int64_t offset, int64_t bytes, uint8_t* out) const {
   const int error = read_all(descriptor_, offset, bytes, out);
   return error ? read_failed(error) : PS_OK;
-}
-
-// A rewrite in place of the same size would leave a copy of two files' parts.
-ps_status File::check_unchanged() const {
-  struct stat now;
-  if (fstat(descriptor_, &now) != 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
-  if (now.st_size == opened_.st_size && now.st_mtim.tv_sec == opened_.st_mtim.tv_sec &&
-      now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec) {
-    return PS_OK;
-  }
-  return fail(PS_INVALID_FILE, "file: it changed while it was read");
-}
-
-ps_status File::copy(int64_t begin, int64_t end, Pool* pool) {
-  if (!mapped_ || copy_end_ > 0 || begin >= end) return PS_OK;
-  if (!copy_.allocate(end - begin, true))
-    return fail(PS_OUT_OF_MEMORY, "no memory for the weights' %lld bytes", static_cast<long long>(end - begin));
-  // What this process has touched of the mapping would keep its pages in the cache; it can be mapped again any time.
-  madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
-  CopyJob job;
-  job.descriptor = descriptor_;
-  job.out = copy_.data();
-  job.begin = begin;
-  job.end = end;
-  ps_status status = pool->run(run_copy, &job);
-  if (status == PS_OK && job.error.load() != 0) status = read_failed(job.error.load());
-  if (status == PS_OK) status = check_unchanged();
-  if (status != PS_OK) {
-    copy_.release();
-    return status;
-  }
-  posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_DONTNEED);  // also what lay across two chunks
-  copy_begin_ = begin;
-  copy_end_ = end;
-  return PS_OK;
 }
 
 ps_status read_header(const File& file, Header* out) {

@@ -52,6 +52,10 @@ class File {
   Region copy_;
 };
 
+// Reads it all: 0, -1 where the file ends too soon, or an error number; and what to say of the latter two.
+int read_all(int descriptor, int64_t offset, int64_t bytes, uint8_t* out);
+ps_status read_failed(int error);
+
 // The header, checked against the file's size; versions and features that are too new are refused by name.
 ps_status read_header(const File& file, Header* out);
 

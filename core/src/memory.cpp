@@ -31,8 +31,7 @@ bool Region::allocate(int64_t bytes, bool huge) {
   // Huge pages lie at multiples of their size: map one more, keep the aligned middle.
   const bool align = huge && bytes >= kHugePageBytes;
   int64_t kept = bytes, mapped = bytes;
-  if (align && (!checked_align(bytes, kHugePageBytes, &kept) || !checked_add(kept, kHugePageBytes, &mapped)))
-    return false;
+  if (align && (!checked_align(bytes, 4096, &kept) || !checked_add(kept, kHugePageBytes, &mapped))) return false;
   void* data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return false;
   data_ = static_cast<uint8_t*>(data);
@@ -41,7 +40,8 @@ bool Region::allocate(int64_t bytes, bool huge) {
     if (before) munmap(data_, static_cast<size_t>(before));
     data_ += before;
     if (kHugePageBytes > before) munmap(data_ + kept, static_cast<size_t>(kHugePageBytes - before));
-    madvise(data_, static_cast<size_t>(kept), MADV_HUGEPAGE);  // advice: ordinary pages do as well
+    // Advice: ordinary pages do as well.  What does not fill a huge page gets them: no memory beside what was planned.
+    madvise(data_, static_cast<size_t>(kept - kept % kHugePageBytes), MADV_HUGEPAGE);
   }
   bytes_ = bytes;
   mapped_bytes_ = kept;

@@ -68,6 +68,12 @@ ps_status read_op(const FlatTable& table, Graph* graph) {
     return fail(PS_UNSUPPORTED, "ops[%lld]: this version has no op %.*s", static_cast<long long>(table.place().index),
                 PS_STR(use.name));
   }
+#ifndef PENSTOCK_OP_NAMES
+  if (!kOps[op].infer) {
+    return fail(PS_UNSUPPORTED, "ops[%lld]: this build leaves out %s.%d: build it with this bundle in PENSTOCK_OPS_FROM",
+                static_cast<long long>(table.place().index), kOps[op].name, kOps[op].version);
+  }
+#endif
   if (use.version < 1) {
     return fail(PS_INVALID_FILE, "ops[%lld].version: expected 1 or more, found %d",
                 static_cast<long long>(table.place().index), use.version);

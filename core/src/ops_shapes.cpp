@@ -1,6 +1,7 @@
 // Shape rules: what each op demands of its inputs and what it makes of them.
 #include <math.h>
 
+#include "build.h"
 #include "ops.h"
 
 namespace ps {
@@ -48,12 +49,13 @@ int64_t last_dim(const Spec& s) { return s.dims[s.rank - 1].offset; }
 struct SchemeRow {
   const char* name;
   int32_t layout;
-  bool integer;
+  bool integer, built;
 };
 constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
-    {"f32", PS_T16_F32, false},   {"f16", PS_T16_F16, false}, {"bf16", PS_T16_BF16, false},
-    {"w8a16", PS_T16_I8, true},  {"w8a8", PS_T16_I8, true},  {"w4a16", PS_T16_I4G32, true},
-    {"w4a8", PS_T16_I4G32, true},
+    {"f32", PS_T16_F32, false, builds_scheme("f32")},     {"f16", PS_T16_F16, false, builds_scheme("f16")},
+    {"bf16", PS_T16_BF16, false, builds_scheme("bf16")},  {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
+    {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},     {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
+    {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},
 };
 
 ps_status expect_batch(const Spec* in, int32_t at, const Spec& tokens, const char* tokens_name) {
@@ -104,6 +106,10 @@ ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_indices(in[0], "ids"));
   const Spec& w = in[1];
   if (w.layout == PS_ROWS_I32) return fail(PS_INVALID_ARGUMENT, "weight: expected a layout of numbers, found rows_i32");
+  if (!builds_layout(w.layout)) {
+    return fail(PS_UNSUPPORTED, "weight: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
+                layout_name(w.layout) ? layout_name(w.layout) : "its layout");
+  }
   if (attrs[0].i != w.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "dim: expected the weight's %lld columns, found %lld",
                 static_cast<long long>(w.dims[1].offset), static_cast<long long>(attrs[0].i));
@@ -127,6 +133,10 @@ ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_UNSUPPORTED, "scheme: \"%.*s\" is not a linear scheme that this version knows", PS_STR(attrs[1].s));
   }
   const SchemeRow& scheme = kSchemes[attrs[1].i];
+  if (!scheme.built) {
+    return fail(PS_UNSUPPORTED, "scheme: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
+                scheme.name);
+  }
   if (w.layout != scheme.layout) {
     return fail(PS_INVALID_ARGUMENT, "weight: expected layout %s for scheme %s, found %s", layout_name(scheme.layout),
                 scheme.name, layout_name(w.layout) ? layout_name(w.layout) : "unknown");

@@ -4,39 +4,66 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "build.h"
 #include "ops.h"
 
 namespace ps {
 
+namespace {
+
+// An op that the build leaves out keeps its name and schema, for messages.
+constexpr OpRow row(const char* name, int32_t version, const char* schema, decltype(OpRow::infer) infer,
+                    decltype(OpRow::phases) phases, decltype(OpRow::scratch) scratch) {
+  return builds_op(name) ? OpRow{name, version, schema, infer, phases, scratch}
+                         : OpRow{name, version, schema, nullptr, nullptr, nullptr};
+}
+#ifdef PENSTOCK_OP_NAMES  // core/tools/bundle_ops.cpp reads bundles and runs nothing
+#define row(name, version, schema, infer, phases, scratch) \
+  OpRow { name, version, schema, nullptr, nullptr, nullptr }
+#endif
+
+}  // namespace
+
 #define PS_BATCH "Tensor positions, Tensor request_starts, Tensor page_tables"
 const OpRow kOps[kNumOps] = {
-    {"embedding", 1, "(Tensor ids, Weight weight, *, int dim) -> Tensor", infer_embedding, embedding_phases, nullptr},
-    {"linear", 1, "(Tensor x, Weight weight, Weight? bias, *, int out_features, str scheme) -> Tensor", infer_linear,
-     linear_phases, linear_scratch},
-    {"rms_norm", 1, "(Tensor x, Weight weight, *, float eps) -> Tensor", infer_rms_norm, rms_norm_phases, nullptr},
-    {"add_rms_norm", 1, "(Tensor x, Tensor residual, Weight weight, *, float eps) -> (Tensor, Tensor)",
-     infer_add_rms_norm, add_rms_norm_phases, nullptr},
-    {"layer_norm", 1, "(Tensor x, Weight weight, Weight? bias, *, float eps) -> Tensor", infer_layer_norm,
-     layer_norm_phases, nullptr},
-    {"rotary_embedding", 1, "(Tensor positions, Weight inv_freq, *, float scaling) -> Tensor", infer_rotary_embedding,
-     rotary_embedding_phases, nullptr},
-    {"rope", 1, "(Tensor x, Tensor cos_sin, *, bool interleaved) -> Tensor", infer_rope, rope_phases, nullptr},
-    {"kv_append", 1, "(Tensor k, Tensor v, State(a!) state, " PS_BATCH ", *, int group) -> ()", infer_kv_append,
-     kv_append_phases, nullptr},
-    {"attention", 1,
-     "(Tensor q, State state, " PS_BATCH
-     ", Weight? alibi, *, float scale, int group, bool causal, int window, float softcap) -> Tensor",
-     infer_attention, attention_phases, attention_scratch},
-    {"silu_mul", 1, "(Tensor gate, Tensor up) -> Tensor", infer_binary, silu_mul_phases, nullptr},
-    {"gelu", 1, "(Tensor x, *, str approximate) -> Tensor", infer_gelu, gelu_phases, nullptr},
-    {"add", 1, "(Tensor a, Tensor b) -> Tensor", infer_binary, add_phases, nullptr},
-    {"mul", 1, "(Tensor a, Tensor b) -> Tensor", infer_binary, mul_phases, nullptr},
-    {"gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", infer_gather_rows, gather_rows_phases, nullptr},
-    {"all_reduce", 1, "(Tensor x) -> Tensor", infer_all_reduce, all_reduce_phases, nullptr},
-    {"argmax", 1, "(Tensor logits) -> Tensor", infer_argmax, argmax_phases, nullptr},
-    {"topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", infer_topk, topk_phases, topk_scratch},
+    row("embedding", 1, "(Tensor ids, Weight weight, *, int dim) -> Tensor",
+        infer_embedding, embedding_phases, nullptr),
+    row("linear", 1, "(Tensor x, Weight weight, Weight? bias, *, int out_features, str scheme) -> Tensor",
+        infer_linear, linear_phases, linear_scratch),
+    row("rms_norm", 1, "(Tensor x, Weight weight, *, float eps) -> Tensor",
+        infer_rms_norm, rms_norm_phases, nullptr),
+    row("add_rms_norm", 1, "(Tensor x, Tensor residual, Weight weight, *, float eps) -> (Tensor, Tensor)",
+        infer_add_rms_norm, add_rms_norm_phases, nullptr),
+    row("layer_norm", 1, "(Tensor x, Weight weight, Weight? bias, *, float eps) -> Tensor",
+        infer_layer_norm, layer_norm_phases, nullptr),
+    row("rotary_embedding", 1, "(Tensor positions, Weight inv_freq, *, float scaling) -> Tensor",
+        infer_rotary_embedding, rotary_embedding_phases, nullptr),
+    row("rope", 1, "(Tensor x, Tensor cos_sin, *, bool interleaved) -> Tensor",
+        infer_rope, rope_phases, nullptr),
+    row("kv_append", 1, "(Tensor k, Tensor v, State(a!) state, " PS_BATCH ", *, int group) -> ()",
+        infer_kv_append, kv_append_phases, nullptr),
+    row("attention", 1, "(Tensor q, State state, " PS_BATCH
+        ", Weight? alibi, *, float scale, int group, bool causal, int window, float softcap) -> Tensor",
+        infer_attention, attention_phases, attention_scratch),
+    row("silu_mul", 1, "(Tensor gate, Tensor up) -> Tensor",
+        infer_binary, silu_mul_phases, nullptr),
+    row("gelu", 1, "(Tensor x, *, str approximate) -> Tensor",
+        infer_gelu, gelu_phases, nullptr),
+    row("add", 1, "(Tensor a, Tensor b) -> Tensor",
+        infer_binary, add_phases, nullptr),
+    row("mul", 1, "(Tensor a, Tensor b) -> Tensor",
+        infer_binary, mul_phases, nullptr),
+    row("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor",
+        infer_gather_rows, gather_rows_phases, nullptr),
+    row("all_reduce", 1, "(Tensor x) -> Tensor",
+        infer_all_reduce, all_reduce_phases, nullptr),
+    row("argmax", 1, "(Tensor logits) -> Tensor",
+        infer_argmax, argmax_phases, nullptr),
+    row("topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)",
+        infer_topk, topk_phases, topk_scratch),
 };
 #undef PS_BATCH
+#undef row
 
 const char* const kRoleNames[NUM_ROLES] = {"T", "B", "P", "R"};
 

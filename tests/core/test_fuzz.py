@@ -27,24 +27,12 @@ def tool(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build = tmp_path_factory.mktemp("fuzzer")
-    options = ("-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
-    subprocess.run([tool("cmake"), "-S", str(ROOT), "-B", str(build), *options], check=True, capture_output=True)
-    command = [
-        tool("cmake"),
-        "--build",
-        str(build),
-        "--target",
-        "fuzz_bundle",
-        "fuzz_sample",
-        "fuzz_tokenizer",
-        "-j",
-        "2",
-    ]
+def fuzzer(sanitized_build: Path) -> Path:
+    targets = ("fuzz_bundle", "fuzz_sample", "fuzz_tokenizer", "api_check")
+    command = [tool("cmake"), "--build", str(sanitized_build), "--target", *targets, "-j", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return next(path for path in build.rglob("fuzz_bundle") if path.is_file())
+    return next(path for path in sanitized_build.rglob("fuzz_bundle") if path.is_file())
 
 
 def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -83,3 +71,11 @@ def test_no_mutant_of_a_tokenizer_crashes_the_core(fuzzer: Path, tmp_path: Path)
     assert counts["opened"] > 20000 // 5  # what opens encodes and decodes
     assert counts["encoded"] > counts["opened"]
     assert counts["invalid_file"] > 20000 // 5
+
+
+def test_no_misuse_from_c_crashes_the_core(fuzzer: Path) -> None:
+    """Null, closed, foreign and forked handles, wrong sizes of structs, steps beyond the plan: a status each time."""
+    command = [str(fuzzer.with_name("api_check")), str(ROOT / "demo" / "demo.psm")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "0 failures\n"

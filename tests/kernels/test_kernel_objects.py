@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 X86 = platform.machine() in ("x86_64", "AMD64")
 ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 
@@ -35,29 +34,22 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def configure(build: Path, *options: str) -> None:
-    run(tool("cmake"), "-S", str(ROOT), "-B", str(build), *options)
-
-
-def test_kernels_match_reference_and_levels_match_under_sanitizers(tmp_path: Path) -> None:
-    configure(tmp_path, "-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
-    run(tool("cmake"), "--build", str(tmp_path), "--target", "kernel_check", "-j", "2")
-    (program,) = (path for path in tmp_path.rglob("kernel_check") if path.is_file())
+def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_build: Path) -> None:
+    run(tool("cmake"), "--build", str(sanitized_build), "--target", "kernel_check", "-j", "2")
+    (program,) = (path for path in sanitized_build.rglob("kernel_check") if path.is_file())
     output = run(str(program))
     assert "generic" in output.splitlines()[0]
     assert output.splitlines()[-1] == "0 failures"
 
 
 @pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    build = tmp_path_factory.mktemp("objects")
-    configure(build)
+def objects(release_build: Path) -> dict[str, Path]:
     paths = {
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
         for level in ("generic", "avx2", "avx512", "avx512_bf16", "neon")
     }
-    run(tool("cmake"), "--build", str(build), "--target", "penstock_objects", "-j", "2")
-    return {level: build / path for level, path in paths.items()}
+    run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")
+    return {level: release_build / path for level, path in paths.items()}
 
 
 def functions(path: Path) -> dict[str, str]:

@@ -1,0 +1,285 @@
+#include "generate.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+namespace lite {
+namespace {
+
+constexpr int64_t kChunk = 512;  // tokens of a prompt in one step
+
+int64_t pages_for(int64_t tokens) { return (tokens + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS; }
+
+int32_t kv_layout_of(const char* name, const char* scheme) {
+  if (strcmp(name, "f32") == 0) return PS_KV_F32;
+  if (strcmp(name, "bf16") == 0) return PS_KV_BF16;
+  if (strcmp(name, "int8") == 0) return PS_KV_INT8;
+  return strcmp(scheme, "f32") == 0 ? PS_KV_F32 : PS_KV_BF16;
+}
+
+}  // namespace
+
+volatile int interrupted = 0;
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
+template <typename T>
+Array<T>::~Array() {
+  free(data);
+}
+
+template <typename T>
+void Array<T>::reserve(int64_t wanted) {
+  if (wanted <= capacity) return;
+  capacity = wanted > 2 * capacity ? wanted : 2 * capacity;
+  data = static_cast<T*>(realloc(data, static_cast<size_t>(capacity) * sizeof(T)));
+  if (data) return;
+  fputs("penstock-lite: out of memory\n", stderr);
+  exit(1);
+}
+
+template struct Array<int32_t>;
+template struct Array<char>;
+
+Generator::~Generator() {
+  ps_tokenizer_close(tokenizer_);
+  ps_program_destroy(program_);
+  ps_model_close(model_);
+  ps_context_destroy(context_);
+}
+
+bool Generator::fail(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(error_, sizeof(error_), format, arguments);
+  va_end(arguments);
+  return false;
+}
+
+bool Generator::failed(const char* what) { return fail("%s%s%s", what, *what ? ": " : "", ps_error_message()); }
+
+bool Generator::open(double start) {
+  start_ = start;
+  ps_context_options context{};
+  context.struct_size = sizeof(context);
+  context.num_threads = static_cast<int32_t>(options_.threads);
+  if (ps_context_create(&context, &context_) != PS_OK) return failed("--threads");
+  ps_model_options model{};
+  model.struct_size = sizeof(model);
+  if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");
+  info_.struct_size = sizeof(info_);
+  if (ps_model_describe(model_, &info_) != PS_OK) return failed("");
+  choose_sampling();
+  return open_tokenizer();
+}
+
+// With --ids no tokenizer is needed, but one that is there knows the end tokens.
+bool Generator::open_tokenizer() {
+  const ps_status status = ps_tokenizer_open(model_, &tokenizer_);
+  if (status != PS_OK) return options_.ids || fail("%s (--ids)", ps_error_message());
+  token_info_.struct_size = sizeof(token_info_);
+  if (ps_tokenizer_describe(tokenizer_, &token_info_) != PS_OK) return failed("");
+  if (!options_.ids && token_info_.num_tokens == 0)
+    return fail("the bundle's tokenizer: %s: token ids in and out still work (--ids)", token_info_.unsupported);
+  return true;
+}
+
+// What is given goes before the bundle's; naming a filter asks for sampling, so that a greedy default gives way.
+void Generator::choose_sampling() {
+  const void* json;
+  int64_t bytes;
+  if (ps_model_segment(model_, "generation_config.json", &json, &bytes) != PS_OK) bytes = -1;
+  const Defaults found = read_defaults(static_cast<const char*>(json), bytes);
+  if (!*info_.tail) sampling_ = found;  // a graph that ends in token ids is greedy
+  const bool filters = options_.top_k >= 0 || options_.top_p >= 0;
+  if (filters && sampling_.temperature == 0) sampling_.temperature = 1;
+  if (options_.temperature >= 0) sampling_.temperature = options_.temperature;
+  if (options_.top_k >= 0) sampling_.top_k = options_.top_k;
+  if (options_.top_p >= 0) sampling_.top_p = options_.top_p;
+  if (options_.max_tokens > 0) sampling_.max_tokens = options_.max_tokens;
+  seed_ = options_.seed;
+  if (!options_.has_seed && getrandom(&seed_, sizeof(seed_), 0) == static_cast<ssize_t>(sizeof(seed_))) seed_ >>= 1;
+}
+
+bool Generator::read_ids(const char* text, int64_t bytes) {
+  for (const char *p = text, *end = text + bytes; p < end;) {
+    if (*p == ',' || *p == ' ' || *p == '\n' || *p == '\t' || *p == '[' || *p == ']') {
+      ++p;
+      continue;
+    }
+    int64_t id = 0;
+    const char* first = p;
+    while (p < end && *p >= '0' && *p <= '9' && id <= INT32_MAX) id = 10 * id + (*p++ - '0');
+    if (p == first) return fail("--ids: PROMPT: expected token ids, found \"%.20s\"", first);
+    if (id >= info_.vocab_size)
+      return fail("--ids: PROMPT: expected ids below the vocabulary of %d, found %lld", info_.vocab_size, static_cast<long long>(id));
+    tokens_.push(static_cast<int32_t>(id));
+  }
+  return true;
+}
+
+bool Generator::encode(const char* text, int64_t bytes) {
+  if (options_.ids) {
+    if (!read_ids(text, bytes)) return false;
+  } else {
+    int64_t count = 0;
+    for (tokens_.reserve(bytes + 8);; tokens_.reserve(count)) {
+      const ps_status status = ps_tokenizer_encode(tokenizer_, text, bytes, PS_ENCODE_ADD_SPECIAL | PS_ENCODE_PARSE_SPECIAL,
+                                                   tokens_.data, tokens_.capacity, &count);
+      if (status != PS_OK) return failed("PROMPT");
+      if (count <= tokens_.capacity) break;
+    }
+    tokens_.size = count;
+  }
+  num_prompt_ = tokens_.size;
+  if (num_prompt_ == 0) return fail("PROMPT: expected one token at least, found none");
+  if (num_prompt_ >= info_.context_len) {
+    return fail("PROMPT: %lld tokens, but the context holds %d with one for the answer", static_cast<long long>(num_prompt_),
+                info_.context_len);
+  }
+  return true;
+}
+
+bool Generator::prepare() {
+  const int64_t room = info_.context_len - num_prompt_;
+  max_new_ = sampling_.max_tokens < room ? sampling_.max_tokens : room;
+  const int64_t longest = num_prompt_ + max_new_;
+  chunk_ = num_prompt_ < kChunk ? num_prompt_ : kChunk;
+  num_pages_ = pages_for(longest);
+  ps_program_options options{};
+  options.struct_size = sizeof(options);
+  options.max_tokens = static_cast<int32_t>(chunk_);
+  options.max_requests = options.max_rows = 1;
+  options.num_pages = info_.num_states ? static_cast<int32_t>(num_pages_) : 0;
+  options.kv_layout = kv_layout_of(options_.kv_cache, info_.scheme);
+  plan_.struct_size = sizeof(plan_);
+  if (ps_program_plan(model_, context_, &options, &plan_) != PS_OK) return failed("--max-tokens, --kv-cache");
+  if (ps_program_create(model_, context_, &options, &program_) != PS_OK) return failed("--max-tokens, --kv-cache");
+  tokens_.reserve(longest);
+  for (int64_t i = 0; i < longest; ++i) positions_.push(static_cast<int32_t>(i));
+  for (int32_t group = 0; group < info_.num_page_groups; ++group) {
+    for (int64_t i = 0; i < num_pages_; ++i) pages_.push(static_cast<int32_t>(i));
+  }
+  timings_.load_s = now() - start_;
+  return true;
+}
+
+// Tokens begin to begin + count; draws the next one where `token` is given.
+bool Generator::step(int64_t begin, int64_t count, int32_t* token) {
+  const int32_t starts[2] = {0, static_cast<int32_t>(count)}, last = static_cast<int32_t>(count - 1);
+  ps_batch batch{};
+  batch.struct_size = sizeof(batch);
+  batch.num_tokens = static_cast<int32_t>(count);
+  batch.num_requests = 1;
+  batch.num_rows = token ? 1 : 0;
+  batch.page_table_width = static_cast<int32_t>(num_pages_);
+  batch.token_ids = tokens_.data + begin;
+  batch.positions = positions_.data + begin;
+  batch.request_starts = starts;
+  batch.page_tables = pages_.data;
+  batch.output_rows = &last;
+  if (!token) return ps_program_run(program_, &batch) == PS_OK || failed("step");
+  const float temperature = static_cast<float>(sampling_.temperature), top_p = static_cast<float>(sampling_.top_p),
+              min_p = static_cast<float>(sampling_.min_p), typical_p = static_cast<float>(sampling_.typical_p),
+              penalty = static_cast<float>(sampling_.repetition_penalty);
+  const int32_t top_k = static_cast<int32_t>(sampling_.top_k), prompt_len = static_cast<int32_t>(num_prompt_);
+  const int64_t counter[2] = {0, begin + count};
+  const int32_t history[2] = {0, static_cast<int32_t>(begin + count)};
+  ps_sampling sampling{};
+  sampling.struct_size = sizeof(sampling);
+  sampling.num_rows = 1;
+  sampling.temperature = &temperature;
+  sampling.top_k = &top_k;
+  sampling.top_p = &top_p;
+  sampling.seed = &seed_;
+  sampling.counter = counter;
+  if (min_p > 0) sampling.min_p = &min_p;
+  if (typical_p < 1) sampling.typical_p = &typical_p;
+  if (penalty != 1) {
+    sampling.repetition_penalty = &penalty;
+    sampling.history_starts = history;
+    sampling.prompt_lens = &prompt_len;
+    sampling.history = tokens_.data;
+  }
+  ps_sampled sampled{};
+  sampled.struct_size = sizeof(sampled);
+  sampled.ids = token;
+  return ps_program_step(program_, &batch, &sampling, &sampled) == PS_OK || failed("step");
+}
+
+bool Generator::prefill(int32_t* token) {
+  for (int64_t begin = 0; begin < num_prompt_ && !interrupted;) {
+    const int64_t count = num_prompt_ - begin < chunk_ ? num_prompt_ - begin : chunk_;
+    if (!step(begin, count, begin + count == num_prompt_ ? token : nullptr)) return false;
+    begin += count;
+  }
+  return true;
+}
+
+bool Generator::is_end(int32_t token) const {
+  if (options_.ignore_eos || options_.bench) return false;
+  for (int32_t i = 0; i < token_info_.num_eos_ids; ++i) {
+    if (token_info_.eos_ids[i] == token) return true;
+  }
+  return false;
+}
+
+// What the answer's tokens add to its text; at the last, also what might have become something else.
+bool Generator::emit_text(bool last, Emit emit, void* to) {
+  if (options_.ids) return true;
+  const int32_t* answer = tokens_.data + num_prompt_;
+  const uint32_t flags = PS_DECODE_SKIP_SPECIAL | (last ? 0 : PS_DECODE_PARTIAL);
+  for (int64_t bytes = 256;;) {
+    text_.reserve(bytes);
+    if (ps_tokenizer_decode(tokenizer_, answer, num_new(), flags, &decoded_, text_.data, text_.capacity, &bytes) != PS_OK)
+      return failed("text");
+    if (bytes > text_.capacity) continue;
+    return bytes == 0 || emit(to, text_.data, bytes) || fail("%s", "");
+  }
+}
+
+bool Generator::bench_prefill() {
+  int32_t token;
+  for (int i = 0; i < 3; ++i) {
+    const double begin = now();
+    if (!prefill(&token)) return false;
+    const double took = now() - begin;
+    if (i == 0 || took < timings_.warm_prefill_s) timings_.warm_prefill_s = took;
+  }
+  return true;
+}
+
+Finish Generator::run(Emit emit, void* to) {
+  int32_t token = -1;
+  const double begin = now();
+  if (!prefill(&token)) return FINISH_ERROR;
+  double first = 0;
+  while (!interrupted) {
+    tokens_.push(token);
+    const bool ends = is_end(token), full = num_new() >= max_new_;
+    if (!emit_text(ends || full, emit, to)) return FINISH_ERROR;
+    if (num_new() == 1) {
+      first = now();
+      timings_.prefill_s = first - begin;
+      timings_.first_token_s = first - start_;
+    } else if (ends || full) {
+      timings_.decode_s = now() - first;
+    }
+    if (ends || full) {
+      if (options_.bench && !bench_prefill()) return FINISH_ERROR;
+      return ends ? FINISH_STOP : FINISH_LENGTH;
+    }
+    if (!step(tokens_.size - 1, 1, &token)) return FINISH_ERROR;
+  }
+  return FINISH_INTERRUPT;
+}
+
+}  // namespace lite

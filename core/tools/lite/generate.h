@@ -1,0 +1,102 @@
+// One answer: a bundle opened, a prompt run, tokens drawn and given out as they come.
+#ifndef PENSTOCK_LITE_GENERATE_H
+#define PENSTOCK_LITE_GENERATE_H
+
+#include "defaults.h"
+#include "options.h"
+#include "penstock.h"
+
+namespace lite {
+
+// A growing array of plain data; a process that gets no memory ends.
+template <typename T>
+struct Array {
+  T* data = nullptr;
+  int64_t size = 0, capacity = 0;
+  Array() = default;
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array();
+  void reserve(int64_t wanted);
+  void push(T value) {
+    reserve(size + 1);
+    data[size++] = value;
+  }
+  void append(const T* values, int64_t count) {
+    reserve(size + count);
+    for (int64_t i = 0; i < count; ++i) data[size++] = values[i];
+  }
+};
+
+struct Timings {
+  double load_s = 0;          // from the start of main to the program being ready
+  double first_token_s = 0;   // from the start of main
+  double prefill_s = 0;       // of the prompt, first token drawn
+  double decode_s = 0;        // of the others
+  double warm_prefill_s = 0;  // with --bench: the prompt once more, the best of three
+};
+
+enum Finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_INTERRUPT, FINISH_ERROR };
+
+// Text as it becomes known; false ends the answer.
+using Emit = bool (*)(void* to, const char* text, int64_t bytes);
+
+class Generator {
+ public:
+  explicit Generator(const Options& options) : options_(options) {}
+  Generator(const Generator&) = delete;
+  Generator& operator=(const Generator&) = delete;
+  ~Generator();
+  // False: error() says why.  `start` is when the process began, in seconds of CLOCK_MONOTONIC.
+  bool open(double start);
+  bool encode(const char* text, int64_t bytes);  // a prompt, or its ids with --ids
+  bool prepare();                                // memory for the prompt and its answer
+  // Draws tokens until an end token, the most there may be, an interrupt or an error.
+  Finish run(Emit emit, void* to);
+
+  const char* error() const { return error_; }
+  const Array<int32_t>& tokens() const { return tokens_; }  // prompt, then answer
+  int64_t num_prompt() const { return num_prompt_; }
+  int64_t num_new() const { return tokens_.size - num_prompt_; }
+  const ps_model_info& info() const { return info_; }
+  const ps_plan& plan() const { return plan_; }
+  const Timings& timings() const { return timings_; }
+  uint64_t seed() const { return seed_; }
+  int32_t num_threads() const { return ps_context_num_threads(context_); }
+
+ private:
+  bool fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  bool failed(const char* what);  // with the library's message
+  bool open_tokenizer();
+  void choose_sampling();
+  bool read_ids(const char* text, int64_t bytes);
+  bool prefill(int32_t* token);
+  bool step(int64_t begin, int64_t count, int32_t* token);
+  bool emit_text(bool last, Emit emit, void* to);
+  bool is_end(int32_t token) const;
+  bool bench_prefill();
+
+  const Options& options_;
+  ps_context* context_ = nullptr;
+  ps_model* model_ = nullptr;
+  ps_program* program_ = nullptr;
+  ps_tokenizer* tokenizer_ = nullptr;
+  ps_model_info info_{};
+  ps_plan plan_{};
+  ps_tokenizer_info token_info_{};
+  Defaults sampling_;
+  Timings timings_;
+  uint64_t seed_ = 0;
+  double start_ = 0;
+  int64_t num_prompt_ = 0, max_new_ = 0, decoded_ = 0, chunk_ = 0, num_pages_ = 0;
+  Array<int32_t> tokens_, positions_, pages_;
+  Array<char> text_;
+  char error_[2200] = "";
+};
+
+double now();
+extern volatile int interrupted;  // set by a signal
+
+}  // namespace lite
+
+#endif

@@ -1,0 +1,268 @@
+// penstock-lite BUNDLE "prompt": a bundle without Python, by the public C API alone.
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "generate.h"
+
+namespace lite {
+namespace {
+
+struct Output {
+  bool terminal, keep;  // replace what could drive a terminal; collect the text instead of writing it
+  Array<char> text;
+  int error = 0;
+};
+
+bool write_all(Output* out, const char* text, int64_t bytes) {
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t n = write(STDOUT_FILENO, text + done, static_cast<size_t>(bytes - done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      out->error = errno;
+      return false;
+    }
+    done += n;
+  }
+  return true;
+}
+
+// On a terminal control characters are replaced: what a model writes never drives it.
+bool emit(void* to, const char* text, int64_t bytes) {
+  Output* out = static_cast<Output*>(to);
+  if (out->keep) {
+    out->text.append(text, bytes);
+    return true;
+  }
+  if (!out->terminal) return write_all(out, text, bytes);
+  Array<char> shown;
+  for (int64_t i = 0; i < bytes; ++i) {
+    const unsigned char c = static_cast<unsigned char>(text[i]);
+    if (c == 0x7f || (c < ' ' && c != '\n' && c != '\t')) {
+      shown.append("\xef\xbf\xbd", 3);
+    } else {
+      shown.push(text[i]);
+    }
+  }
+  return write_all(out, shown.data, shown.size);
+}
+
+void add(Array<char>* out, const char* text) { out->append(text, static_cast<int64_t>(strlen(text))); }
+
+void add_ids(Array<char>* out, const Generator& generator, const char* between) {
+  char number[16];
+  for (int64_t i = generator.num_prompt(); i < generator.tokens().size; ++i) {
+    if (i > generator.num_prompt()) add(out, between);
+    snprintf(number, sizeof(number), "%d", generator.tokens().data[i]);
+    add(out, number);
+  }
+}
+
+void add_string(Array<char>* out, const char* text, int64_t bytes) {
+  out->push('"');
+  for (int64_t i = 0; i < bytes; ++i) {
+    const unsigned char c = static_cast<unsigned char>(text[i]);
+    char escaped[8];
+    if (c < ' ') {
+      snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      add(out, escaped);
+    } else {
+      if (c == '"' || c == '\\') out->push('\\');
+      out->push(text[i]);
+    }
+  }
+  out->push('"');
+}
+
+int64_t status_bytes(const char* file, const char* key) {
+  FILE* f = fopen(file, "r");
+  char line[256];
+  long long kib = 0;
+  while (f && fgets(line, sizeof(line), f)) {
+    if (strncmp(line, key, strlen(key)) == 0) sscanf(line + strlen(key), "%lld", &kib);
+  }
+  if (f) fclose(f);
+  return kib * 1024;
+}
+
+// Rates are 0 where there is nothing to divide.
+struct Figures {
+  double prefill, warm_prefill, decode;
+  int64_t peak_rss, pss, private_bytes;
+};
+
+Figures figures_of(const Generator& g, bool bench) {
+  const Timings& t = g.timings();
+  const double prompt = static_cast<double>(g.num_prompt());
+  Figures f{};
+  if (t.prefill_s > 0) f.prefill = prompt / t.prefill_s;
+  if (t.warm_prefill_s > 0) f.warm_prefill = prompt / t.warm_prefill_s;
+  if (t.decode_s > 0) f.decode = static_cast<double>(g.num_new() - 1) / t.decode_s;
+  f.peak_rss = status_bytes("/proc/self/status", "VmHWM:");
+  if (!bench) return f;
+  f.pss = status_bytes("/proc/self/smaps_rollup", "Pss:");
+  f.private_bytes = status_bytes("/proc/self/smaps_rollup", "Private_Dirty:");
+  return f;
+}
+
+const char* finish_name(Finish finish) { return finish == FINISH_STOP ? "stop" : "length"; }
+
+bool write_json(Output* out, const Options& options, const Generator& g, Finish finish) {
+  const Figures f = figures_of(g, options.bench);
+  const Timings& t = g.timings();
+  Array<char> json;
+  char line[640];
+  add(&json, "{\"text\": ");
+  if (options.ids) {
+    add(&json, "null");
+  } else {
+    add_string(&json, out->text.data, out->text.size);
+  }
+  add(&json, ", \"token_ids\": [");
+  add_ids(&json, g, ", ");
+  snprintf(line, sizeof(line),
+           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"seed\": %llu, \"scheme\": \"%s\", \"num_threads\": %d, "
+           "\"timings\": {\"load_s\": %.6f, \"first_token_s\": %.6f, \"prefill_tokens_per_s\": %.3f, "
+           "\"warm_prefill_tokens_per_s\": %.3f, \"decode_tokens_per_s\": %.3f}, "
+           "\"memory\": {\"weight_bytes\": %lld, \"plan_bytes\": %lld, \"peak_rss_bytes\": %lld, \"pss_bytes\": %lld, "
+           "\"private_dirty_bytes\": %lld}}\n",
+           finish_name(finish), static_cast<long long>(g.num_prompt()), static_cast<unsigned long long>(g.seed()), g.info().scheme,
+           g.num_threads(), t.load_s, t.first_token_s, f.prefill, f.warm_prefill, f.decode,
+           static_cast<long long>(g.plan().weight_bytes), static_cast<long long>(g.plan().total_bytes),
+           static_cast<long long>(f.peak_rss), static_cast<long long>(f.pss), static_cast<long long>(f.private_bytes));
+  add(&json, line);
+  return write_all(out, json.data, json.size);
+}
+
+void print_figures(const Options& options, const Generator& g, Finish finish) {
+  const Figures f = figures_of(g, options.bench);
+  const Timings& t = g.timings();
+  fprintf(stderr, "load %.1f ms, first token %.1f ms, ", t.load_s * 1e3, t.first_token_s * 1e3);
+  if (f.decode > 0) fprintf(stderr, "%.0f tokens/s, ", f.decode);
+  fprintf(stderr, "memory %.1f MB (%s, %d thread%s; %lld + %lld tokens, %s)\n", static_cast<double>(f.peak_rss) / 1e6, g.info().scheme,
+          g.num_threads(), g.num_threads() == 1 ? "" : "s", static_cast<long long>(g.num_prompt()),
+          static_cast<long long>(g.num_new()), finish_name(finish));
+  if (!options.bench) return;
+  fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n", f.warm_prefill, f.prefill,
+          f.decode);
+  fprintf(stderr, "weights %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, PSS %.2f MB, private and written %.2f MB\n",
+          static_cast<double>(g.plan().weight_bytes) / 1e6, static_cast<double>(g.plan().total_bytes) / 1e6,
+          static_cast<double>(f.peak_rss) / 1e6, static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
+}
+
+bool read_stdin(Array<char>* out) {
+  char buffer[65536];
+  for (;;) {
+    const ssize_t n = read(STDIN_FILENO, buffer, sizeof(buffer));
+    if (n < 0 && errno == EINTR && !interrupted) continue;
+    if (n <= 0) return n == 0;
+    out->append(buffer, n);
+  }
+}
+
+// A step that is not over within a second of Ctrl-C is not waited for.
+void on_interrupt(int) {
+  interrupted = 1;
+  alarm(1);
+}
+void on_alarm(int) { _exit(130); }
+
+void watch_signals() {
+  struct sigaction old, action {};
+  signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write
+  if (sigaction(SIGINT, nullptr, &old) == 0 && old.sa_handler == SIG_IGN) return;  // started in the background of a shell
+  action.sa_handler = on_interrupt;
+  sigaction(SIGINT, &action, nullptr);
+  action.sa_handler = on_alarm;
+  sigaction(SIGALRM, &action, nullptr);
+}
+
+// A shell may start the program with a standard stream closed: no file that is opened later takes its place.
+void open_missing_streams() {
+  for (int fd = 0; fd < 3; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
+  }
+}
+
+int report(const char* message) {
+  fputs("penstock-lite: ", stderr);
+  for (const char* p = message; *p; ++p) fputc(static_cast<unsigned char>(*p) < ' ' || *p == 0x7f ? '?' : *p, stderr);
+  fputc('\n', stderr);
+  return 1;
+}
+
+int interrupted_exit() {
+  fputc('\n', stderr);
+  return 130;
+}
+
+int give_out(const Options& options, Generator* g, Output* out) {
+  const Finish finish = g->run(emit, out);
+  if (out->error == EPIPE) return 1;  // nobody reads
+  if (out->error) {
+    char text[256];
+    snprintf(text, sizeof(text), "standard output: %s", strerror(out->error));
+    return report(text);
+  }
+  if (finish == FINISH_ERROR) return report(g->error());
+  if (finish == FINISH_INTERRUPT) return interrupted_exit();
+  bool written;
+  if (options.json) {
+    written = write_json(out, options, *g, finish);
+  } else {
+    Array<char> rest;
+    if (options.ids) add_ids(&rest, *g, " ");
+    rest.push('\n');
+    written = write_all(out, rest.data, rest.size);
+  }
+  if (!written) return out->error == EPIPE ? 1 : report(strerror(out->error));
+  if (!options.json || options.bench) print_figures(options, *g, finish);
+  return 0;
+}
+
+int run(const Options& options, double start) {
+  Generator generator(options);
+  if (!generator.open(start)) return report(generator.error());
+  const char* prompt = options.prompt;
+  int64_t bytes = static_cast<int64_t>(strlen(prompt));
+  Array<char> input;
+  if (strcmp(prompt, "-") == 0) {
+    if (!read_stdin(&input)) return interrupted ? interrupted_exit() : report("PROMPT: standard input cannot be read");
+    prompt = input.data ? input.data : "";
+    bytes = input.size;
+  }
+  if (!generator.encode(prompt, bytes) || !generator.prepare()) return report(generator.error());
+  Output out{isatty(STDOUT_FILENO) != 0, options.json, {}, 0};
+  // On a terminal a completion reads on from its prompt; a pipe gets the answer alone.
+  if (out.terminal && !options.json && !options.ids) emit(&out, prompt, bytes);
+  return give_out(options, &generator, &out);
+}
+
+}  // namespace
+}  // namespace lite
+
+int main(int argc, char** argv) {
+  const double start = lite::now();
+  lite::Options options;
+  char message[512];
+  lite::open_missing_streams();
+  if (!lite::parse_options(argc, argv, &options, message, sizeof(message))) {
+    lite::report(message);
+    return 2;
+  }
+  if (options.help) {
+    fputs(lite::kHelp, stdout);
+    return 0;
+  }
+  if (options.version) {
+    printf("penstock-lite %s (C API %d)\n", ps_version(), ps_abi_version());
+    return 0;
+  }
+  lite::watch_signals();
+  return lite::run(options, start);
+}

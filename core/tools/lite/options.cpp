@@ -1,0 +1,155 @@
+#include "options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace lite {
+
+const char kHelp[] =
+    "usage: penstock-lite [options] BUNDLE PROMPT\n"
+    "\n"
+    "Continue a prompt with a .psm bundle, streaming to standard output; no Python.\n"
+    "Sampling that is not given comes from the bundle's generation_config.json.\n"
+    "\n"
+    "  BUNDLE               a .psm file, as penstock export makes it\n"
+    "  PROMPT               the text to continue; - reads it from standard input\n"
+    "  --max-tokens N       tokens to make at most (256)\n"
+    "  --temperature T      0: greedy\n"
+    "  --top-k K            keep the K likeliest tokens; 0: all\n"
+    "  --top-p P            keep the smallest set that reaches P; 1: all\n"
+    "  --seed S             the same seed gives the same text\n"
+    "  --ignore-eos         go on past end tokens\n"
+    "  --threads N          0: as many as allowed (default)\n"
+    "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
+    "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
+    "  --json               print one object instead of text\n"
+    "  --bench              go on past end tokens and print speed and memory on standard error\n"
+    "  --version            print the version\n"
+    "  --help               print this\n";
+
+namespace {
+
+struct Parser {
+  char* message;
+  uint64_t message_bytes;
+
+  bool fail(const char* option, const char* expected, const char* found) {
+    snprintf(message, message_bytes, "%s: expected %s, found %s%s%s", option, expected, found ? "\"" : "", found ? found : "nothing",
+             found ? "\"" : "");
+    return false;
+  }
+
+  bool whole(const char* option, const char* text, int64_t least, int64_t most, const char* expected, int64_t* out) {
+    char* end = nullptr;
+    errno = 0;
+    const long long value = text ? strtoll(text, &end, 10) : 0;
+    if (!text || end == text || *end || errno || value < least || value > most || isspace(static_cast<unsigned char>(*text)))
+      return fail(option, expected, text);
+    *out = value;
+    return true;
+  }
+
+  bool number(const char* option, const char* text, double least, double most, const char* expected, double* out) {
+    char* end = nullptr;
+    const double value = text ? strtod(text, &end) : 0;
+    if (!text || end == text || *end || !isfinite(value) || value < least || value > most ||
+        isspace(static_cast<unsigned char>(*text)))
+      return fail(option, expected, text);
+    *out = value;
+    return true;
+  }
+
+  bool seed(const char* text, Options* out) {
+    char* end = nullptr;
+    errno = 0;
+    out->seed = text ? strtoull(text, &end, 10) : 0;
+    if (!text || end == text || *end || errno || !isdigit(static_cast<unsigned char>(*text)))
+      return fail("--seed", "a whole number from 0 to 2^64-1", text);
+    out->has_seed = true;
+    return true;
+  }
+
+  bool kv_cache(const char* text, Options* out) {
+    static const char* const names[] = {"auto", "f32", "bf16", "int8"};
+    for (const char* name : names) {
+      if (text && strcmp(text, name) == 0) {
+        out->kv_cache = name;
+        return true;
+      }
+    }
+    return fail("--kv-cache", "auto, f32, bf16 or int8", text);
+  }
+
+  // An option that takes a value; -1: there is none of that name.
+  int valued(const char* name, const char* value, Options* out) {
+    if (strcmp(name, "--max-tokens") == 0)
+      return whole(name, value, 1, kMaxTokens, "a whole number from 1", &out->max_tokens);
+    if (strcmp(name, "--temperature") == 0)
+      return number(name, value, 0, 100, "a number from 0 to 100", &out->temperature);
+    if (strcmp(name, "--top-k") == 0) return whole(name, value, 0, INT32_MAX, "a whole number from 0", &out->top_k);
+    if (strcmp(name, "--top-p") == 0)
+      return number(name, value, 1e-6, 1, "a number above 0 and up to 1", &out->top_p);
+    if (strcmp(name, "--seed") == 0) return seed(value, out);
+    if (strcmp(name, "--threads") == 0) return whole(name, value, 0, 1024, "a whole number from 0 to 1024", &out->threads);
+    if (strcmp(name, "--kv-cache") == 0) return kv_cache(value, out);
+    return -1;
+  }
+
+  bool flag(const char* name, Options* out) {
+    const struct {
+      const char* name;
+      bool* value;
+    } flags[] = {{"--ids", &out->ids},   {"--json", &out->json}, {"--bench", &out->bench},     {"--ignore-eos", &out->ignore_eos},
+                 {"--help", &out->help}, {"-h", &out->help},     {"--version", &out->version}};
+    for (const auto& one : flags) {
+      if (strcmp(name, one.name) != 0) continue;
+      *one.value = true;
+      return true;
+    }
+    return false;
+  }
+
+  bool positional(const char* text, Options* out) {
+    if (!out->bundle) {
+      out->bundle = text;
+    } else if (!out->prompt) {
+      out->prompt = text;
+    } else {
+      return fail("PROMPT", "one text (put it in quotes)", text);
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+bool parse_options(int argc, char** argv, Options* out, char* message, uint64_t message_bytes) {
+  Parser parser{message, message_bytes};
+  bool only_positional = false;
+  for (int i = 1; i < argc; ++i) {
+    char* word = argv[i];
+    if (only_positional || word[0] != '-' || !word[1]) {
+      if (!parser.positional(word, out)) return false;
+    } else if (strcmp(word, "--") == 0) {
+      only_positional = true;
+    } else if (!parser.flag(word, out)) {
+      char* equals = strchr(word, '=');  // --name=value
+      if (equals) *equals = 0;
+      const char* value = equals ? equals + 1 : i + 1 < argc ? argv[i + 1] : nullptr;
+      const int known = parser.valued(word, value, out);
+      if (known < 0) return parser.fail("options", "those of --help", word);
+      if (!known) return false;
+      if (!equals) ++i;
+    }
+  }
+  if (out->help || out->version) return true;
+  if (!out->bundle) return parser.fail("BUNDLE", "a .psm file", nullptr);
+  if (!out->prompt) return parser.fail("PROMPT", "a text, or - for standard input", nullptr);
+  return true;
+}
+
+}  // namespace lite

@@ -1,0 +1,28 @@
+// What penstock-lite is asked to do.
+#ifndef PENSTOCK_LITE_OPTIONS_H
+#define PENSTOCK_LITE_OPTIONS_H
+
+#include <stdint.h>
+
+namespace lite {
+
+constexpr int32_t kMaxTokens = INT32_MAX;
+
+// What is not given (below 0; for the seed has_seed) comes from the bundle's generation_config.json.
+struct Options {
+  const char* bundle = nullptr;
+  const char* prompt = nullptr;
+  int64_t max_tokens = -1, top_k = -1, threads = 0;
+  double temperature = -1, top_p = -1;
+  uint64_t seed = 0;
+  const char* kv_cache = "auto";
+  bool has_seed = false, ids = false, bench = false, json = false, ignore_eos = false, help = false, version = false;
+};
+
+// False: `message` says which option, what was expected and what was found.
+bool parse_options(int argc, char** argv, Options* out, char* message, uint64_t message_bytes);
+extern const char kHelp[];
+
+}  // namespace lite
+
+#endif

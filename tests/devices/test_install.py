@@ -1,0 +1,77 @@
+"""``cmake --install``: headers, both libraries, and how pkg-config and CMake find them; the examples built that way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "demo.psm"
+PROMPT = "def read(path):\n    "
+
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def answer() -> str:
+    with LLM(DEMO) as llm:
+        return llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=32)).text + "\n"
+
+
+def library_folder(prefix: Path) -> Path:
+    return next(prefix.glob("lib*/**/libpenstock.a")).parent
+
+
+def test_what_is_installed(installed: Path) -> None:
+    libraries = library_folder(installed)
+    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if not path.is_dir()}
+    folder = libraries.relative_to(installed).as_posix()
+    assert names == {
+        "include/penstock.h",
+        "bin/penstock-lite",
+        *(f"{folder}/libpenstock{end}" for end in (".a", ".so", ".so.2", ".so.2.0.1.0")),
+        f"{folder}/pkgconfig/penstock.pc",
+        *(f"{folder}/cmake/Penstock/Penstock{end}.cmake" for end in ("Config", "ConfigVersion", "Targets")),
+        f"{folder}/cmake/Penstock/PenstockTargets-release.cmake",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_examples_built_by_find_package(
+    language: str, installed: Path, command: Command, tmp_path: Path, answer: str
+) -> None:
+    command("cmake", "-S", ROOT / "examples" / language, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
+    command("cmake", "--build", tmp_path)
+    for program in ("generate", "generate_static"):
+        assert command(tmp_path / program, DEMO, PROMPT, 32) == answer
+        needed = command("readelf", "-d", tmp_path / program)
+        assert ("libpenstock.so.2" in needed) == (program == "generate")
+
+
+def test_examples_built_by_pkg_config(installed: Path, command: Command, tmp_path: Path, answer: str) -> None:
+    libraries = library_folder(installed)
+    env = {**os.environ, "PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
+    flags = command("pkg-config", "--cflags", "--libs", "penstock", env=env).split()
+    source = ROOT / "examples" / "c" / "generate.c"
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Wpedantic", "-Werror"]
+    command("cc", *strict, source, *flags, "-o", tmp_path / "shared")
+    assert command(tmp_path / "shared", DEMO, PROMPT, 32, env={**env, "LD_LIBRARY_PATH": str(libraries)}) == answer
+    # One file that needs nothing of the machine but its kernel.
+    static = command("pkg-config", "--cflags", "--libs", "--static", "penstock", env=env).split()
+    command("cc", *strict, "-static", source, *static, "-o", tmp_path / "static")
+    assert command(tmp_path / "static", DEMO, PROMPT, 32) == answer
+    assert "NEEDED" not in command("readelf", "-d", tmp_path / "static")
+
+
+def test_examples_name_what_is_wrong(installed: Path, command: Command, tmp_path: Path) -> None:
+    command("cmake", "-S", ROOT / "examples" / "cpp", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
+    command("cmake", "--build", tmp_path, "--target", "generate")
+    done = subprocess.run([tmp_path / "generate", "none.psm", "x"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "none.psm: No such file or directory\n"

@@ -1,0 +1,192 @@
+"""penstock-lite: the tokens that Python's graph mode makes, and a command that behaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from tests.core.tiny_graph import tiny_graph, write_bundle
+
+DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
+PROMPT = "def read(path):\n    "
+LONG = "# é ç ✓ \U0001f40d\n" * 10 + "def add(a, b):\n" * 90  # more than one step takes
+
+Command = Callable[..., str]
+
+
+def failure(lite: Path, *words: object, status: int = 1) -> str:
+    done = subprocess.run(
+        [lite, *map(str, words)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == status, done
+    assert done.stderr.startswith("penstock-lite: ")
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["f32", "w8a8", "w4a8"])
+def test_tokens_and_text_are_graph_modes(scheme: str, bundles: dict[str, Path], lite: Path, command: Command) -> None:
+    with LLM(bundles[scheme]) as llm:
+        for prompt, options, params in (
+            (PROMPT, ("--temperature", 0), SamplingParams(temperature=0, max_tokens=48)),
+            (LONG, ("--temperature", 0), SamplingParams(temperature=0, max_tokens=48)),
+            (PROMPT, ("--temperature", 0.9, "--seed", 7), SamplingParams(temperature=0.9, seed=7, max_tokens=48)),
+            (
+                PROMPT,
+                ("--top-k", 20, "--top-p=0.8", "--threads", 1),
+                SamplingParams(top_k=20, top_p=0.8, seed=2**63 - 1, max_tokens=48),
+            ),
+        ):  # fmt: skip
+            wanted = llm.generate(prompt, params)
+            seed = ("--seed", params.seed) if params.seed is not None else ()
+            found = json.loads(command(lite, bundles[scheme], prompt, "--json", "--max-tokens", 48, *options, *seed))
+            assert found["token_ids"] == list(wanted.token_ids)
+            assert found["text"] == wanted.text
+            assert found["finish_reason"] == wanted.finish_reason
+            assert found["num_prompt_tokens"] == len(wanted.prompt_token_ids)
+            assert found["scheme"] == scheme
+
+
+def test_text_streams_to_standard_output(lite: Path, command: Command) -> None:
+    found = json.loads(command(lite, DEMO, PROMPT, "--json", "--temperature", 0))
+    assert command(lite, DEMO, PROMPT, "--temperature", 0) == found["text"] + "\n"
+    assert command(lite, DEMO, "-", "--temperature", 0, input=PROMPT) == found["text"] + "\n"
+    assert command(lite, "--temperature=0", "--", DEMO, PROMPT) == found["text"] + "\n"
+
+
+def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> None:
+    """Of a bundle without a tokenizer, too."""
+    path = write_bundle(tmp_path / "tiny.psm", tiny_graph())
+    assert "segment tokenizer.bin" in (message := failure(lite, path, "text"))
+    assert "--ids" in message
+    with LLM(path) as llm:
+        wanted = list(llm.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=9)).token_ids)
+    assert command(lite, path, "1,2, 3", "--ids", "--max-tokens", 9).split() == [str(token) for token in wanted]
+    found = json.loads(command(lite, path, "[1, 2, 3]", "--ids", "--max-tokens", 9, "--json"))
+    assert (found["token_ids"], found["text"]) == (wanted, None)
+    assert 'found "x"' in failure(lite, path, "1 x", "--ids")
+    assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--top-k", "many"], '--top-k: expected a whole number from 0, found "many"'),
+        (["--top-p", "0"], '--top-p: expected a number above 0 and up to 1, found "0"'),
+        (["--temperature", "-1"], '--temperature: expected a number from 0 to 100, found "-1"'),
+        (["--temperature", "nan"], "--temperature: expected"),
+        (["--max-tokens", "0"], '--max-tokens: expected a whole number from 1, found "0"'),
+        (["--max-tokens"], "--max-tokens: expected a whole number from 1, found nothing"),
+        (["--seed", "-1"], "--seed: expected a whole number"),
+        (["--threads", "1025"], "--threads: expected"),
+        (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16 or int8, found "f64"'),
+        (["--colour"], 'options: expected those of --help, found "--colour"'),
+        (["third"], 'PROMPT: expected one text (put it in quotes), found "third"'),
+    ],
+)
+def test_wrong_options_are_refused_by_name(words: list[str], message: str, lite: Path) -> None:
+    assert message in failure(lite, DEMO, "x", *words, status=2)
+
+
+def test_wrong_bundles_and_prompts_are_refused(tmp_path: Path, lite: Path) -> None:
+    assert "BUNDLE: expected" in failure(lite, status=2)
+    assert "PROMPT: expected" in failure(lite, DEMO, status=2)
+    assert "No such file" in failure(lite, tmp_path / "none.psm", "x")
+    (tmp_path / "cut.psm").write_bytes(DEMO.read_bytes()[:5000])
+    assert "cut.psm: header.file_bytes" in failure(lite, tmp_path / "cut.psm", "x")
+    assert "the context holds 1024" in failure(lite, DEMO, "word " * 1100)
+    assert "one token at least" in failure(lite, DEMO, "")
+    done = subprocess.run([lite, DEMO, b"\xff\xfe"], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"UTF-8" in done.stderr
+
+
+def test_version_and_help(lite: Path, command: Command) -> None:
+    from penstock import __version__
+
+    assert command(lite, "--version").startswith(f"penstock-lite {__version__} ")
+    text = command(lite, "--help")
+    for option in ("max-tokens", "temperature", "top-k", "top-p", "seed", "threads", "bench", "json", "ids", "version"):
+        assert f"--{option} " in text
+
+
+def test_bench_prints_speed_and_memory(lite: Path) -> None:
+    words = [lite, DEMO, PROMPT, "--bench", "--json", "--max-tokens", "32", "--temperature", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert len(found["token_ids"]) == 32  # past end tokens
+    assert all(value > 0 for value in found["timings"].values())
+    memory = found["memory"]
+    assert 0 < memory["private_dirty_bytes"] < memory["plan_bytes"]
+    assert "prefill" in done.stderr
+    assert "PSS" in done.stderr
+
+
+def test_a_closed_pipe_ends_it_quietly(lite: Path) -> None:
+    with subprocess.Popen([lite, DEMO, PROMPT, "--ignore-eos", "--max-tokens", "900"], stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_full_disk_is_an_error(lite: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([lite, DEMO, PROMPT], stdout=full, stderr=-1, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "penstock-lite: standard output: No space left on device\n"
+
+
+def test_interrupt_ends_it_with_130(lite: Path) -> None:
+    with subprocess.Popen([lite, DEMO, PROMPT, "--ignore-eos", "--max-tokens", "900"], stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(60) == 130
+        assert process.stderr.read() == b"\n"
+
+
+def mapped(pid: int, path: Path) -> tuple[int, int]:
+    """Kilobytes of the file that a process has in memory, and its share of them."""
+    rss = pss = 0
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            inside = words[-1] == str(path)
+        elif inside and words[0] == "Rss:":
+            rss += int(words[1])
+        elif inside and words[0] == "Pss:":
+            pss += int(words[1])
+    return rss, pss
+
+
+def test_two_processes_share_the_pages_of_a_bundle(tmp_path: Path, lite: Path) -> None:
+    path = Path(shutil.copy(DEMO, tmp_path))
+    words = [lite, path, PROMPT, "--ignore-eos", "--max-tokens", "900"]
+    processes = [subprocess.Popen(words, stdout=-1, stderr=-1) for _ in range(2)]
+    try:
+        for process in processes:  # the first token is there: every weight was read
+            assert process.stdout is not None
+            process.stdout.read(1)
+            process.send_signal(signal.SIGSTOP)
+        found = [mapped(process.pid, path) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for rss, pss in found:
+        assert rss > 5000
+        assert pss < 0.55 * rss
