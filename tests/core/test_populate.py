@@ -16,6 +16,7 @@ import pytest
 from penstock.errors import InvalidArgumentError, InvalidFileError, OutOfMemoryError
 from penstock.graph.ir import KvLayout
 from penstock.lite.core import Context, CoreProgram, Model
+from penstock.lite.kv import KV_NUMBERS
 from penstock.runtime import native
 from penstock.runtime.machine import Memory, huge_pages
 from penstock.runtime.native import NativeProgram
@@ -69,6 +70,7 @@ def test_a_file_read_whole_has_nothing_to_copy(bundle_of: Callable[..., Path], c
 MEMORY = """
 import sys
 from penstock.lite.core import Context, Model
+from penstock.runtime import native
 from penstock.runtime.machine import _fields, peak_rss_bytes
 from pathlib import Path
 with Context(int(sys.argv[2])) as context, Model.open(sys.argv[1]) as model:
@@ -113,7 +115,7 @@ def test_the_page_cache_is_dropped_behind(large: Path, context: Context) -> None
 
 
 def test_key_layouts_have_the_numbers_of_the_graph() -> None:
-    assert {name.upper(): number for name, number in native._LAYOUTS.items()} == KvLayout.__members__
+    assert {name.upper(): number for name, number in KV_NUMBERS.items()} == KvLayout.__members__
 
 
 def test_a_file_that_shrank_or_changed_is_an_error(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
