@@ -23,12 +23,10 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.ir import Graph, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.lite.core import Model, crc32, layout_bytes
-from penstock.lite.metadata import read_metadata
+from penstock.lite.metadata import FORMAT_MAJOR, FORMAT_MINOR, read_metadata
 
 __all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "read_graph"]
 
-FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
 _MAGIC = b"PENSTOCK"
 _HEADER = struct.Struct("<8sHHIQQIIQ16x")
 _PAGE_BYTES = 4096

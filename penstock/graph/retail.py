@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.lite.core import Model
-from penstock.lite.memory import map_over
+from penstock.lite.memory import can_map_segments, map_over
 
 __all__ = ["map_weights", "with_tail"]
 
@@ -48,8 +48,11 @@ def with_tail(source: str | os.PathLike[str], out: str | os.PathLike[str], tail:
 def map_weights(model: Model, source: str | os.PathLike[str]) -> None:
     """Put the weights of the bundle ``source`` in the place of those of a hollow bundle that is open, before it runs.
 
-    They are mapped, not copied: both share the file's pages.  FileAccessError when the system refuses.
+    They are mapped, not copied: both share the file's pages.  FileAccessError when the system refuses,
+    UnsupportedError where its pages are larger than what segments are aligned to.
     """
+    if not can_map_segments():
+        raise UnsupportedError(f"{source}: pages of {mmap.PAGESIZE} bytes hold more than a segment")
     _, segments = read_graph(source)
     held = model.segment(_WEIGHTS)
     place = next(one for one in segments if one.name == _WEIGHTS)

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,8 +41,12 @@ class ModelGroup:
     def __init__(self) -> None:
         self._models: list[weakref.ref[Model]] = []
         self._lock = threading.Lock()
-        self.shared_bytes = 0
-        """Bytes of weights that are not held a second time."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of weights of the models that are open that are not held a second time."""
+        opened = {model._opened for ref in self._models if (model := ref()) is not None}
+        return sum(one.shared_bytes for one in opened if one is not None)
 
     def add_model(self, models: Model | Sequence[Model]) -> None:
         """Take models in, built ones now and others when they are built.
@@ -63,19 +68,28 @@ class ModelGroup:
             model._group = self
 
     def share(self, model: Model) -> None:
-        """Look for the weights of a model that was just built among those of the others."""
-        with self._lock:
-            others = [other for ref in self._models if (other := ref()) is not None and other is not model]
-            with model._in_use() as (opened, _):
-                _refuse_private(opened)
-                segment = opened.native.segment(_WEIGHTS)
-                done = np.zeros((0 if segment is None else segment.nbytes) // mmap.PAGESIZE, bool)
-                for other in others:
-                    donor = other._opened
-                    if donor is not None and not donor.is_private:
-                        self.shared_bytes += _share(opened, donor, done)
+        """Look for the weights of a model that is built among those of the others."""
+        with self._lock, model._in_use() as (opened, _):
+            self._share(model, opened)
             if all(ref() is not model for ref in self._models):
                 self._models.append(weakref.ref(model))
+
+    @contextmanager
+    def joining(self, model: Model, opened: OpenModel) -> Iterator[None]:
+        """Look for the weights of what a model of the group is about to become, and let no other join meanwhile."""
+        with self._lock:
+            self._share(model, opened)
+            yield
+
+    def _share(self, model: Model, opened: OpenModel) -> None:
+        _refuse_private(opened)
+        segment = opened.native.segment(_WEIGHTS)
+        done = np.zeros((0 if segment is None else segment.nbytes) // mmap.PAGESIZE, bool)
+        for ref in self._models:
+            other = ref()
+            donor = None if other is None or other is model else other._opened
+            if donor is not None and not donor.is_private:
+                opened.shared_bytes += _share(opened, donor, done)
 
 
 def _refuse_private(opened: OpenModel) -> None:
@@ -96,6 +110,8 @@ def _share(opened: OpenModel, donor: OpenModel, done: npt.NDArray[np.bool_]) -> 
         return 0
     offset, num_bytes = where
     own = np.frombuffer(segment, np.uint8)
+    if offset % mmap.PAGESIZE or own.ctypes.data % mmap.PAGESIZE:  # segments begin at 4096, pages may be larger
+        return 0
     try:
         file = os.open(donor.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

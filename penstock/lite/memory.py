@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from penstock.errors import FileAccessError
 
-__all__ = ["make_memory", "map_over", "use_small_pages"]
+__all__ = ["can_map_segments", "make_memory", "map_over", "use_small_pages"]
 
 _NO_HUGE_PAGES: Final = 15
 """MADV_NOHUGEPAGE."""
@@ -21,6 +21,7 @@ _POPULATE_WRITE: Final = 23
 _MAP_FIXED: Final = 16
 _HUGE_PAGES: Final = 14
 """MADV_HUGEPAGE."""
+_SEGMENT_ALIGNMENT: Final = 4096
 
 
 @cache
@@ -54,6 +55,12 @@ def use_small_pages(address: int, num_bytes: int) -> None:
     stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and stop > start:
         _madvise()(start, stop - start, _NO_HUGE_PAGES)
+
+
+def can_map_segments() -> bool:
+    """Whether segments of bundles, which begin at multiples of 4096 bytes, begin at pages of this system: there are
+    systems with pages of 16 and of 64 KiB."""
+    return _SEGMENT_ALIGNMENT % mmap.PAGESIZE == 0
 
 
 def map_over(address: int, num_bytes: int, file: int, offset: int) -> None:

@@ -5,7 +5,9 @@ Field numbers are positions in core/bundle.fbs.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,12 @@ from flatbuffers.table import Table
 
 from penstock.errors import FileAccessError
 
-__all__ = ["Row", "StoredPart", "StoredWeight", "read_metadata", "stored_segments", "stored_weights"]
+__all__ = [
+    "FORMAT_MAJOR", "FORMAT_MINOR", "Row", "StoredPart", "StoredWeight", "read_metadata", "stored_segments",
+    "stored_weights", "warn_of_newer",
+]  # fmt: skip
+
+FORMAT_MAJOR, FORMAT_MINOR = 1, 0
 
 _OFFSET_AT, _SIZE_AT, _HEADER_BYTES = 16, 24, 64
 _SEGMENTS, _WEIGHTS = 13, 7
@@ -95,6 +102,19 @@ def read_metadata(path: str | os.PathLike[str]) -> bytes:
             return file.read(size)
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror}") from error
+
+
+def warn_of_newer(path: str | os.PathLike[str]) -> None:
+    """A UserWarning for a bundle, which the core has opened, of a newer minor version: what that adds is not read."""
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:  # it is open: its name may go
+        header = file.read(12)
+        major, minor = (int.from_bytes(header[at : at + 2], "little") for at in (8, 10))
+        if minor > FORMAT_MINOR:
+            warnings.warn(
+                f"{path}: header.minor: the file has format {major}.{minor}, this version reads {FORMAT_MAJOR}."
+                f"{FORMAT_MINOR}: what is newer in it is not read",
+                stacklevel=1,
+            )
 
 
 def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:

@@ -6,17 +6,18 @@ import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite import core
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
+from penstock.lite.metadata import warn_of_newer
 from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig, read_config
 from penstock.lite.tensor import Tensor, array_of
@@ -70,20 +71,26 @@ class Model:
         InvalidFileError, UnsupportedError, OutOfMemoryError or FileAccessError, naming field or file; the model is then
         as it was.
         """
+        if isinstance(context, Context) and context.parallel.workers_num > 1:
+            raise InvalidArgumentError(
+                f"parallel.workers_num: expected 0 or 1, found {context.parallel.workers_num}: a Model is one program, "
+                "a ModelParallelRunner is several"
+            )
         opened = OpenModel(model_path, model_type, context, config)
-        try:
-            settings = opened.config
-            sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
-            _check_seq_len(settings.seq_len, sequences)
-        except BaseException:
-            opened.close()
-            raise
-        with self._lock:
-            self._drop()
-            self._opened, self._sequences = opened, sequences
-            self._dims, self._pid, self._closed = (settings.batch_size, settings.seq_len), os.getpid(), False
-        if self._group is not None:
-            self._group.share(self)
+        with ExitStack() as joining:
+            try:
+                settings = opened.config
+                sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
+                _check_seq_len(settings.seq_len, sequences)
+                if self._group is not None:
+                    joining.enter_context(self._group.joining(self, opened))
+            except BaseException:
+                opened.close()
+                raise
+            with self._lock:
+                self._drop()
+                self._opened, self._sequences = opened, sequences
+                self._dims, self._pid, self._closed = (settings.batch_size, settings.seq_len), os.getpid(), False
 
     def get_inputs(self) -> list[Tensor]:
         """Fresh tensors for ``predict``: ``token_ids`` zeros, ``num_tokens`` T, ``reset`` 1."""
@@ -136,12 +143,15 @@ class Model:
 
         They are packed as at export, so that the model computes what a bundle of the new checkpoint would.  The first
         call copies the weights into private memory; the file is never written.  All or none: an error changes nothing.
-        Sequences are empty afterwards.  InvalidArgumentError names the tensor.
+        Sequences are empty afterwards.  InvalidArgumentError names the tensor, InvalidFileError a file that is no
+        longer the one that was opened.
         """
         with self._in_use() as (opened, sequences):
+            opened.check_unchanged()
             updates = pack_updates(opened, weights)
             native = opened.native if opened.is_private else core.Model.open(opened.path, mmap=False)
             try:
+                opened.check_unchanged()  # what was read by its name meanwhile is of that file
                 fresh = Sequences(native, opened.bind(), opened.config, sequences.batch_size)
             except BaseException:
                 if native is not opened.native:
@@ -234,9 +244,13 @@ class OpenModel:
         self._cores = chosen_cores(self.context.cpu)
         self._bound: BoundContext | None = None
         self.is_private = False
+        self.shared_bytes = 0
+        """Bytes of weights that are mapped from the file of another model of the group."""
+        self._stamp = _stamp(self.path)  # before: a file that comes between is refused later
         self.native = core.Model.open(self.path, verify=self.config.verify)
         self.info = self.native.info
         try:
+            warn_of_newer(self.path)
             self._check_precision()
             if self.config.weights == "huge":
                 self.native.populate(self.bind().native)
@@ -258,10 +272,12 @@ class OpenModel:
                 f"penstock export --scheme {wanted} makes one that does"
             )
 
-    def bind(self, num_threads: int | None = None) -> BoundContext:
-        """The context that all programs share; of ``num_threads`` threads one of its own."""
+    def bind(self, num_threads: int | None = None, first: int = 0) -> BoundContext:
+        """The context that all programs share; of ``num_threads`` threads one of its own, whose cores begin at
+        ``first`` of the list, which goes round."""
         if num_threads is not None:
-            return BoundContext(num_threads, self._cores)
+            at = first % max(1, len(self._cores))
+            return BoundContext(num_threads, self._cores[at:] + self._cores[:at])
         if self._bound is None:
             self._bound = BoundContext(self.context.cpu.thread_num, self._cores)
         return self._bound
@@ -270,7 +286,13 @@ class OpenModel:
         """Run on another opening of the file, in private memory, from now on."""
         if native is not self.native:
             self.native.close()
-        self.native, self.is_private = native, True
+        self.native, self.is_private, self.shared_bytes = native, True, 0
+
+    def check_unchanged(self) -> None:
+        """InvalidFileError when the path is no longer the file that was opened."""
+        found = _stamp(self.path)
+        if found is None or found != self._stamp:
+            raise InvalidFileError(f"{self.path}: file: it was replaced or changed since the model was built from it")
 
     def describe(self) -> dict[str, Any]:
         """What ``get_model_info`` gives of every program alike."""
@@ -294,6 +316,15 @@ class OpenModel:
         self.native.close()
         if self._bound is not None:
             self._bound.native.close()
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    """What tells a file from one that takes its name; None where there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # a zero in the name
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check_seq_len(seq_len: int, sequences: Sequences) -> None:

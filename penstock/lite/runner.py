@@ -35,9 +35,10 @@ class ModelParallelRunner:
     served at a time, the others wait.
 
     ``context.parallel.workers_num`` is how many (0: one for every ``cpu.thread_num`` cores), ``cpu.thread_num`` the
-    threads of each (0: 1).  Inputs and outputs are those of Model, of any [B, T] up to the config's ``batch_size`` and
-    the context.  A call knows nothing of those before it, so each ``reset`` must be 1: who continues sequences uses a
-    Model.
+    threads of each (0: 1).  Of the cores that threads are bound to, each worker takes those after the last one's, and
+    begins again where there are no more.  Inputs and outputs are those of Model, of any [B, T] up to the config's
+    ``batch_size`` and the context.  A call knows nothing of those before it, so each ``reset`` must be 1: who continues
+    sequences uses a Model.
     """
 
     def __init__(self) -> None:
@@ -64,8 +65,8 @@ class ModelParallelRunner:
             try:
                 num_threads = opened.context.cpu.thread_num or 1
                 cores = len(os.sched_getaffinity(0))
-                for _ in range(opened.context.parallel.workers_num or max(1, cores // num_threads)):
-                    bound = opened.bind(num_threads)
+                for index in range(opened.context.parallel.workers_num or max(1, cores // num_threads)):
+                    bound = opened.bind(num_threads, index * num_threads)
                     sequences = Sequences(opened.native, bound, opened.config, opened.config.batch_size)
                     workers.append(_Worker(bound, sequences))
             except BaseException:

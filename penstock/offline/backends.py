@@ -17,6 +17,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.retail import map_weights, with_tail
 from penstock.lite import core
 from penstock.lite.device import Context
+from penstock.lite.memory import can_map_segments
 from penstock.lite.model import Model, ModelType
 from penstock.lite.settings import read_values
 from penstock.models.generation import GenerationConfig
@@ -154,11 +155,12 @@ def open_accelerated(source: Path, options: RunOptions) -> Generator:
     """A source whose graph chooses the tokens itself, as an export with ``--tail argmax`` makes it.
 
     The weights of a bundle are not copied: the file that is opened has a hole for them, which is filled by the pages of
-    ``source``.  With the weights in huge pages it is a whole file, for as long as it is read.
+    ``source``.  With the weights in huge pages, or where pages are too large to map segments, it is a whole file,
+    for as long as it is read.
     """
     if options.backend == "eager":
         raise UnsupportedError("is_sample_acceleration: eager mode has no graph to end in tokens: graph and lite have")
-    is_hollow = options.values.get("weights") != "huge"
+    is_hollow = options.values.get("weights") != "huge" and can_map_segments()
     values = {name: value for name, value in options.values.items() if name != "verify"}
     fixed = replace(options, values=values, scheme=None, network=None)
     with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:

@@ -41,8 +41,9 @@ def pipeline(
     values = {name: options.pop(name) for name in FIELDS if name in options}
     search_path = _folders(options.pop("search_path", None))
     if isinstance(model, (LLM, Model)):
-        if values:
-            raise InvalidArgumentError(f"{next(iter(values))}: a model that is open already has its own")
+        given = [*values, *(["search_path"] if search_path is not None else [])]
+        if given:
+            raise InvalidArgumentError(f"{given[0]}: a model that is open already has its own")
         config, options["running"] = InferConfig(), model
     else:
         config = find_source(model, values, search_path)

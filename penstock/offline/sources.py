@@ -45,6 +45,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
         raise InvalidArgumentError(f"model: expected a path, a pair of them or a name, found {type(model).__name__}")
     path = Path(model)
     if path.exists():
+        _refuse_search(search_path, str(path))
         return _of_path(path, values)
     if path.name != os.fspath(model) or path.suffix in (".psm", *YAML_SUFFIXES):
         raise FileAccessError(f"{path}: no such file or folder")
@@ -58,7 +59,13 @@ def _of_config(config: InferConfig, search_path: Sequence[Path] | None) -> Infer
         given = {name: getattr(config, name) for name in ("infer_seq_length", "config_path", "model_name")}
         given = {name: value for name, value in given.items() if value}
         return _of_path(_search(config.model_name, search_path), given)
+    _refuse_search(search_path, config.prefill_model_path)
     return config
+
+
+def _refuse_search(search_path: Sequence[Path] | None, what: str) -> None:
+    if search_path is not None:
+        raise InvalidArgumentError(f"search_path: expected none, since {what} is a path: it goes with a model's name")
 
 
 def _of_path(path: Path, values: Mapping[str, Any]) -> InferConfig:

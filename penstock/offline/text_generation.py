@@ -51,7 +51,11 @@ class TextGeneration:
         threads: int = 0,
         running: LLM | Model | None = None,
     ) -> None:
-        if running is None and not config.prefill_model_path:
+        if running is not None:
+            for name, value in (("scheme", scheme), ("network", network), ("threads", threads)):
+                if value not in (None, 0):
+                    raise InvalidArgumentError(f"{name}: a model that is open already has its own")
+        elif not config.prefill_model_path:
             config = find_source(config, {}, None)
         self.config = config
         self.backend = backend_named(backend)

@@ -91,6 +91,15 @@ def test_values_that_are_refused(owner: str, name: str, value: object, words: st
         setattr(getattr(context, owner) if owner else context, name, value)
 
 
+def test_a_model_is_one_worker() -> None:
+    context = lite.Context()
+    context.parallel.workers_num = 2
+    with pytest.raises(InvalidArgumentError, match=r"parallel\.workers_num: expected 0 or 1, found 2: a Model is one"):
+        build(context=context)
+    context.parallel.workers_num = 1
+    build(context=context).close()
+
+
 def test_options_that_do_not_exist_cannot_be_set() -> None:
     context = lite.Context()
     for owner in (context, context.cpu, context.gpu, context.parallel):

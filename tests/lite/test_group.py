@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
 from pathlib import Path
 
@@ -83,3 +84,47 @@ def test_what_it_refuses() -> None:
             lite.ModelGroup().add_model(model)
         with pytest.raises(UnsupportedError, match="this model has a copy"):
             group.add_model(huge)
+
+
+def test_a_model_that_cannot_share_is_refused_before_it_takes_a_place(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.psm"
+    shutil.copy(BUNDLE, copy)
+    group = lite.ModelGroup()
+    with build() as first, build(copy) as second:
+        group.add_model([first, second])
+        shared, expected = group.shared_bytes, ask(second, [IDS])
+        assert shared > 0
+        with pytest.raises(UnsupportedError, match="this model has a copy"):
+            second.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, None, {"weights": "huge"})
+        assert second.get_model_info("model_path") == str(copy)
+        assert np.array_equal(ask(second, [IDS]), expected)
+        assert group.shared_bytes == shared
+
+
+def test_what_is_shared_counts_once_for_each_model(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.psm"
+    shutil.copy(BUNDLE, copy)
+    group = lite.ModelGroup()
+    with build() as first, build(copy) as second:
+        group.add_model([first, second])
+        shared = group.shared_bytes
+        assert shared > 0
+        second.build_from_file(copy, lite.ModelType.PENSTOCK)
+        assert group.shared_bytes == shared
+        second.update_weights([lite.Tensor(np.ones(256, np.float32), name="model.norm.weight")])
+        assert group.shared_bytes == 0  # it has a copy of its own now
+
+
+@pytest.mark.parametrize("page_bytes", [16384, 65536])
+def test_where_segments_begin_within_a_page_nothing_is_shared(
+    page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.psm"
+    shutil.copy(BUNDLE, copy)
+    assert stored_segments(read_metadata(BUNDLE))["weights"][0] % page_bytes
+    monkeypatch.setattr(mmap, "PAGESIZE", page_bytes)
+    group = lite.ModelGroup()
+    with build() as first, build(copy) as second:
+        group.add_model([first, second])
+        assert group.shared_bytes == 0
+        assert np.array_equal(ask(first, [IDS]), ask(second, [IDS]))

@@ -240,3 +240,17 @@ def test_any_cuts_of_any_sequences(rows: npt.NDArray[np.float32], data: st.DataO
             lens = [begin + count for begin, count in zip(begins, counts, strict=True)]
             for row, (length, count) in enumerate(zip(lens, counts, strict=True)):
                 assert np.array_equal(found[row], rows[length - 1] if count else np.zeros(VOCAB, np.float32))
+
+
+def test_a_bundle_of_a_newer_minor_version_opens_with_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "newer.psm"
+    data = bytearray(BUNDLE.read_bytes())
+    data[10:12] = (9).to_bytes(2, "little")
+    path.write_bytes(data)
+    words = rf"{path}: header\.minor: the file has format 1\.9, this version reads 1\.0"
+    with pytest.warns(UserWarning, match=words) as told:
+        build(path).close()
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match=words) as told:
+        LLM(path).close()
+    assert len(told) == 1

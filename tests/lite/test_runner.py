@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from penstock import lite
 from penstock.errors import InvalidArgumentError
+from penstock.lite.affinity import BoundContext
 from tests.lite.demo import BUNDLE, IDS, ask, build, tensors
 
 
@@ -105,3 +107,39 @@ def test_closing_waits_for_calls_and_refuses_those_that_wait() -> None:
     first.join()
     closing.join()
     assert outcomes == [[1, 4096]]
+
+
+def test_workers_share_out_the_cores_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three workers of two threads over four cores: the third begins again."""
+    given: list[tuple[int, list[int]]] = []
+
+    def bound(num_threads: int, cores: list[int]) -> BoundContext:
+        given.append((num_threads, cores))
+        return BoundContext(num_threads)
+
+    monkeypatch.setattr("penstock.lite.model.chosen_cores", lambda _: [4, 5, 6, 7])
+    monkeypatch.setattr("penstock.lite.model.BoundContext", bound)
+    context = lite.Context(thread_num=2)
+    context.parallel.workers_num = 3
+    with lite.ModelParallelRunner() as runner:
+        runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, context)
+    assert given == [(2, [4, 5, 6, 7]), (2, [6, 7, 4, 5]), (2, [4, 5, 6, 7])]
+
+
+def test_each_worker_runs_on_a_core_of_its_own() -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("one core")
+    context = lite.Context(thread_num=1, thread_affinity_core_list=cores)
+    context.parallel.workers_num = 2
+    during: list[set[int]] = []
+    with lite.ModelParallelRunner() as runner:
+        runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, context)
+        for worker in runner._workers:
+            run = worker.sequences._program.run
+            worker.sequences._program.run = lambda batch, run=run: (  # type: ignore[method-assign]
+                during.append(os.sched_getaffinity(0)), run(batch)
+            )  # fmt: skip
+        for _ in range(2):  # the free ones take turns
+            runner.predict(tensors([IDS]))
+    assert during == [{cores[0]}, {cores[1]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock import lite
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
 from penstock.lite.core import Model as CoreModel
+from penstock.lite.update import pack_updates
 from penstock.models.checkpoint import Checkpoint
-from tests.lite.demo import FOLDER, IDS, ask, build
+from tests.lite.demo import BUNDLE, FOLDER, IDS, ask, build
 
 LAYER = "model.layers.3."
 CHANGED = (
@@ -124,3 +126,40 @@ def test_what_cannot_be_quantized_is_named() -> None:
         with pytest.raises(InvalidArgumentError, match="is there twice"):
             model.update_weights([tensor("model.norm.weight", 256), tensor("model.norm.weight", 256)])
         assert np.array_equal(ask(model, [IDS]), before)
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_a_file_that_took_the_name_is_refused(is_private: bool, tmp_path: Path) -> None:
+    """Its other weights are not mixed in, whether the model runs from the file or from a copy already."""
+    path, other = tmp_path / "one.psm", tmp_path / "other.psm"
+    shutil.copy(BUNDLE, path)
+    shutil.copy(BUNDLE, other)
+    norm = [tensor("model.norm.weight", 256)]
+    with build(path) as model:
+        if is_private:
+            model.update_weights(norm)
+        before = ask(model, [IDS])
+        os.replace(other, path)
+        with pytest.raises(InvalidFileError, match=f"{path}: file: it was replaced or changed"):
+            model.update_weights(norm)
+        assert np.array_equal(ask(model, [IDS]), before)
+        path.unlink()
+        with pytest.raises(InvalidFileError, match=f"{path}: file: it was replaced or changed"):
+            model.update_weights(norm)
+
+
+def test_a_file_that_takes_the_name_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "one.psm", tmp_path / "other.psm"
+    shutil.copy(BUNDLE, path)
+    shutil.copy(BUNDLE, other)
+
+    def pack(*given: object) -> object:
+        found = pack_updates(*given)  # type: ignore[arg-type]
+        os.replace(other, path)
+        return found
+
+    monkeypatch.setattr("penstock.lite.model.pack_updates", pack)
+    with build(path) as model:
+        with pytest.raises(InvalidFileError, match=f"{path}: file: it was replaced or changed"):
+            model.update_weights([tensor("model.norm.weight", 256)])
+        assert model.get_model_info("weights") == "mmap"

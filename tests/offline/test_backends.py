@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from penstock.engine.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.engine.result import Result
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.retail import map_weights
+from penstock.lite import core
 from tests.lite.demo import BUNDLE, FOLDER, build
 from tests.offline.conftest import SCHEMES
 
@@ -62,6 +65,18 @@ def test_it_chooses_in_huge_pages_too(backend: str, tmp_path: Path) -> None:
     with pipeline("text_generation", BUNDLE, backend=backend, config_path=file) as generate:
         expected = answers(generate(PROMPTS, **WAYS[0]))
         assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
+
+
+@pytest.mark.parametrize("backend", ["graph", "lite"])
+def test_it_chooses_from_a_whole_file_where_pages_are_large(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping of whole pages would put what lies around the weights in the place of other segments."""
+    monkeypatch.setattr("penstock.offline.backends.map_weights", lambda *_: pytest.fail("mapped"))
+    with pipeline("text_generation", BUNDLE, backend=backend) as generate:
+        expected = answers(generate(PROMPTS, **WAYS[0]))
+        monkeypatch.setattr(mmap, "PAGESIZE", 65536)
+        assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
+    with core.Model.open(BUNDLE) as model, pytest.raises(UnsupportedError, match="pages of 65536 bytes hold more"):
+        map_weights(model, BUNDLE)
 
 
 def test_eager_has_no_graph() -> None:
@@ -119,6 +134,10 @@ def test_models_that_are_open_already() -> None:
             pipeline(model=llm, backend="lite")
         with pytest.raises(InvalidArgumentError, match="device_id: a model that is open already"):
             pipeline(model=llm, device_id=0)
+        for running, backend in ((llm, "graph"), (model, "lite")):
+            for name, value in (("threads", 2), ("scheme", "w4a8"), ("network", "a.py:Net"), ("search_path", "/")):
+                with pytest.raises(InvalidArgumentError, match=f"{name}: a model that is open already has its own"):
+                    pipeline(model=running, backend=backend, **{name: value})
 
 
 def test_lengths_and_ends() -> None:

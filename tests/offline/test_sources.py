@@ -232,3 +232,8 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
     with pytest.raises(InvalidArgumentError, match="search_path must be a folder or a list of them"):
         pipeline("text_generation", "a", search_path=3)
+    for model in (BUNDLE, str(BUNDLE), FOLDER, (BUNDLE, BUNDLE), InferConfig(str(BUNDLE))):
+        with pytest.raises(InvalidArgumentError, match=r"search_path: expected none, since .* is a path"):
+            pipeline("text_generation", model, search_path=tmp_path)
+    with pytest.raises(InvalidArgumentError, match=r"search_path: expected none, since .*demo\.psm is a path"):
+        pipeline("text_generation", prefill_model_path=BUNDLE, search_path=tmp_path)
