@@ -103,7 +103,9 @@ class Traffic:
             try:
                 code = await ask(asked)
             except grpc.aio.AioRpcError as error:
-                code = error.code().name
+                # grpc.aio's client says this of a write to an RPC that has been refused already, not how it was.
+                late = error.details() == "Internal error from Core"
+                code = "UNAVAILABLE" if late else error.code().name
             is_over = self.is_over
             for one in asked:
                 self._judge(index, one, code)
