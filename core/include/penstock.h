@@ -10,13 +10,16 @@
  *
  * Ownership.  Handles (ps_context, ps_model, ps_program, ps_tokenizer) belong to whoever made them and are given back
  * by their destroy or close function, which takes null.  They may be given back in any order: a program keeps the model
- * and the context that it was made of, and a tokenizer its model.  A handle that was given back is refused by every
- * function, as is a pointer that never was one.  Arguments are read during the call alone, strings and arrays
- * too: the caller keeps them.  Views (segments, logits ...) point into the handle's memory and end as each says.
+ * and the context that it was made of, and a tokenizer its model.  Every function refuses a pointer that never was a
+ * handle, and one that was given back as long as no newer handle of its kind has its place in memory: then it is taken
+ * for the newer one.  Arguments are read during the call alone, strings and arrays too: the caller keeps them.  Views
+ * (segments, logits ...) point into the handle's memory and end as each says.
  *
  * Threads.  Every function may be called from any thread.  A program serves one call at a time: a second one from
- * another thread while the first is inside is refused.  Programs that share a context take turns inside a step.  In a
- * forked child a context's threads do not exist: steps are refused there; make a context in the child.
+ * another thread while the first is inside is refused.  A handle is given back when no other thread is inside a call
+ * with it or about to make one: nothing guards a context, a model or a tokenizer against that, and a program only
+ * against calls that are inside already.  Programs that share a context take turns inside a step.  In a forked child a
+ * context's threads do not exist: steps are refused there; make a context in the child.
  *
  * Growing structs begin with struct_size, which the caller sets to sizeof(the struct); a field that the caller's struct
  * does not have yet counts as zero, and zero is always a sound default.  What fields that the library does not know

@@ -11,7 +11,7 @@ endif()
 
 set(bundles)
 foreach(bundle ${PENSTOCK_OPS_FROM})
-  get_filename_component(bundle "${bundle}" ABSOLUTE BASE_DIR ${CMAKE_BINARY_DIR})
+  get_filename_component(bundle "${bundle}" ABSOLUTE BASE_DIR ${CMAKE_SOURCE_DIR})
   list(APPEND bundles ${bundle})
 endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${bundles})

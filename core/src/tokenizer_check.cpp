@@ -1,4 +1,5 @@
-// The contents of a tokenizer's tables: every index within its table, every order kept.
+// The contents of a tokenizer's tables: every index within its table, every order kept.  They may change meanwhile, too: what
+// an access depends on is bounded by the value that was read for it, not by one that was checked before.
 #include <algorithm>
 
 #include "tokenizer.h"
@@ -39,7 +40,7 @@ ps_status check_ids(const char* name, const Table<uint32_t>& ids, uint32_t num_t
 ps_status check_merges(const TokenizerTables& t, uint32_t num_tokens) {
   for (uint32_t left = 0; left < num_tokens; ++left) {
     const uint32_t begin = t.merge_begins.data[left], end = t.merge_begins.data[left + 1];
-    for (uint32_t i = begin; i < end; ++i) {
+    for (uint32_t i = begin; i < end && i < t.merges.count; ++i) {
       const Merge& merge = t.merges.data[i];
       if (merge.right >= num_tokens) return bad("merges", i, "a right token", merge.right);
       if (merge.token >= num_tokens) return bad("merges", i, "a token", merge.token);
@@ -76,16 +77,17 @@ ps_status check_text(const char* table, uint32_t index, const TokenizerTables& t
 }
 
 ps_status check_added(const char* name, const TokenizerTables& t, const Table<Added>& added, uint32_t num_tokens) {
+  Text last{nullptr, 0};
   for (uint32_t i = 0; i < added.count; ++i) {
-    const Added& token = added.data[i];
+    const Added token = added.data[i];
     if (token.token >= num_tokens) return bad(name, i, "a token", token.token);
     if (token.flags & ~uint32_t{ADDED_KNOWN_FLAGS}) return bad(name, i, "flags that are known", token.flags);
     if (token.bytes == 0 || token.bytes > kMaxAddedBytes) return bad(name, i, "1 to 1024 bytes", token.bytes);
     PS_TRY(check_text(name, i, t, token.begin, token.bytes));
-    if (i == 0) continue;
-    const Added& last = added.data[i - 1];
-    const int order = memcmp(t.text.data + last.begin, t.text.data + token.begin, std::min(last.bytes, token.bytes));
-    if (order > 0 || (order == 0 && last.bytes >= token.bytes)) return bad(name, i, "tokens that ascend", token.token);
+    const Text text = slice(t.text, token.begin, token.bytes);
+    const int order = i ? memcmp(last.data, text.data, static_cast<size_t>(std::min(last.bytes, text.bytes))) : -1;
+    if (order > 0 || (order == 0 && last.bytes >= text.bytes)) return bad(name, i, "tokens that ascend", token.token);
+    last = text;
   }
   return PS_OK;
 }

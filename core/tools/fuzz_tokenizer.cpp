@@ -1,6 +1,6 @@
 // Mutates the segments of tokenizers and opens them; what opens encodes texts, and decodes ids whole and piece by piece.
 // Whatever the bytes, the core must answer with a status and a message, and pieces must make up the whole: a crash, a hang or
-// a report of a sanitizer is a failure.  Some segments change after they were opened, as a mapped file may.
+// a report of a sanitizer is a failure.  Some segments change after they were opened, and each while it is, as a mapped file may.
 //
 //   fuzz_tokenizer ITERATIONS SEED SEGMENT...
 //
@@ -11,7 +11,9 @@
 #include <string.h>
 #include <sys/time.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "penstock.h"
@@ -25,6 +27,7 @@ using Segment = std::vector<uint8_t>;
 constexpr size_t kHead = 168;  // header and places
 constexpr unsigned kHangSeconds = 20;
 constexpr int64_t kReportEvery = 100000;
+constexpr int kRaces = 3000;
 
 struct Tally {
   int64_t opened = 0, encoded = 0, tokens = 0, refused[PS_INTERNAL + 1] = {};
@@ -183,6 +186,34 @@ bool try_mutant(Segment segment, Random* r, Tally* tally) {
   return decode(t, ids, 0, &begin, &ignored, tally);
 }
 
+// Opens a segment again and again while another thread points its merges and added tokens far beyond it and back.
+void open_while_it_changes(Segment segment) {
+  constexpr uint32_t kFar = 1u << 29;
+  ps::Tokenizer sound{};
+  if (ps::open_tokenizer(segment.data(), static_cast<int64_t>(segment.size()), &sound) != PS_OK) return;
+  std::vector<volatile uint32_t*> places;
+  const uint32_t middle = sound.header.num_tokens / 2;
+  if (sound.header.num_tokens) {
+    for (uint32_t i = middle; i <= middle + 1; ++i) places.push_back(const_cast<uint32_t*>(sound.tables.merge_begins.data) + i);
+  }
+  if (sound.tables.added.count) places.push_back(&const_cast<ps::Added*>(sound.tables.added.data)->begin);
+  std::vector<uint32_t> kept;
+  for (volatile uint32_t* place : places) kept.push_back(uint32_t{*place});
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    while (!over.load(std::memory_order_relaxed)) {
+      for (size_t i = 0; i < places.size(); ++i) *places[i] = kFar + static_cast<uint32_t>(i);
+      for (size_t i = 0; i < places.size(); ++i) *places[i] = kept[i];
+    }
+  });
+  for (int i = 0; i < kRaces; ++i) {
+    ps::Tokenizer t{};
+    ps::open_tokenizer(segment.data(), static_cast<int64_t>(segment.size()), &t);  // whatever it says
+  }
+  over = true;
+  writer.join();
+}
+
 bool read_file(const char* path, Segment* out) {
   FILE* file = fopen(path, "rb");
   if (!file) return false;
@@ -208,6 +239,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  for (const Segment& segment : seeds) open_while_it_changes(segment);
   Tally tally;
   for (int64_t i = 0; i < iterations; ++i) {
     Random random{(seed + static_cast<uint64_t>(i)) * 0xD1342543DE82EF95u};

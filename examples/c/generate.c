@@ -20,6 +20,8 @@ typedef struct Answer {
   ps_program* program;
   int32_t *tokens, *positions, *pages; /* prompt and answer; 0, 1, 2 ...; the pages that the program has */
   int32_t num_prompt, num_tokens, num_pages, context_len, num_groups;
+  char* text; /* room for what print_text writes */
+  int64_t text_bytes;
 } Answer;
 
 static void release(Answer* a) {
@@ -30,6 +32,7 @@ static void release(Answer* a) {
   free(a->tokens);
   free(a->positions);
   free(a->pages);
+  free(a->text);
 }
 
 static int open_all(Answer* a, const char* path) {
@@ -117,16 +120,22 @@ static int is_end(const Answer* a, int32_t token) {
   return 0;
 }
 
-/* What the tokens so far add to the text; `begin` remembers where it stands. */
-static int print_text(const Answer* a, int64_t* begin, int last) {
-  char text[1024];
-  int64_t bytes = 0;
+/* What the tokens so far add to the text; `begin` remembers where it stands, and does not move where the room was too small. */
+static int print_text(Answer* a, int64_t* begin, int last) {
+  int64_t bytes = 256;
   const uint32_t flags = PS_DECODE_SKIP_SPECIAL | (last ? 0 : PS_DECODE_PARTIAL);
-  if (ps_tokenizer_decode(a->tokenizer, a->tokens + a->num_prompt, a->num_tokens - a->num_prompt, flags, begin, text, sizeof text,
-                          &bytes))
-    return failed("decode");
-  if (bytes > (int64_t)sizeof text) return fprintf(stderr, "a token of %lld bytes\n", (long long)bytes), 1;
-  fwrite(text, 1, (size_t)bytes, stdout);
+  do {
+    if (bytes > a->text_bytes) {
+      char* text = realloc(a->text, (size_t)bytes);
+      if (!text) return fprintf(stderr, "out of memory\n"), 1;
+      a->text = text;
+      a->text_bytes = bytes;
+    }
+    if (ps_tokenizer_decode(a->tokenizer, a->tokens + a->num_prompt, a->num_tokens - a->num_prompt, flags, begin, a->text,
+                            a->text_bytes, &bytes))
+      return failed("decode");
+  } while (bytes > a->text_bytes);
+  fwrite(a->text, 1, (size_t)bytes, stdout);
   fflush(stdout);
   return 0;
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import TextIO
+from typing import Final, TextIO
 
 __all__ = ["write_text"]
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 
 
 def write_text(text: str, file: TextIO | None = None) -> None:
@@ -16,7 +19,7 @@ def write_text(text: str, file: TextIO | None = None) -> None:
     """
     out = sys.stdout if file is None else file
     if out.isatty():
-        text = "".join(char if char >= " " or char in "\n\t" else "\ufffd" for char in text)
+        text = _CONTROL.sub("\ufffd", text)
     encoding = getattr(out, "encoding", None) or "utf-8"
     out.write(text.encode(encoding, errors="replace").decode(encoding))
     out.flush()

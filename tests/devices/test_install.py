@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from penstock import LLM, SamplingParams
+from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
+from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
+from tests.core.tokenizer_kinds import segment_of
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -67,6 +71,20 @@ def test_examples_built_by_pkg_config(installed: Path, command: Command, tmp_pat
     command("cc", *strict, "-static", source, *static, "-o", tmp_path / "static")
     assert command(tmp_path / "static", DEMO, PROMPT, 32) == answer
     assert "NEEDED" not in command("readelf", "-d", tmp_path / "static")
+
+
+def test_c_example_writes_texts_of_any_length(installed: Path, lite: Path, command: Command, tmp_path: Path) -> None:
+    """Of a tokenizer whose tokens are 3,000 bytes each."""
+    vocab = {"a": 0, **{"b" * 3000 + chr(0x4E + token % 40) + "c" * (token // 40): token for token in range(1, VOCAB)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()  # type: ignore[assignment]
+    path = write_bundle(tmp_path / "long.psm", tiny_graph(), segments={TOKENIZER_SEGMENT: segment_of(tokenizer)})
+    command("cmake", "-S", ROOT / "examples" / "c", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
+    command("cmake", "--build", tmp_path, "--target", "generate")
+    wanted = command(lite, path, "a", "--temperature", 0, "--max-tokens", 4, "--kv-cache", "bf16")
+    assert len(wanted) > 6000
+    assert command(tmp_path / "generate", path, "a", 4) == wanted
 
 
 def test_examples_name_what_is_wrong(installed: Path, command: Command, tmp_path: Path) -> None:

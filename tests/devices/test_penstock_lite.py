@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from tests.core.tiny_graph import tiny_graph, write_bundle
+from penstock.graph.ir import Graph
+from tests.core.tiny_graph import CONTEXT_LEN, tiny_graph, write_bundle
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "
@@ -73,6 +75,8 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
     found = json.loads(command(lite, path, "[1, 2, 3]", "--ids", "--max-tokens", 9, "--json"))
     assert (found["token_ids"], found["text"]) == (wanted, None)
     assert 'found "x"' in failure(lite, path, "1 x", "--ids")
+    everything = json.loads(command(lite, path, "1, 2, 3", "--ids", "--max-tokens", 99999, "--ignore-eos", "--json"))
+    assert (len(everything["token_ids"]), everything["finish_reason"]) == (CONTEXT_LEN - 3, "length")
     assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids")
 
 
@@ -107,6 +111,45 @@ def test_wrong_bundles_and_prompts_are_refused(tmp_path: Path, lite: Path) -> No
     done = subprocess.run([lite, DEMO, b"\xff\xfe"], capture_output=True, check=False)
     assert done.returncode == 1
     assert b"UTF-8" in done.stderr
+
+
+def test_what_standard_input_says_wrong_is_shown_and_no_more(tmp_path: Path, lite: Path) -> None:
+    path = write_bundle(tmp_path / "tiny.psm", tiny_graph())
+    full = {"MALLOC_PERTURB_": "190", "GLIBC_TUNABLES": "glibc.malloc.perturb=190"}  # memory is not zero by itself
+    words = [lite, path, "-", "--ids"]
+    done = subprocess.run(words, input="x", capture_output=True, text=True, check=False, env={**os.environ, **full})
+    assert done.stderr == 'penstock-lite: --ids: PROMPT: expected token ids, found "x"\n'
+
+
+def test_contexts_are_refused_by_the_field(lite: Path) -> None:
+    env = {**os.environ, "PENSTOCK_CPU": "abacus"}
+    done = subprocess.run([lite, DEMO, "x"], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1
+    assert done.stderr.startswith("penstock-lite: PENSTOCK_CPU: expected one of ")
+
+
+def test_any_scheme_is_json(tmp_path: Path, lite: Path, command: Command) -> None:
+    name = 'a"b\\'
+
+    def rename(graph: Graph) -> None:
+        graph.scheme = name
+
+    path = write_bundle(tmp_path / "tiny.psm", tiny_graph(), patch=rename)
+    assert json.loads(command(lite, path, "1", "--ids", "--max-tokens", 2, "--json"))["scheme"] == name
+
+
+def test_text_never_drives_the_terminal(lite: Path) -> None:
+    """C0, DEL and C1 controls, of the prompt that a terminal shows as of the answer."""
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "wb") as terminal:
+        words = [lite, DEMO, "a\x1b[2Jb\x7f\u0080\u009b2J\u009f\u00a0é\n", "--max-tokens", "1", "--temperature", "0"]
+        done = subprocess.run(words, stdout=terminal, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == 0, done.stderr
+        shown = b""
+        while shown.count(b"\n") < 2:  # the prompt's and the end's
+            shown += os.read(leader, 1000)
+    os.close(leader)
+    assert shown.decode().startswith("a\ufffd[2Jb\ufffd\ufffd\ufffd2J\ufffd\u00a0é\r\n")
 
 
 def test_version_and_help(lite: Path, command: Command) -> None:

@@ -72,14 +72,15 @@ def test_what_a_small_build_leaves_out_is_refused_by_name(small: Path, tmp_path:
 
 def test_wrong_bundles_levels_and_layouts_end_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "bad.psm").write_bytes(DEMO.read_bytes()[:3000])
-    for option, message in (
-        (f"-DPENSTOCK_OPS_FROM={tmp_path}/bad.psm", "bad.psm: header.file_bytes"),
+    for number, (option, message) in enumerate((
+        ("-DPENSTOCK_OPS_FROM=bad.psm", f"{tmp_path}/bad.psm: header.file_bytes"),
         (f"-DPENSTOCK_OPS_FROM={tmp_path}/none.psm", "none.psm: No such file"),
         ("-DPENSTOCK_LEVELS=sse9", "has no level sse9"),
         (f"-DPENSTOCK_OPS_FROM={DEMO};-DPENSTOCK_KV_LAYOUTS=f64", "expected f32, bf16 or int8, found f64"),
-    ):
-        command = ["cmake", "-S", str(ROOT), "-B", str(tmp_path / message[:3]), *option.split(";")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        ("-DPENSTOCK_KV_LAYOUTS=int8", "PENSTOCK_KV_LAYOUTS: expected with PENSTOCK_OPS_FROM"),
+    )):  # fmt: skip
+        command = ["cmake", "-S", str(ROOT), "-B", str(tmp_path / f"build{number}"), *option.split(";")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode != 0
         assert message in " ".join(done.stderr.split())
 

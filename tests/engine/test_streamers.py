@@ -134,7 +134,10 @@ def test_a_model_never_drives_the_terminal(llm):
     leader, follower = os.openpty()
     with os.fdopen(follower, "w", encoding="utf-8") as terminal:
         streamer = TextStreamer(llm.tokenizer, file=terminal)
-        streamer.put(llm.tokenizer.encode("a\x1b[2Jb"))
+        streamer.put(llm.tokenizer.encode("a\x1b[2Jb\x7f\u0080\u009b2J\u009f\u00a0"))
         streamer.end()
-        assert os.read(leader, 100).decode() == "a\ufffd[2Jb\r\n"
+        printed = b""
+        while not printed.endswith(b"\n"):
+            printed += os.read(leader, 100)
+        assert printed.decode() == "a\ufffd[2Jb\ufffd\ufffd\ufffd2J\ufffd\u00a0\r\n"
     os.close(leader)

@@ -71,7 +71,7 @@ bool Generator::open(double start) {
   ps_context_options context{};
   context.struct_size = sizeof(context);
   context.num_threads = static_cast<int32_t>(options_.threads);
-  if (ps_context_create(&context, &context_) != PS_OK) return failed("--threads");
+  if (ps_context_create(&context, &context_) != PS_OK) return failed("");
   ps_model_options model{};
   model.struct_size = sizeof(model);
   if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");
@@ -118,7 +118,10 @@ bool Generator::read_ids(const char* text, int64_t bytes) {
     int64_t id = 0;
     const char* first = p;
     while (p < end && *p >= '0' && *p <= '9' && id <= INT32_MAX) id = 10 * id + (*p++ - '0');
-    if (p == first) return fail("--ids: PROMPT: expected token ids, found \"%.20s\"", first);
+    if (p == first) {
+      const int shown = end - first < 20 ? static_cast<int>(end - first) : 20;  // standard input is not terminated
+      return fail("--ids: PROMPT: expected token ids, found \"%.*s\"", shown, first);
+    }
     if (id >= info_.vocab_size)
       return fail("--ids: PROMPT: expected ids below the vocabulary of %d, found %lld", info_.vocab_size, static_cast<long long>(id));
     tokens_.push(static_cast<int32_t>(id));

@@ -32,6 +32,25 @@ bool write_all(Output* out, const char* text, int64_t bytes) {
   return true;
 }
 
+// What a terminal takes for a command: C0 and DEL, C1 as UTF-8 writes it.  Its bytes; 0: a character that is shown.
+int control_bytes(const char* text, int64_t bytes) {
+  const unsigned char c = static_cast<unsigned char>(text[0]), next = bytes > 1 ? static_cast<unsigned char>(text[1]) : 0;
+  if (c < ' ' || c == 0x7f) return 1;
+  return c == 0xc2 && next >= 0x80 && next < 0xa0 ? 2 : 0;
+}
+
+void append_shown(Array<char>* out, const char* text, int64_t bytes, const char* kept, const char* instead) {
+  for (int64_t i = 0; i < bytes;) {
+    const int control = control_bytes(text + i, bytes - i);
+    if (control && !(text[i] && strchr(kept, text[i]))) {
+      out->append(instead, static_cast<int64_t>(strlen(instead)));
+      i += control;
+    } else {
+      out->push(text[i++]);
+    }
+  }
+}
+
 // On a terminal control characters are replaced: what a model writes never drives it.
 bool emit(void* to, const char* text, int64_t bytes) {
   Output* out = static_cast<Output*>(to);
@@ -41,14 +60,7 @@ bool emit(void* to, const char* text, int64_t bytes) {
   }
   if (!out->terminal) return write_all(out, text, bytes);
   Array<char> shown;
-  for (int64_t i = 0; i < bytes; ++i) {
-    const unsigned char c = static_cast<unsigned char>(text[i]);
-    if (c == 0x7f || (c < ' ' && c != '\n' && c != '\t')) {
-      shown.append("\xef\xbf\xbd", 3);
-    } else {
-      shown.push(text[i]);
-    }
-  }
+  append_shown(&shown, text, bytes, "\n\t", "\xef\xbf\xbd");
   return write_all(out, shown.data, shown.size);
 }
 
@@ -126,12 +138,15 @@ bool write_json(Output* out, const Options& options, const Generator& g, Finish 
   add(&json, ", \"token_ids\": [");
   add_ids(&json, g, ", ");
   snprintf(line, sizeof(line),
-           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"seed\": %llu, \"scheme\": \"%s\", \"num_threads\": %d, "
-           "\"timings\": {\"load_s\": %.6f, \"first_token_s\": %.6f, \"prefill_tokens_per_s\": %.3f, "
+           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"seed\": %llu, \"scheme\": ",
+           finish_name(finish), static_cast<long long>(g.num_prompt()), static_cast<unsigned long long>(g.seed()));
+  add(&json, line);
+  add_string(&json, g.info().scheme, static_cast<int64_t>(strlen(g.info().scheme)));
+  snprintf(line, sizeof(line),
+           ", \"num_threads\": %d, \"timings\": {\"load_s\": %.6f, \"first_token_s\": %.6f, \"prefill_tokens_per_s\": %.3f, "
            "\"warm_prefill_tokens_per_s\": %.3f, \"decode_tokens_per_s\": %.3f}, "
            "\"memory\": {\"weight_bytes\": %lld, \"plan_bytes\": %lld, \"peak_rss_bytes\": %lld, \"pss_bytes\": %lld, "
            "\"private_dirty_bytes\": %lld}}\n",
-           finish_name(finish), static_cast<long long>(g.num_prompt()), static_cast<unsigned long long>(g.seed()), g.info().scheme,
            g.num_threads(), t.load_s, t.first_token_s, f.prefill, f.warm_prefill, f.decode,
            static_cast<long long>(g.plan().weight_bytes), static_cast<long long>(g.plan().total_bytes),
            static_cast<long long>(f.peak_rss), static_cast<long long>(f.pss), static_cast<long long>(f.private_bytes));
@@ -190,9 +205,9 @@ void open_missing_streams() {
 }
 
 int report(const char* message) {
-  fputs("penstock-lite: ", stderr);
-  for (const char* p = message; *p; ++p) fputc(static_cast<unsigned char>(*p) < ' ' || *p == 0x7f ? '?' : *p, stderr);
-  fputc('\n', stderr);
+  Array<char> shown;
+  append_shown(&shown, message, static_cast<int64_t>(strlen(message)), "", "?");
+  fprintf(stderr, "penstock-lite: %.*s\n", static_cast<int>(shown.size), shown.data ? shown.data : "");
   return 1;
 }
 
