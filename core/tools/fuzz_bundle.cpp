@@ -17,6 +17,7 @@
 
 #include "penstock_dev.h"
 #include "random.h"
+#include "seeds.h"
 
 namespace {
 
@@ -278,15 +279,6 @@ bool try_mutant(const char* path, ps_context* context, Random* r, Tally* tally) 
   return ok;
 }
 
-bool read_file(const char* path, Bytes* out) {
-  FILE* file = fopen(path, "rb");
-  if (!file) return false;
-  uint8_t buffer[65536];
-  for (size_t n; (n = fread(buffer, 1, sizeof(buffer), file)) > 0;) out->insert(out->end(), buffer, buffer + n);
-  fclose(file);
-  return out->size() > kHeader;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -296,13 +288,8 @@ int main(int argc, char** argv) {
   }
   const int64_t iterations = atoll(argv[1]);
   const uint64_t seed = strtoull(argv[2], nullptr, 10);
-  std::vector<Bytes> seeds(static_cast<size_t>(argc - 3));
-  for (size_t i = 0; i < seeds.size(); ++i) {
-    if (!read_file(argv[3 + i], &seeds[i])) {
-      fprintf(stderr, "%s: not a bundle to start from\n", argv[3 + i]);
-      return 2;
-    }
-  }
+  std::vector<Bytes> seeds;
+  if (!read_seeds(argv + 3, argc - 3, kHeader, "bundle", &seeds)) return 2;
   ps_context* contexts[2] = {};
   for (int32_t i = 0; i < 2; ++i) {
     const ps_context_options options{sizeof(ps_context_options), i + 1, nullptr};

@@ -18,6 +18,7 @@
 
 #include "penstock.h"
 #include "random.h"
+#include "seeds.h"
 #include "tokenizer.h"
 
 namespace {
@@ -214,15 +215,6 @@ void open_while_it_changes(Segment segment) {
   writer.join();
 }
 
-bool read_file(const char* path, Segment* out) {
-  FILE* file = fopen(path, "rb");
-  if (!file) return false;
-  uint8_t buffer[65536];
-  for (size_t n; (n = fread(buffer, 1, sizeof(buffer), file)) > 0;) out->insert(out->end(), buffer, buffer + n);
-  fclose(file);
-  return out->size() > kHead;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -232,13 +224,8 @@ int main(int argc, char** argv) {
   }
   const int64_t iterations = atoll(argv[1]);
   const uint64_t seed = strtoull(argv[2], nullptr, 10);
-  std::vector<Segment> seeds(static_cast<size_t>(argc - 3));
-  for (size_t i = 0; i < seeds.size(); ++i) {
-    if (!read_file(argv[3 + i], &seeds[i])) {
-      fprintf(stderr, "%s: not a segment to start from\n", argv[3 + i]);
-      return 2;
-    }
-  }
+  std::vector<Segment> seeds;
+  if (!read_seeds(argv + 3, argc - 3, kHead, "segment", &seeds)) return 2;
   for (const Segment& segment : seeds) open_while_it_changes(segment);
   Tally tally;
   for (int64_t i = 0; i < iterations; ++i) {
