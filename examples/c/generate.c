@@ -1,7 +1,8 @@
 /* Continue a prompt with a bundle: the whole way through the C API, in one file of C99.
  *
  *   cc generate.c $(pkg-config --cflags --libs penstock) -o generate
- *   ./generate demo.psm "def add(a, b):" 32
+ *   ./generate demo.psm "def add(a, b):" 32          greedily
+ *   ./generate demo.psm "def add(a, b):" 32 0.8 7    at the temperature 0.8; the seed 7 gives the same text again
  */
 #include <penstock.h>
 #include <stdio.h>
@@ -20,6 +21,9 @@ typedef struct Answer {
   ps_program* program;
   int32_t *tokens, *positions, *pages; /* prompt and answer; 0, 1, 2 ...; the pages that the program has */
   int32_t num_prompt, num_tokens, num_pages, context_len, num_groups;
+  ps_kv_layout kv_layout;
+  float temperature; /* 0: greedy */
+  uint64_t seed;
   char* text; /* room for what print_text writes */
   int64_t text_bytes;
 } Answer;
@@ -45,6 +49,7 @@ static int open_all(Answer* a, const char* path) {
   if (ps_model_describe(a->model, &info)) return failed("describe");
   a->context_len = info.context_len;
   a->num_groups = info.num_page_groups;
+  a->kv_layout = strcmp(info.scheme, "f32") == 0 ? PS_KV_F32 : PS_KV_BF16; /* keys and values as exact as the weights */
   fprintf(stderr, "%s, %s: %d tokens of context, %.1f MB of weights\n", info.network, info.scheme, info.context_len,
           (double)info.weight_bytes / 1e6);
   return 0;
@@ -76,7 +81,7 @@ static int plan(Answer* a, int32_t max_new) {
   options.max_requests = 1;
   options.max_rows = 1;
   options.num_pages = a->num_pages;
-  options.kv_layout = PS_KV_BF16;
+  options.kv_layout = a->kv_layout;
   if (ps_program_create(a->model, a->context, &options, &a->program)) return failed("program");
   a->pages = malloc(sizeof(int32_t) * (size_t)(a->num_pages * a->num_groups));
   if (!a->pages) return fprintf(stderr, "out of memory\n"), 1;
@@ -84,11 +89,10 @@ static int plan(Answer* a, int32_t max_new) {
   return 0;
 }
 
-/* Runs the last `count` tokens and draws the next one, greedily. */
+/* Runs the last `count` tokens and draws the next one. */
 static int step(Answer* a, int32_t count, int32_t* token) {
   const int32_t begin = a->num_tokens - count, starts[2] = {0, count}, last = count - 1, top_k = 0;
-  const float temperature = 0, top_p = 1;
-  const uint64_t seed = 0;
+  const float top_p = 1;
   const int64_t counter[2] = {0, a->num_tokens};
   ps_batch batch = {sizeof batch};
   ps_sampling sampling = {sizeof sampling};
@@ -102,10 +106,10 @@ static int step(Answer* a, int32_t count, int32_t* token) {
   batch.page_tables = a->pages;
   batch.output_rows = &last;
   sampling.num_rows = 1;
-  sampling.temperature = &temperature;
+  sampling.temperature = &a->temperature;
   sampling.top_k = &top_k;
   sampling.top_p = &top_p;
-  sampling.seed = &seed;
+  sampling.seed = &a->seed;
   sampling.counter = counter;
   sampled.ids = token;
   return ps_program_step(a->program, &batch, &sampling, &sampled) ? failed("step") : 0;
@@ -158,9 +162,11 @@ int main(int argc, char** argv) {
   const int32_t max_new = argc > 3 ? atoi(argv[3]) : 64;
   int status;
   if (argc < 3 || max_new < 1) {
-    fprintf(stderr, "usage: %s BUNDLE PROMPT [MAX_TOKENS]\n", argv[0]);
+    fprintf(stderr, "usage: %s BUNDLE PROMPT [MAX_TOKENS [TEMPERATURE [SEED]]]\n", argv[0]);
     return 2;
   }
+  if (argc > 4) a.temperature = strtof(argv[4], NULL);
+  if (argc > 5) a.seed = strtoull(argv[5], NULL, 10);
   status = open_all(&a, argv[1]) || encode(&a, argv[2], max_new) || plan(&a, max_new) || generate(&a, max_new);
   release(&a);
   return status;

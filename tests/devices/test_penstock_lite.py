@@ -92,6 +92,10 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
         (["--seed", "-1"], "--seed: expected a whole number"),
         (["--threads", "1025"], "--threads: expected"),
         (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16 or int8, found "f64"'),
+        (["--stop", ""], '--stop: expected a text, found ""'),
+        (["--stop", "a", "--ids"], '--stop: expected an answer in text, found "--ids"'),
+        (["--prompt-lookup", "16"], '--prompt-lookup: expected a whole number from 0 to 15, found "16"'),
+        (["--weights", "file"], '--weights: expected mmap or huge, found "file"'),
         (["--colour"], 'options: expected those of --help, found "--colour"'),
         (["third"], 'PROMPT: expected one text (put it in quotes), found "third"'),
     ],
@@ -157,7 +161,8 @@ def test_version_and_help(lite: Path, command: Command) -> None:
 
     assert command(lite, "--version").startswith(f"penstock-lite {__version__} ")
     text = command(lite, "--help")
-    for option in ("max-tokens", "temperature", "top-k", "top-p", "seed", "threads", "bench", "json", "ids", "version"):
+    options = "max-tokens temperature top-k top-p seed stop prompt-lookup threads weights bench json ids version"
+    for option in options.split():
         assert f"--{option} " in text
 
 

@@ -2,7 +2,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
@@ -30,24 +29,6 @@ double now() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
-
-template <typename T>
-Array<T>::~Array() {
-  free(data);
-}
-
-template <typename T>
-void Array<T>::reserve(int64_t wanted) {
-  if (wanted <= capacity) return;
-  capacity = wanted > 2 * capacity ? wanted : 2 * capacity;
-  data = static_cast<T*>(realloc(data, static_cast<size_t>(capacity) * sizeof(T)));
-  if (data) return;
-  fputs("penstock-lite: out of memory\n", stderr);
-  exit(1);
-}
-
-template struct Array<int32_t>;
-template struct Array<char>;
 
 Generator::~Generator() {
   ps_tokenizer_close(tokenizer_);
@@ -77,6 +58,8 @@ bool Generator::open(double start) {
   if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");
   info_.struct_size = sizeof(info_);
   if (ps_model_describe(model_, &info_) != PS_OK) return failed("");
+  if (options_.huge && ps_model_populate(model_, context_) != PS_OK) return failed("--weights");
+  for (int64_t i = 0; i < options_.stops.size; ++i) stops_.add(options_.stops.data[i]);
   choose_sampling();
   return open_tokenizer();
 }
@@ -159,13 +142,16 @@ bool Generator::prepare() {
   num_pages_ = pages_for(longest);
   ps_program_options options{};
   options.struct_size = sizeof(options);
-  options.max_tokens = static_cast<int32_t>(chunk_);
-  options.max_requests = options.max_rows = 1;
+  const int64_t rows = 1 + options_.prompt_lookup;
+  options.max_tokens = static_cast<int32_t>(chunk_ > rows ? chunk_ : rows);
+  options.max_requests = 1;
+  options.max_rows = static_cast<int32_t>(rows);
   options.num_pages = info_.num_states ? static_cast<int32_t>(num_pages_) : 0;
   options.kv_layout = kv_layout_of(options_.kv_cache, info_.scheme);
   plan_.struct_size = sizeof(plan_);
   if (ps_program_plan(model_, context_, &options, &plan_) != PS_OK) return failed("--max-tokens, --kv-cache");
   if (ps_program_create(model_, context_, &options, &program_) != PS_OK) return failed("--max-tokens, --kv-cache");
+  rows_.set(sampling_, seed_, num_prompt_);
   tokens_.reserve(longest);
   for (int64_t i = 0; i < longest; ++i) positions_.push(static_cast<int32_t>(i));
   for (int32_t group = 0; group < info_.num_page_groups; ++group) {
@@ -175,53 +161,34 @@ bool Generator::prepare() {
   return true;
 }
 
-// Tokens begin to begin + count; draws the next one where `token` is given.
-bool Generator::step(int64_t begin, int64_t count, int32_t* token) {
-  const int32_t starts[2] = {0, static_cast<int32_t>(count)}, last = static_cast<int32_t>(count - 1);
+// Tokens begin to begin + count; draws the one that follows each of the last num_rows.
+bool Generator::step(int64_t begin, int64_t count, int32_t num_rows, int32_t* drawn) {
+  const int32_t starts[2] = {0, static_cast<int32_t>(count)};
+  int32_t outputs[kMaxRows];
+  for (int32_t i = 0; i < num_rows; ++i) outputs[i] = static_cast<int32_t>(count) - num_rows + i;
   ps_batch batch{};
   batch.struct_size = sizeof(batch);
   batch.num_tokens = static_cast<int32_t>(count);
   batch.num_requests = 1;
-  batch.num_rows = token ? 1 : 0;
+  batch.num_rows = num_rows;
   batch.page_table_width = static_cast<int32_t>(num_pages_);
   batch.token_ids = tokens_.data + begin;
   batch.positions = positions_.data + begin;
   batch.request_starts = starts;
   batch.page_tables = pages_.data;
-  batch.output_rows = &last;
-  if (!token) return ps_program_run(program_, &batch) == PS_OK || failed("step");
-  const float temperature = static_cast<float>(sampling_.temperature), top_p = static_cast<float>(sampling_.top_p),
-              min_p = static_cast<float>(sampling_.min_p), typical_p = static_cast<float>(sampling_.typical_p),
-              penalty = static_cast<float>(sampling_.repetition_penalty);
-  const int32_t top_k = static_cast<int32_t>(sampling_.top_k), prompt_len = static_cast<int32_t>(num_prompt_);
-  const int64_t counter[2] = {0, begin + count};
-  const int32_t history[2] = {0, static_cast<int32_t>(begin + count)};
-  ps_sampling sampling{};
-  sampling.struct_size = sizeof(sampling);
-  sampling.num_rows = 1;
-  sampling.temperature = &temperature;
-  sampling.top_k = &top_k;
-  sampling.top_p = &top_p;
-  sampling.seed = &seed_;
-  sampling.counter = counter;
-  if (min_p > 0) sampling.min_p = &min_p;
-  if (typical_p < 1) sampling.typical_p = &typical_p;
-  if (penalty != 1) {
-    sampling.repetition_penalty = &penalty;
-    sampling.history_starts = history;
-    sampling.prompt_lens = &prompt_len;
-    sampling.history = tokens_.data;
-  }
+  batch.output_rows = outputs;
+  if (num_rows == 0) return ps_program_run(program_, &batch) == PS_OK || failed("step");
+  const ps_sampling sampling = rows_.sampling(tokens_.data, begin + count - num_rows + 1, num_rows);
   ps_sampled sampled{};
   sampled.struct_size = sizeof(sampled);
-  sampled.ids = token;
+  sampled.ids = drawn;
   return ps_program_step(program_, &batch, &sampling, &sampled) == PS_OK || failed("step");
 }
 
 bool Generator::prefill(int32_t* token) {
   for (int64_t begin = 0; begin < num_prompt_ && !interrupted;) {
     const int64_t count = num_prompt_ - begin < chunk_ ? num_prompt_ - begin : chunk_;
-    if (!step(begin, count, begin + count == num_prompt_ ? token : nullptr)) return false;
+    if (!step(begin, count, begin + count == num_prompt_, token)) return false;
     begin += count;
   }
   return true;
@@ -235,18 +202,26 @@ bool Generator::is_end(int32_t token) const {
   return false;
 }
 
-// What the answer's tokens add to its text; at the last, also what might have become something else.
-bool Generator::emit_text(bool last, Emit emit, void* to) {
+// What the answer's tokens add to its text; at the last, also what might have become something else.  A stop string ends it.
+bool Generator::emit_text(Finish* finish, bool ends, Emit emit, void* to) {
   if (options_.ids) return true;
-  const int32_t* answer = tokens_.data + num_prompt_;
-  const uint32_t flags = PS_DECODE_SKIP_SPECIAL | (last ? 0 : PS_DECODE_PARTIAL);
-  for (int64_t bytes = 256;;) {
+  const uint32_t flags = PS_DECODE_SKIP_SPECIAL | (*finish ? 0 : PS_DECODE_PARTIAL);
+  const int64_t count = num_new() - ends;  // an end token is no text
+  int64_t bytes = 256;
+  do {
     text_.reserve(bytes);
-    if (ps_tokenizer_decode(tokenizer_, answer, num_new(), flags, &decoded_, text_.data, text_.capacity, &bytes) != PS_OK)
+    if (ps_tokenizer_decode(tokenizer_, tokens_.data + num_prompt_, count, flags, &decoded_, text_.data, text_.capacity, &bytes) != PS_OK)
       return failed("text");
-    if (bytes > text_.capacity) continue;
-    return bytes == 0 || emit(to, text_.data, bytes) || fail("%s", "");
+  } while (bytes > text_.capacity);
+  if (stops_.empty()) return bytes == 0 || emit(to, text_.data, bytes) || fail("%s", "");
+  if (stops_.push(text_.data, bytes)) {
+    *finish = FINISH_STOP;
+  } else if (*finish) {
+    stops_.flush();
   }
+  if (stops_.bytes() && !emit(to, stops_.text(), stops_.bytes())) return fail("%s", "");
+  stops_.taken();
+  return true;
 }
 
 bool Generator::bench_prefill() {
@@ -260,27 +235,51 @@ bool Generator::bench_prefill() {
   return true;
 }
 
+// Draws the token behind the text, and with prompt lookup as many more as were guessed right: what is drawn behind a guess
+// counts if that guess is what was drawn, so the tokens are those of one step each.
+bool Generator::next(int32_t* drawn, int64_t* count) {
+  const int64_t room = max_new_ - num_new() - 1;
+  const int64_t most = options_.prompt_lookup < room ? options_.prompt_lookup : room;
+  int32_t* guess = tokens_.data + tokens_.size;  // room is kept for the longest answer
+  const int64_t guessed = most > 0 ? draft_from(tokens_.data, tokens_.size, most, guess) : 0;
+  *count = 1;
+  if (guessed == 0) return step(tokens_.size - 1, 1, 1, drawn);
+  // A step fails for any of its rows, one behind a wrong guess too: then the sure one goes alone.
+  if (!step(tokens_.size - 1, 1 + guessed, static_cast<int32_t>(1 + guessed), drawn)) return step(tokens_.size - 1, 1, 1, drawn);
+  while (*count <= guessed && drawn[*count - 1] == guess[*count - 1]) ++*count;
+  num_guessed_ += guessed;
+  num_accepted_ += *count - 1;
+  return true;
+}
+
+// One more token of the answer, its text given out; FINISH_NONE: it goes on.
+Finish Generator::take(int32_t token, Emit emit, void* to) {
+  tokens_.push(token);
+  const bool ends = is_end(token);
+  Finish finish = ends ? FINISH_STOP : num_new() >= max_new_ ? FINISH_LENGTH : FINISH_NONE;
+  if (!emit_text(&finish, ends, emit, to)) return FINISH_ERROR;
+  if (num_new() == 1) {
+    first_ = now();
+    timings_.first_token_s = first_ - start_;
+  } else if (finish) {
+    timings_.decode_s = now() - first_;
+  }
+  return finish;
+}
+
 Finish Generator::run(Emit emit, void* to) {
-  int32_t token = -1;
+  int32_t drawn[kMaxRows];
+  int64_t count = 1;
   const double begin = now();
-  if (!prefill(&token)) return FINISH_ERROR;
-  double first = 0;
+  if (!prefill(drawn)) return FINISH_ERROR;
   while (!interrupted) {
-    tokens_.push(token);
-    const bool ends = is_end(token), full = num_new() >= max_new_;
-    if (!emit_text(ends || full, emit, to)) return FINISH_ERROR;
-    if (num_new() == 1) {
-      first = now();
-      timings_.prefill_s = first - begin;
-      timings_.first_token_s = first - start_;
-    } else if (ends || full) {
-      timings_.decode_s = now() - first;
+    for (int64_t i = 0; i < count; ++i) {
+      const Finish finish = take(drawn[i], emit, to);
+      if (num_new() == 1) timings_.prefill_s = first_ - begin;
+      if (finish == FINISH_NONE) continue;
+      return finish != FINISH_ERROR && options_.bench && !bench_prefill() ? FINISH_ERROR : finish;
     }
-    if (ends || full) {
-      if (options_.bench && !bench_prefill()) return FINISH_ERROR;
-      return ends ? FINISH_STOP : FINISH_LENGTH;
-    }
-    if (!step(tokens_.size - 1, 1, &token)) return FINISH_ERROR;
+    if (!next(drawn, &count)) return FINISH_ERROR;
   }
   return FINISH_INTERRUPT;
 }

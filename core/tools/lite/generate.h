@@ -2,31 +2,14 @@
 #ifndef PENSTOCK_LITE_GENERATE_H
 #define PENSTOCK_LITE_GENERATE_H
 
+#include "array.h"
 #include "defaults.h"
 #include "options.h"
 #include "penstock.h"
+#include "rows.h"
+#include "stops.h"
 
 namespace lite {
-
-// A growing array of plain data; a process that gets no memory ends.
-template <typename T>
-struct Array {
-  T* data = nullptr;
-  int64_t size = 0, capacity = 0;
-  Array() = default;
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  ~Array();
-  void reserve(int64_t wanted);
-  void push(T value) {
-    reserve(size + 1);
-    data[size++] = value;
-  }
-  void append(const T* values, int64_t count) {
-    reserve(size + count);
-    for (int64_t i = 0; i < count; ++i) data[size++] = values[i];
-  }
-};
 
 struct Timings {
   double load_s = 0;          // from the start of main to the program being ready
@@ -62,6 +45,8 @@ class Generator {
   const ps_plan& plan() const { return plan_; }
   const Timings& timings() const { return timings_; }
   uint64_t seed() const { return seed_; }
+  int64_t num_guessed() const { return num_guessed_; }    // by prompt lookup
+  int64_t num_accepted() const { return num_accepted_; }  // of them
   int32_t num_threads() const { return ps_context_num_threads(context_); }
 
  private:
@@ -71,8 +56,10 @@ class Generator {
   void choose_sampling();
   bool read_ids(const char* text, int64_t bytes);
   bool prefill(int32_t* token);
-  bool step(int64_t begin, int64_t count, int32_t* token);
-  bool emit_text(bool last, Emit emit, void* to);
+  bool step(int64_t begin, int64_t count, int32_t num_rows, int32_t* drawn);
+  bool next(int32_t* drawn, int64_t* count);
+  Finish take(int32_t token, Emit emit, void* to);
+  bool emit_text(Finish* finish, bool ends, Emit emit, void* to);
   bool is_end(int32_t token) const;
   bool bench_prefill();
 
@@ -86,9 +73,11 @@ class Generator {
   ps_tokenizer_info token_info_{};
   Defaults sampling_;
   Timings timings_;
+  Rows rows_;
+  Stops stops_;
   uint64_t seed_ = 0;
-  double start_ = 0;
-  int64_t num_prompt_ = 0, max_new_ = 0, decoded_ = 0, chunk_ = 0, num_pages_ = 0;
+  double start_ = 0, first_ = 0;  // when the first token was there
+  int64_t num_prompt_ = 0, max_new_ = 0, decoded_ = 0, chunk_ = 0, num_pages_ = 0, num_guessed_ = 0, num_accepted_ = 0;
   Array<int32_t> tokens_, positions_, pages_;
   Array<char> text_;
   char error_[2200] = "";

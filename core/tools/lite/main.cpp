@@ -78,13 +78,14 @@ void add_ids(Array<char>* out, const Generator& generator, const char* between) 
 void add_string(Array<char>* out, const char* text, int64_t bytes) {
   out->push('"');
   for (int64_t i = 0; i < bytes; ++i) {
-    const unsigned char c = static_cast<unsigned char>(text[i]);
+    const int control = control_bytes(text + i, bytes - i);
     char escaped[8];
-    if (c < ' ') {
-      snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+    if (control) {
+      i += control - 1;  // what follows 0xc2 is the code point
+      snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned char>(text[i]));
       add(out, escaped);
     } else {
-      if (c == '"' || c == '\\') out->push('\\');
+      if (text[i] == '"' || text[i] == '\\') out->push('\\');
       out->push(text[i]);
     }
   }
@@ -138,8 +139,10 @@ bool write_json(Output* out, const Options& options, const Generator& g, Finish 
   add(&json, ", \"token_ids\": [");
   add_ids(&json, g, ", ");
   snprintf(line, sizeof(line),
-           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"seed\": %llu, \"scheme\": ",
-           finish_name(finish), static_cast<long long>(g.num_prompt()), static_cast<unsigned long long>(g.seed()));
+           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"num_guessed_tokens\": %lld, \"num_accepted_tokens\": %lld, "
+           "\"seed\": %llu, \"scheme\": ",
+           finish_name(finish), static_cast<long long>(g.num_prompt()), static_cast<long long>(g.num_guessed()),
+           static_cast<long long>(g.num_accepted()), static_cast<unsigned long long>(g.seed()));
   add(&json, line);
   add_string(&json, g.info().scheme, static_cast<int64_t>(strlen(g.info().scheme)));
   snprintf(line, sizeof(line),
@@ -162,6 +165,10 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
   fprintf(stderr, "memory %.1f MB (%s, %d thread%s; %lld + %lld tokens, %s)\n", static_cast<double>(f.peak_rss) / 1e6, g.info().scheme,
           g.num_threads(), g.num_threads() == 1 ? "" : "s", static_cast<long long>(g.num_prompt()),
           static_cast<long long>(g.num_new()), finish_name(finish));
+  if (options.prompt_lookup) {
+    fprintf(stderr, "prompt lookup: %lld of %lld guessed tokens were right\n", static_cast<long long>(g.num_accepted()),
+            static_cast<long long>(g.num_guessed()));
+  }
   if (!options.bench) return;
   fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n", f.warm_prefill, f.prefill,
           f.decode);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "draft.h"
+
 namespace lite {
 
 const char kHelp[] =
@@ -24,7 +26,11 @@ const char kHelp[] =
     "                       With --top-k or --top-p a bundle that is greedy by itself samples at temperature 1\n"
     "  --seed S             the same seed gives the same text\n"
     "  --ignore-eos         go on past end tokens\n"
+    "  --stop TEXT          end where the answer says TEXT, which is left out; may be given again\n"
+    "  --prompt-lookup N    guess up to N tokens (15 at most) from what the text said before, and check them in one step: the same\n"
+    "                       tokens, sooner where an answer repeats its prompt; 0: do not (default)\n"
     "  --threads N          0: as many as allowed (default)\n"
+    "  --weights HOW        mmap: the file's pages, shared with other processes (default); huge: a private copy in huge pages\n"
     "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
     "  --json               print one object instead of text\n"
@@ -85,6 +91,17 @@ struct Parser {
     return fail("--kv-cache", "auto, f32, bf16 or int8", text);
   }
 
+  bool weights(const char* text, Options* out) {
+    out->huge = text && strcmp(text, "huge") == 0;
+    return out->huge || (text && strcmp(text, "mmap") == 0) || fail("--weights", "mmap or huge", text);
+  }
+
+  bool stop(const char* text, Options* out) {
+    if (!text || !*text) return fail("--stop", "a text", text);
+    out->stops.push(text);
+    return true;
+  }
+
   // An option that takes a value; -1: there is none of that name.
   int valued(const char* name, const char* value, Options* out) {
     if (strcmp(name, "--max-tokens") == 0)
@@ -97,6 +114,10 @@ struct Parser {
     if (strcmp(name, "--seed") == 0) return seed(value, out);
     if (strcmp(name, "--threads") == 0) return whole(name, value, 0, 1024, "a whole number from 0 to 1024", &out->threads);
     if (strcmp(name, "--kv-cache") == 0) return kv_cache(value, out);
+    if (strcmp(name, "--weights") == 0) return weights(value, out);
+    if (strcmp(name, "--stop") == 0) return stop(value, out);
+    if (strcmp(name, "--prompt-lookup") == 0)
+      return whole(name, value, 0, kMaxDraft, "a whole number from 0 to 15", &out->prompt_lookup);
     return -1;
   }
 
@@ -150,6 +171,7 @@ bool parse_options(int argc, char** argv, Options* out, char* message, uint64_t 
   if (out->help || out->version) return true;
   if (!out->bundle) return parser.fail("BUNDLE", "a .psm file", nullptr);
   if (!out->prompt) return parser.fail("PROMPT", "a text, or - for standard input", nullptr);
+  if (out->ids && out->stops.size) return parser.fail("--stop", "an answer in text", "--ids");
   return true;
 }
 

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "array.h"
+
 namespace lite {
 
 constexpr int32_t kMaxTokens = INT32_MAX;
@@ -12,11 +14,12 @@ constexpr int32_t kMaxTokens = INT32_MAX;
 struct Options {
   const char* bundle = nullptr;
   const char* prompt = nullptr;
-  int64_t max_tokens = -1, top_k = -1, threads = 0;
+  int64_t max_tokens = -1, top_k = -1, threads = 0, prompt_lookup = 0;
   double temperature = -1, top_p = -1;
   uint64_t seed = 0;
   const char* kv_cache = "auto";
-  bool has_seed = false, ids = false, bench = false, json = false, ignore_eos = false, help = false, version = false;
+  Array<const char*> stops;
+  bool has_seed = false, ids = false, bench = false, json = false, ignore_eos = false, huge = false, help = false, version = false;
 };
 
 // False: `message` says which option, what was expected and what was found.

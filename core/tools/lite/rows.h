@@ -1,0 +1,32 @@
+// How the rows of a step are sampled: the same for all, but for where in the text each is.
+#ifndef PENSTOCK_LITE_ROWS_H
+#define PENSTOCK_LITE_ROWS_H
+
+#include "array.h"
+#include "defaults.h"
+#include "draft.h"
+#include "penstock.h"
+
+namespace lite {
+
+constexpr int64_t kMaxRows = 1 + kMaxDraft;
+
+class Rows {
+ public:
+  void set(const Defaults& sampling, uint64_t seed, int64_t num_prompt);
+  // For rows of which the first is drawn behind `end` tokens of the text, each other behind one more.  Valid until the next call.
+  ps_sampling sampling(const int32_t* tokens, int64_t end, int32_t num_rows);
+
+ private:
+  void add_history(const int32_t* tokens, int64_t end, int32_t num_rows, ps_sampling* out);
+
+  float temperature_[kMaxRows], top_p_[kMaxRows], min_p_[kMaxRows], typical_p_[kMaxRows], penalty_[kMaxRows];
+  int32_t top_k_[kMaxRows], prompt_lens_[kMaxRows], history_starts_[kMaxRows + 1];
+  uint64_t seed_[kMaxRows];
+  int64_t counter_[kMaxRows][2];
+  Array<int32_t> history_;
+};
+
+}  // namespace lite
+
+#endif
