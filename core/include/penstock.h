@@ -10,9 +10,8 @@
  *
  * Ownership.  Handles (ps_context, ps_model, ps_program, ps_tokenizer) belong to whoever made them and are given back
  * by their destroy or close function, which takes null.  They may be given back in any order: a program keeps the model
- * and the context that it was made of, and a tokenizer its model.  Every function refuses a pointer that never was a
- * handle, and one that was given back as long as no newer handle of its kind has its place in memory: then it is taken
- * for the newer one.  Arguments are read during the call alone, strings and arrays too: the caller keeps them.  Views
+ * and the context that it was made of, and a tokenizer its model.  A handle is no address and never comes again: every
+ * function refuses one that was given back, and any pointer that is none.  Arguments are read during the call alone, strings and arrays too: the caller keeps them.  Views
  * (segments, logits ...) point into the handle's memory and end as each says.
  *
  * Threads.  Every function may be called from any thread.  A program serves one call at a time: a second one from
@@ -22,8 +21,8 @@
  * context's threads do not exist: steps are refused there; make a context in the child.
  *
  * Growing structs begin with struct_size, which the caller sets to sizeof(the struct); a field that the caller's struct
- * does not have yet counts as zero, and zero is always a sound default.  What fields that the library does not know
- * say is ignored, so a program built with a newer header asks ps_abi_version() first.
+ * does not have yet counts as zero, and zero is always a sound default.  Fields of a newer header that the library does
+ * not know must be zero: else PS_UNSUPPORTED names the struct; in what the library fills they become zero.
  *
  * Versions.  PS_ABI_VERSION grows when a program has to be compiled again; the shared library's soname carries it.
  * PS_VERSION is the release: within 1.x functions and fields are added, never changed (0.x may change with the minor).
@@ -38,7 +37,7 @@ extern "C" {
 #endif
 
 #define PS_API __attribute__((visibility("default")))
-#define PS_ABI_VERSION 2
+#define PS_ABI_VERSION 3
 #define PS_VERSION "0.1.0"
 #define PS_PAGE_TOKENS 32 /* tokens in one KV page */
 
@@ -85,8 +84,8 @@ PS_API const char* ps_context_cpu_level(const ps_context* context);   /* null: n
 /* ---- model ------------------------------------------------------------------------------------------ */
 typedef struct ps_model_options {
   uint32_t struct_size;
-  int32_t verify;  /* 1: also check the checksum of every segment, which reads the whole file */
-  int32_t no_mmap; /* 1: read the file into private memory instead of mapping it */
+  int32_t verify;       /* 1: also check the checksum of every segment, which reads the whole file */
+  int32_t private_copy; /* 1: read the file into private memory instead of mapping it */
 } ps_model_options;
 /* Maps the file and checks all that it says about itself; weights are read when they are first used, and processes that
  * map the same file share its pages.  The file must not be written to while it is open.  PS_IO_ERROR, PS_INVALID_FILE,
@@ -96,8 +95,8 @@ PS_API ps_status ps_model_open(const char* path, const ps_model_options* options
  * grants none), read by the context's threads; the file's page cache is dropped behind, so that memory holds the weights
  * once.  The caller has seen that there is memory for ps_model_info.weight_bytes and a little more.  Programs made
  * afterwards read the copy.  Not beside another call with this model.  A file that shrank or changed since it was opened
- * is PS_INVALID_FILE, and the model stays as it was.  Does nothing the second time, or with no_mmap. */
-PS_API ps_status ps_model_populate(ps_model* model, ps_context* context);
+ * is PS_INVALID_FILE, and the model stays as it was.  Does nothing the second time, or with private_copy. */
+PS_API ps_status ps_model_load_huge(ps_model* model, ps_context* context);
 /* Unmaps the file, once the last program made of it is destroyed too. */
 PS_API void ps_model_close(ps_model* model);
 
@@ -111,6 +110,8 @@ typedef struct ps_model_info {
   int32_t hidden_size;            /* width of ps_program_hidden's rows; 0: the graph has none */
   int32_t tail_k;                 /* ids of ps_program_tail's rows; 0: the graph ends in logits */
   const char* tail;               /* "argmax" or "topk", with which the graph ends; "": with logits */
+  int32_t format_minor;           /* the file's; what one of a newer minor version has besides is not read */
+  int32_t known_format_minor;     /* this library's */
 } ps_model_info;
 /* Fills `out`, whose struct_size the caller has set; costs nothing. */
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
@@ -158,7 +159,7 @@ typedef struct ps_program_options {
   int32_t max_rows;     /* rows of logits in one step */
   int32_t num_pages;    /* KV pages per page group */
   int32_t num_slots;    /* slots that remember the token last sampled */
-  int32_t kv_layout;    /* ps_kv_layout; 0: PS_KV_F32 */
+  int32_t kv_layout;    /* ps_kv_layout; 0: PS_KV_F32 under the scheme f32, else PS_KV_BF16 */
   uint32_t flags;       /* 0 */
 } ps_program_options;
 
@@ -194,7 +195,8 @@ typedef struct ps_batch {
   const int32_t* request_starts; /* [num_requests+1]; first 0, last num_tokens, strictly ascending */
   const int32_t* page_tables;    /* [num_page_groups][num_requests][page_table_width]; -1: freed or unused */
   const int32_t* output_rows;    /* [num_rows]; indices of tokens whose logits are wanted */
-  uint32_t flags;
+  uint32_t flags;                /* PS_BATCH_* */
+  uint32_t reserved;             /* 0 */
 } ps_batch;
 
 /* How to sample: arrays of one entry a row.  The order of processing is that of docs/numerics.md. */

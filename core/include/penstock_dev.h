@@ -38,6 +38,12 @@ PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 #define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
                                        for tests and measurements */
 
+/* ---- what Python would have to know twice ------------------------------------------------------------------ */
+/* What tells the open file from any other: device, inode, bytes, nanoseconds of its last change, all as it was opened. */
+PS_API ps_status ps_model_file(const ps_model* model, int64_t out[4]);
+/* The ps_kv_layout that programs of a scheme take by themselves. */
+PS_API int32_t ps_auto_kv_layout(const char* scheme);
+
 /* ---- KV pages ------------------------------------------------------------------------------------------- */
 /* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
 PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes);

@@ -11,7 +11,7 @@ ps_status ps_model_open(const char* path, const ps_model_options* options, ps_mo
   PS_TRY(read_struct(options, &o, "options"));
   ps_model* model = create_object<ps_model>();
   if (!model) return fail(PS_OUT_OF_MEMORY, "model: out of memory");
-  const ps_status status = open_model(model, path, !o.no_mmap, o.verify != 0);
+  const ps_status status = open_model(model, path, !o.private_copy, o.verify != 0);
   if (status != PS_OK) {
     destroy_object(model);
     return status;
@@ -19,7 +19,7 @@ ps_status ps_model_open(const char* path, const ps_model_options* options, ps_mo
   return open_handle(model, HANDLE_MODEL, out);
 }
 
-ps_status ps_model_populate(ps_model* model, ps_context* context) {
+ps_status ps_model_load_huge(ps_model* model, ps_context* context) {
   PS_TRY(check_open(model));
   PS_TRY(check_open(context));
   const ps_status status = populate_model(model, &context->pool);
@@ -48,6 +48,8 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   info.tail = graph.tail >= 0 ? kOps[graph.nodes[graph.tail].op].name : "";
   info.tail_k = graph.tail_k;
   if (graph.hidden >= 0) info.hidden_size = static_cast<int32_t>(graph.values[graph.hidden].row_elements);
+  info.format_minor = model->format_minor;
+  info.known_format_minor = kFormatMinor;
   return write_struct(info, out, "out");
 }
 
@@ -56,11 +58,9 @@ ps_status ps_model_segment(const ps_model* model, const char* name, const void**
   PS_TRY(require(name && data && bytes, "name, data, bytes"));
   *data = nullptr;
   *bytes = -1;
-  for (const Segment& segment : model->graph.segments) {
-    if (!equal(segment.name, name)) continue;
-    *data = model->file.data() + segment.offset;
-    *bytes = segment.bytes;
-    return PS_OK;
-  }
-  return PS_OK;  // null and -1: there is none
+  const Segment* segment = find_segment(*model, name);
+  if (!segment) return PS_OK;  // null and -1
+  *data = model->file.data() + segment->offset;
+  *bytes = segment->bytes;
+  return PS_OK;
 }

@@ -12,15 +12,15 @@ using namespace ps;
 namespace ps {
 namespace {
 
-ps_status read_options(const ps_program_options* options, ps_program_options* out) {
+ps_status read_options(const ps_program_options* options, const ps_model& model, ps_program_options* out) {
   PS_TRY(read_struct(options, out, "options"));
-  if (out->kv_layout == 0) out->kv_layout = PS_KV_F32;
+  if (out->kv_layout == 0) out->kv_layout = auto_kv_layout(model.graph.scheme);
   if (kv_layout_name(out->kv_layout)) {
     if (builds_kv(out->kv_layout)) return PS_OK;
     return fail(PS_UNSUPPORTED, "kv_layout: this build leaves out %s: build it with PENSTOCK_KV_LAYOUTS=%s",
                 kv_layout_name(out->kv_layout), kv_layout_name(out->kv_layout));
   }
-  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), found %d", out->kv_layout);
+  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), found %d", out->kv_layout);
 }
 
 ps_status build(ps_program* program) {
@@ -113,7 +113,7 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
   PS_TRY(check_open(context));
   PS_TRY(require(out, "out"));
   ps_program_options o;
-  PS_TRY(read_options(options, &o));
+  PS_TRY(read_options(options, *model, &o));
   Plan plan;
   PS_TRY(make_plan(*model, *context, o, &plan));
   ps_plan result{};
@@ -137,7 +137,7 @@ ps_status ps_program_create(ps_model* model, ps_context* context, const ps_progr
   PS_TRY(require(out, "out"));
   *out = nullptr;
   ps_program_options o;
-  PS_TRY(read_options(options, &o));
+  PS_TRY(read_options(options, *model, &o));
   ps_program* program = create_object<ps_program>();
   if (!program) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
   program->model = hold(model);

@@ -16,7 +16,7 @@ constexpr char kSegment[] = "tokenizer.bin";
 
 int32_t id_or_none(uint32_t token) { return token == kNoToken ? -1 : static_cast<int32_t>(token); }
 
-ps_status check_open(const ps_tokenizer* tokenizer) { return check_handle(tokenizer, HANDLE_TOKENIZER, "tokenizer"); }
+ps_status check_open(const ps_tokenizer*& tokenizer) { return check_handle(tokenizer, HANDLE_TOKENIZER, "tokenizer"); }
 
 ps_status require_compiled(const ps_tokenizer* tokenizer) {
   const Tokenizer& t = tokenizer->tokenizer;
@@ -30,14 +30,12 @@ ps_status ps_tokenizer_open(const ps_model* model, ps_tokenizer** out) {
   PS_TRY(ps::check_open(model));
   PS_TRY(require(out, "out"));
   *out = nullptr;
-  const void* data;
-  int64_t bytes;
-  PS_TRY(ps_model_segment(model, kSegment, &data, &bytes));
-  if (bytes < 0) return fail(PS_UNSUPPORTED, "segment %s: the bundle has none: token ids in and out still work", kSegment);
+  const Segment* segment = find_segment(*model, kSegment);
+  if (!segment) return fail(PS_UNSUPPORTED, "segment %s: the bundle has none: token ids in and out still work", kSegment);
   ps_tokenizer* tokenizer = create_object<ps_tokenizer>();
   if (!tokenizer) return fail(PS_OUT_OF_MEMORY, "tokenizer: out of memory");
   tokenizer->model = hold(model);
-  const ps_status status = open_tokenizer(static_cast<const uint8_t*>(data), bytes, &tokenizer->tokenizer);
+  const ps_status status = open_tokenizer(model->file.data() + segment->offset, segment->bytes, &tokenizer->tokenizer);
   if (status != PS_OK) {
     destroy_object(tokenizer);
     return prefix(status, "segment %s: ", kSegment);

@@ -70,6 +70,21 @@ ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out)
   return write_struct(info, out, "out");
 }
 
+ps_status ps_model_file(const ps_model* model, int64_t out[4]) {
+  PS_TRY(check_open(model));
+  PS_TRY(require(out, "out"));
+  const struct stat& found = model->file.as_opened();
+  out[0] = static_cast<int64_t>(found.st_dev);
+  out[1] = static_cast<int64_t>(found.st_ino);
+  out[2] = found.st_size;
+  out[3] = int64_t{found.st_mtim.tv_sec} * 1000000000 + found.st_mtim.tv_nsec;
+  return PS_OK;
+}
+
+int32_t ps_auto_kv_layout(const char* scheme) {
+  return scheme ? auto_kv_layout(Str{scheme, static_cast<uint32_t>(strlen(scheme))}) : 0;
+}
+
 ps_status ps_program_profile(ps_program* program, int32_t on) {
   const Use use(program);
   PS_TRY(use.status());

@@ -27,6 +27,7 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
   if (b.flags & ~PS_BATCH_HIDDEN)
     return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", b.flags);
+  if (b.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found 0x%x", b.reserved);
   const bool has_pages = p.model->graph.page_groups.size() > 0;
   PS_TRY(check_count("page_table_width", b.page_table_width, has_pages ? 1 : 0, INT32_MAX));
   const char* missing = !b.token_ids                       ? "token_ids"

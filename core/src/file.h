@@ -40,6 +40,7 @@ class File {
   }
   const uint8_t* data() const { return data_; }  // the mapping, whatever was copied
   int64_t bytes() const { return bytes_; }
+  const struct stat& as_opened() const { return opened_; }
 
  private:
   ps_status load(bool map);

@@ -1,7 +1,7 @@
 // Handles: which are open, and who holds what they stand for.
 //
-// A function looks its handle up among those that are open before it touches it, so that one that was given back, or never
-// was one, is an error and no fault.  Nothing here locks: a forked child finds it as it was.
+// A handle of the API is a token, cast to a pointer.  A function looks it up among those that are open, so that one that was
+// given back, or never was one, is an error and no fault.  Nothing here locks: a forked child finds it as it was.
 #ifndef PENSTOCK_HANDLES_H
 #define PENSTOCK_HANDLES_H
 
@@ -19,12 +19,19 @@ struct Held {
   mutable std::atomic<int32_t> holders{1};
 };
 
-bool add_handle(const void* object, HandleKind kind);  // false: out of memory
-bool is_handle(const void* object, HandleKind kind);
-bool remove_handle(const void* object, HandleKind kind);  // false: it is none
+uintptr_t add_handle(void* object, HandleKind kind);      // 0: out of memory
+void* remove_handle(uintptr_t token, HandleKind kind);    // the object; null: it was no open handle
+// What an open handle stands for; `name` is the argument's.
+ps_status find_handle(uintptr_t token, HandleKind kind, const char* name, void** out);
 
-// PS_OK for an open handle; `name` is the argument's.
-ps_status check_handle(const void* object, HandleKind kind, const char* name);
+// Puts the object in the place of its handle, for the rest of a function of the API.
+template <typename T>
+ps_status check_handle(T*& handle, HandleKind kind, const char* name) {
+  void* object = nullptr;
+  PS_TRY(find_handle(reinterpret_cast<uintptr_t>(handle), kind, name, &object));
+  handle = static_cast<T*>(object);
+  return PS_OK;
+}
 
 template <typename T>
 T* hold(T* object) {
@@ -40,17 +47,18 @@ void let_go(T* object) {
 // Makes a new object's handle known; a failure destroys the object.
 template <typename T>
 ps_status open_handle(T* object, HandleKind kind, T** out) {
-  if (!add_handle(object, kind)) {
+  const uintptr_t token = add_handle(object, kind);
+  if (!token) {
     destroy_object(object);
     return fail(PS_OUT_OF_MEMORY, "handle: out of memory");
   }
-  *out = object;
+  *out = reinterpret_cast<T*>(token);
   return PS_OK;
 }
 // Does nothing with what is no open handle.
 template <typename T>
-void close_handle(T* object, HandleKind kind) {
-  if (object && remove_handle(object, kind)) let_go(object);
+void close_handle(T* handle, HandleKind kind) {
+  let_go(static_cast<T*>(remove_handle(reinterpret_cast<uintptr_t>(handle), kind)));
 }
 
 }  // namespace ps

@@ -35,6 +35,7 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   PS_TRY(model->file.open(path, map));
   Header header;
   PS_TRY(read_header(model->file, &header));
+  model->format_minor = header.minor;
   const int64_t bytes = static_cast<int64_t>(header.metadata_bytes);
   if (!model->metadata.allocate(bytes + 16))
     return fail(PS_OUT_OF_MEMORY, "metadata: no memory for %lld bytes", static_cast<long long>(bytes));
@@ -67,6 +68,13 @@ ps_status populate_model(ps_model* model, Pool* pool) {
     end = std::max(end, segment.offset + segment.bytes);
   }
   return model->file.copy(begin, end, pool);
+}
+
+const Segment* find_segment(const ps_model& model, const char* name) {
+  for (const Segment& segment : model.graph.segments) {
+    if (equal(segment.name, name)) return &segment;
+  }
+  return nullptr;
 }
 
 int64_t bytes_per_token(const ps_model& model) {

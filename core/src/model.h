@@ -10,6 +10,7 @@ struct ps_model : ps::Held {
   ps::File file;
   ps::Region metadata;  // a private copy: what was checked cannot change afterwards
   ps::Graph graph;
+  uint16_t format_minor = 0;
 };
 
 namespace ps {
@@ -18,6 +19,8 @@ ps_status open_model(ps_model* model, const char* path, bool map, bool verify);
 
 // Copies the segments that hold weights, and what lies between them, into private memory.
 ps_status populate_model(ps_model* model, Pool* pool);
+
+const Segment* find_segment(const ps_model& model, const char* name);  // null: there is none
 
 // Bytes of weights that one token reads: every weight once, of an embedding table only a row.
 int64_t bytes_per_token(const ps_model& model);

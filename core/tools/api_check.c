@@ -105,7 +105,7 @@ static void use_all(const Handles* h, const char* text) {
   char letter;
   REFUSED(ps_model_describe(h->model, &info), text);
   REFUSED(ps_model_segment(h->model, "config.json", &data, &bytes), text);
-  REFUSED(ps_model_populate(h->model, h->context), text);
+  REFUSED(ps_model_load_huge(h->model, h->context), text);
   REFUSED(ps_tokenizer_open(h->model, &opened), text);
   REFUSED(ps_tokenizer_describe(h->tokenizer, &tokenizer), text);
   REFUSED(ps_tokenizer_encode(h->tokenizer, "a", 1, 0, &a, 1, &bytes), text);
@@ -223,10 +223,74 @@ static void check_steps(const Handles* h) {
   CHANGED(page_tables, page, "page");
   CHANGED(output_rows, beyond, "output_rows[0]: expected a token of the step, 0 to 2, found 3");
   b = good_batch();
+  b.reserved = 1;
+  expect(__LINE__, ps_program_run(h->program, &b), PS_UNSUPPORTED, "reserved");
+  b = good_batch();
   b.flags = 1u << 31;
   expect(__LINE__, ps_program_run(h->program, &b), PS_UNSUPPORTED, "flags");
   b = good_batch();
   FINE(ps_program_step(h->program, &b, &sampling, &sampled));
+}
+
+/* A newer caller's fields may be there, as long as they say nothing. */
+static void check_newer(const Handles* h) {
+  struct {
+    ps_batch known;
+    uint64_t newer;
+  } batch = {good_batch(), 0};
+  struct {
+    ps_context_options known;
+    uint8_t newer[8];
+  } context = {kContext, {0}};
+  struct {
+    ps_model_options known;
+    uint32_t newer;
+  } model = {kModel, 1};
+  struct {
+    ps_program_options known;
+    float newer;
+  } program = {kProgram, 1.f};
+  struct {
+    ps_sampling known;
+    const float* newer;
+  } sampling = {good_sampling(), (const float*)&failures};
+  struct {
+    ps_sampled known;
+    float* newer;
+  } sampled = {good_sampled(), NULL};
+  struct {
+    ps_model_info known;
+    uint64_t newer;
+  } info;
+  ps_plan plan = {sizeof plan};
+  ps_context* made = NULL;
+  ps_model* opened = NULL;
+  context.known.struct_size = sizeof context;
+  FINE(ps_context_create(&context.known, &made));
+  ps_context_destroy(made);
+  context.newer[2] = 1;
+  batch.known.struct_size = sizeof batch;
+  FINE(ps_program_run(h->program, &batch.known));
+  batch.newer = 1ull << 63;
+  model.known.struct_size = sizeof model;
+  program.known.struct_size = sizeof program;
+  sampling.known.struct_size = sizeof sampling;
+  sampled.known.struct_size = sizeof sampled;
+  info.known.struct_size = sizeof info;
+  info.newer = ~0ull;
+#define NEWER(call, text) expect(__LINE__, call, PS_UNSUPPORTED, text)
+  NEWER(ps_context_create(&context.known, &made), "options: byte 18 of 24 is set");
+  NEWER(ps_model_open("x", &model.known, &opened), "options: byte 12 of 16 is set");
+  NEWER(ps_program_plan(h->model, h->context, &program.known, &plan), "options: byte");
+  NEWER(ps_program_resize(h->program, &program.known), "options: byte");
+  NEWER(ps_program_run(h->program, &batch.known), "batch: byte 79 of 80 is set");
+  NEWER(ps_program_sample(h->program, &sampling.known, &sampled.known), "sampling: byte");
+  sampling.newer = NULL;
+  FINE(ps_program_sample(h->program, &sampling.known, &sampled.known));
+  sampled.newer = (float*)&failures;
+  NEWER(ps_program_sample(h->program, &sampling.known, &sampled.known), "out: byte");
+  FINE(ps_model_describe(h->model, &info.known));
+  if (info.newer != 0) ++failures, puts("a field that the library does not know was left as it was");
 }
 
 static int stopping;
@@ -264,7 +328,7 @@ static void check_fork(Handles* h) {
   if (child == 0) {
     failures = 0;
     REFUSED(ps_program_run(h->program, &batch), "forked child");
-    REFUSED(ps_model_populate(h->model, h->context), "forked child");
+    REFUSED(ps_model_load_huge(h->model, h->context), "forked child");
     close_all(h);
     fflush(stdout);
     _exit(failures != 0);
@@ -296,6 +360,7 @@ int main(int argc, char** argv) {
   check_nulls(argv[1], &h);
   check_struct_sizes(&h);
   check_steps(&h);
+  check_newer(&h);
   check_threads(&h);
   check_fork(&h);
   close_all(&h);

@@ -52,8 +52,7 @@ ps_status add_bundle(const char* path, bool chooses_kv, Needs* needs) {
   for (const Weight& weight : graph.weights) {
     if (weight.layout >= 0 && weight.layout < 32) needs->layouts |= 1u << weight.layout;
   }
-  // What programs take by themselves: docs/devices.md.
-  if (!chooses_kv) needs->kv_layouts |= 1u << (equal(graph.scheme, "f32") ? PS_KV_F32 : PS_KV_BF16);
+  if (!chooses_kv) needs->kv_layouts |= 1u << auto_kv_layout(graph.scheme);
   return PS_OK;
 }
 

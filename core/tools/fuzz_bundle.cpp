@@ -263,7 +263,7 @@ bool try_mutant(const char* path, ps_context* context, Random* r, Tally* tally) 
   ps_model_options options{};
   options.struct_size = sizeof(options);
   options.verify = r->below(8) == 0;
-  options.no_mmap = r->below(8) != 0;  // private memory has red zones
+  options.private_copy = r->below(8) != 0;  // private memory has red zones
   ps_model* model = nullptr;
   const ps_status status = ps_model_open(path, &options, &model);
   if (status != PS_OK) return tally->expect_message(status);

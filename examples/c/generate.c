@@ -21,7 +21,6 @@ typedef struct Answer {
   ps_program* program;
   int32_t *tokens, *positions, *pages; /* prompt and answer; 0, 1, 2 ...; the pages that the program has */
   int32_t num_prompt, num_tokens, num_pages, context_len, num_groups;
-  ps_kv_layout kv_layout;
   float temperature; /* 0: greedy */
   uint64_t seed;
   char* text; /* room for what print_text writes */
@@ -49,7 +48,6 @@ static int open_all(Answer* a, const char* path) {
   if (ps_model_describe(a->model, &info)) return failed("describe");
   a->context_len = info.context_len;
   a->num_groups = info.num_page_groups;
-  a->kv_layout = strcmp(info.scheme, "f32") == 0 ? PS_KV_F32 : PS_KV_BF16; /* keys and values as exact as the weights */
   fprintf(stderr, "%s, %s: %d tokens of context, %.1f MB of weights\n", info.network, info.scheme, info.context_len,
           (double)info.weight_bytes / 1e6);
   return 0;
@@ -81,7 +79,6 @@ static int plan(Answer* a, int32_t max_new) {
   options.max_requests = 1;
   options.max_rows = 1;
   options.num_pages = a->num_pages;
-  options.kv_layout = a->kv_layout;
   if (ps_program_create(a->model, a->context, &options, &a->program)) return failed("program");
   a->pages = malloc(sizeof(int32_t) * (size_t)(a->num_pages * a->num_groups));
   if (!a->pages) return fprintf(stderr, "out of memory\n"), 1;

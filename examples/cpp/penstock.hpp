@@ -115,13 +115,11 @@ class Sequence {
  public:
   Sequence(const Context& context, const Model& model, std::vector<int32_t> prompt, int32_t max_new)
       : num_groups_(describe(model).num_page_groups), tokens_(std::move(prompt)) {
-    const bool is_exact = std::string(describe(model).scheme) == "f32";
     auto options = sized<ps_program_options>();
     num_pages_ = (static_cast<int32_t>(tokens_.size()) + max_new + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS;
     options.max_tokens = static_cast<int32_t>(tokens_.size());
     options.max_requests = options.max_rows = 1;
     options.num_pages = num_pages_;
-    options.kv_layout = is_exact ? PS_KV_F32 : PS_KV_BF16;  // keys and values as exact as the weights
     ps_program* out = nullptr;
     check(ps_program_create(model.get(), context.get(), &options, &out));
     program_.reset(out);

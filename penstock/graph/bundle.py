@@ -219,5 +219,5 @@ def read_graph(path: str | os.PathLike[str]) -> tuple[Graph, list[Segment]]:
 
     Raises InvalidFileError for a damaged file and UnsupportedError for one that is too new, naming file and field.
     """
-    Model.open(path).close()
-    return decode_metadata(read_metadata(path))
+    with Model.open(path) as model:
+        return decode_metadata(read_metadata(path, model.stamp))

@@ -39,6 +39,7 @@ from penstock.lite.library import (
     library,
     library_file,
     sized,
+    warn_of_newer,
 )
 from penstock.lite.weights import QuantizedRows, crc32, layout_bytes
 
@@ -63,7 +64,8 @@ POISON = 2
 class ModelInfo:
     """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context;
     ``hidden_size`` is the width of ``CoreProgram.hidden``, 0 without; ``tail`` is "argmax" or "topk" where the graph
-    ends in ``tail_k`` ids a row, "" where it ends in logits."""
+    ends in ``tail_k`` ids a row, "" where it ends in logits; ``format_minor`` is the file's, ``known_format_minor`` the
+    core's."""
 
     network: str
     scheme: str
@@ -80,6 +82,8 @@ class ModelInfo:
     hidden_size: int = 0
     tail_k: int = 0
     tail: str = ""
+    format_minor: int = 0
+    known_format_minor: int = 0
 
 
 class Model(Handle):
@@ -90,8 +94,11 @@ class Model(Handle):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False, mmap: bool = True) -> Self:
-        """Opens and validates a bundle; ``verify`` also checks every segment's checksum."""
-        options = sized(ModelOptions, verify=int(verify), no_mmap=int(not mmap))
+        """Opens and validates a bundle; ``verify`` also checks every segment's checksum.
+
+        A UserWarning for one of a newer minor version: what that adds is not read.
+        """
+        options = sized(ModelOptions, verify=int(verify), private_copy=int(not mmap))
         out = ctypes.c_void_p()
         name = os.fsencode(path)
         if b"\0" in name:
@@ -99,16 +106,24 @@ class Model(Handle):
         check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
         model = cls(address_of(out))
         model._is_private = not mmap
+        warn_of_newer(path, model.info.format_minor, model.info.known_format_minor)
         return model
 
-    def populate(self, context: Context) -> None:
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """What tells the open file from any other (``penstock.lite.metadata.stamp_of``)."""
+        out = (ctypes.c_int64 * 4)()
+        check(library().ps_model_file(self.handle, out))
+        return tuple(out)
+
+    def load_huge(self, context: Context) -> None:
         """Copies the weights into private memory with huge pages, read by the context's threads; programs made
         afterwards read the copy.
 
         The file's page cache is dropped behind, so that memory holds the weights once; whether they fit is the
         caller's to see before.  InvalidFileError when the file shrank or changed since it was opened.
         """
-        check(library().ps_model_populate(self.handle, context.handle))
+        check(library().ps_model_load_huge(self.handle, context.handle))
 
     @property
     def info(self) -> ModelInfo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite.memory import map_over
-from penstock.lite.metadata import read_metadata, stored_segments
+from penstock.lite.metadata import open_again, read_metadata, stored_segments
 from penstock.lite.model import Model
 
 if TYPE_CHECKING:
@@ -104,33 +103,30 @@ def _share(opened: OpenModel, donor: OpenModel, done: npt.NDArray[np.bool_]) -> 
 
     A page that another donor had comes from there, so that of three equal models none is held twice.
     """
-    segment = opened.native.segment(_WEIGHTS)
-    where = stored_segments(read_metadata(donor.path)).get(_WEIGHTS)
+    segment, stamp = opened.native.segment(_WEIGHTS), donor.native.stamp
+    try:
+        where = stored_segments(read_metadata(donor.path, stamp)).get(_WEIGHTS)
+    except InvalidFileError:  # another file has the donor's name: its pages are not the donor's
+        return 0
     if segment is None or where is None or not segment.nbytes or not where[1]:
         return 0
     offset, num_bytes = where
     own = np.frombuffer(segment, np.uint8)
     if offset % mmap.PAGESIZE or own.ctypes.data % mmap.PAGESIZE:  # segments begin at 4096, pages may be larger
         return 0
-    try:
-        file = os.open(donor.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FileAccessError(f"{donor.path}: {error.strerror}") from error
-    try:
+    with open_again(donor.path, stamp) as file:
         common = min(num_bytes, own.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if os.fstat(file).st_size < offset + num_bytes or not common:
+        if not common:
             return 0
-        with mmap.mmap(file, common, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as view:
+        with mmap.mmap(file.fileno(), common, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as view:
             theirs = np.frombuffer(view, np.uint8)
             shared = 0
             for begin, end in _equal_runs(own[:common], theirs, done):
-                map_over(own.ctypes.data + begin, end - begin, file, offset + begin)
+                map_over(own.ctypes.data + begin, end - begin, file.fileno(), offset + begin)
                 done[begin // mmap.PAGESIZE : end // mmap.PAGESIZE] = True
                 shared += end - begin
             del theirs
         return shared
-    finally:
-        os.close(file)
 
 
 def _equal_runs(

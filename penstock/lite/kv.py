@@ -10,7 +10,7 @@ PAGE_TOKENS: Final = 32
 """Tokens in one KV page (``PS_PAGE_TOKENS``)."""
 
 KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8")
-"""How keys and values may lie in a page; "auto": f32 under the scheme f32, else bf16."""
+"""How keys and values may lie in a page; "auto": what the core takes for the scheme, f32 under f32, else bf16."""
 
 KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
 """By the numbers of ``ps_kv_layout``; ``graph.ir``, which has them too, takes as long to import as a decode step."""
@@ -25,4 +25,7 @@ def kv_layout_of(kv_layout: str, scheme: str) -> str:
     """What ``kv_layout`` means under a scheme."""
     if kv_layout != "auto":
         return kv_layout
-    return "f32" if scheme == "f32" else "bf16"
+    from penstock.lite.library import library  # here: the engine's planning knows pages and needs no core
+
+    number = library().ps_auto_kv_layout(scheme.encode())
+    return next(name for name, layout in KV_NUMBERS.items() if layout == number)

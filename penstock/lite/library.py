@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import warnings
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,9 +21,9 @@ from penstock.errors import (
     UnsupportedError,
 )
 
-__all__ = ["check", "library", "library_file", "sized"]
+__all__ = ["check", "library", "library_file", "sized", "warn_of_newer"]
 
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _P32, _P64 = POINTER(c_int32), POINTER(c_int64)
 _ERRORS: dict[int, type[PenstockError]] = {
     1: InvalidArgumentError,
@@ -38,7 +40,7 @@ class ContextOptions(ctypes.Structure):
 
 
 class ModelOptions(ctypes.Structure):
-    _fields_: ClassVar = [("struct_size", c_uint32), ("verify", c_int32), ("no_mmap", c_int32)]
+    _fields_: ClassVar = [("struct_size", c_uint32), ("verify", c_int32), ("private_copy", c_int32)]
 
 
 class ModelInfoStruct(ctypes.Structure):
@@ -59,6 +61,8 @@ class ModelInfoStruct(ctypes.Structure):
         ("hidden_size", c_int32),
         ("tail_k", c_int32),
         ("tail", c_char_p),
+        ("format_minor", c_int32),
+        ("known_format_minor", c_int32),
     ]
 
 
@@ -139,6 +143,7 @@ class BatchStruct(ctypes.Structure):
         ("page_tables", c_void_p),
         ("output_rows", c_void_p),
         ("flags", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -215,7 +220,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),
     "ps_cpu_level_at": (c_char_p, (c_int32, _P32)),
     "ps_model_open": (c_int32, (c_char_p, POINTER(ModelOptions), POINTER(c_void_p))),
-    "ps_model_populate": (c_int32, (c_void_p, c_void_p)),
+    "ps_model_load_huge": (c_int32, (c_void_p, c_void_p)),
     "ps_model_close": (None, (c_void_p,)),
     "ps_model_describe": (c_int32, (c_void_p, POINTER(ModelInfoStruct))),
     "ps_model_segment": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), _P64)),
@@ -234,6 +239,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
     "ps_program_hidden": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
     "ps_program_tail": (c_int32, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), _P32, _P32)),
+    "ps_model_file": (c_int32, (c_void_p, _P64)),
+    "ps_auto_kv_layout": (c_int32, (c_char_p,)),
     "ps_program_kv": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), _P64)),
     "ps_program_profile": (c_int32, (c_void_p, c_int32)),
     "ps_program_profile_spans": (c_int32, (c_void_p, POINTER(c_void_p), _P64)),
@@ -284,6 +291,16 @@ def check(status: int) -> None:
     if status:
         message = library().ps_error_message().decode("utf-8", "replace")
         raise _ERRORS.get(status, InternalError)(message)
+
+
+def warn_of_newer(path: str | os.PathLike[str], found: int, known: int) -> None:
+    """A UserWarning for a bundle whose minor format version ``found`` is newer than the ``known`` one."""
+    if found > known:  # told of in one place, so that a file which is opened twice is told of once
+        warnings.warn(
+            f"{os.fspath(path)}: header.minor: the file has format 1.{found}, this version reads 1.{known}: "
+            "what is newer in it is not read",
+            stacklevel=1,
+        )
 
 
 def sized(struct: type[Any], **fields: Any) -> Any:

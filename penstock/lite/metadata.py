@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from flatbuffers import number_types as types
 from flatbuffers.table import Table
 
-from penstock.errors import FileAccessError
+from penstock.errors import FileAccessError, InvalidFileError
 
 __all__ = [
-    "FORMAT_MAJOR", "FORMAT_MINOR", "Row", "StoredPart", "StoredWeight", "read_metadata", "stored_segments",
-    "stored_weights", "warn_of_newer",
+    "FORMAT_MAJOR", "FORMAT_MINOR", "Row", "StoredPart", "StoredWeight", "check_same", "open_again", "read_metadata",
+    "stamp_of", "stored_segments", "stored_weights",
 ]  # fmt: skip
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 0
@@ -92,29 +91,47 @@ class StoredWeight(NamedTuple):
     parts: tuple[StoredPart, ...]
 
 
-def read_metadata(path: str | os.PathLike[str]) -> bytes:
-    """The metadata's bytes of a bundle that the core has opened; FileAccessError when it cannot be read again."""
+def stamp_of(found: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from one that takes its name: device, inode, bytes, time of the last change."""
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def check_same(path: str | os.PathLike[str], stamp: Sequence[int]) -> None:
+    """InvalidFileError when the file at ``path`` is not the one of a model's ``stamp``, or changed since."""
     try:
-        with Path(path).open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-            offset, size = (int.from_bytes(header[at : at + 8], "little") for at in (_OFFSET_AT, _SIZE_AT))
-            file.seek(offset)
-            return file.read(size)
+        found = stamp_of(Path(path).stat())
+    except (OSError, ValueError):  # a zero in the name
+        found = ()
+    _compare(path, found, stamp)
+
+
+@contextlib.contextmanager
+def open_again(path: str | os.PathLike[str], stamp: Sequence[int]) -> Iterator[BinaryIO]:
+    """The file of a model that the core has open, to read what else is in it.
+
+    InvalidFileError when another has its name, or it changed; FileAccessError when it cannot be opened.
+    """
+    try:
+        file = Path(path).open("rb")  # noqa: SIM115
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror}") from error
+    with file:
+        _compare(path, stamp_of(os.fstat(file.fileno())), stamp)
+        yield file
 
 
-def warn_of_newer(path: str | os.PathLike[str]) -> None:
-    """A UserWarning for a bundle, which the core has opened, of a newer minor version: what that adds is not read."""
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:  # it is open: its name may go
-        header = file.read(12)
-        major, minor = (int.from_bytes(header[at : at + 2], "little") for at in (8, 10))
-        if minor > FORMAT_MINOR:
-            warnings.warn(
-                f"{path}: header.minor: the file has format {major}.{minor}, this version reads {FORMAT_MAJOR}."
-                f"{FORMAT_MINOR}: what is newer in it is not read",
-                stacklevel=1,
-            )
+def _compare(path: str | os.PathLike[str], found: Sequence[int], stamp: Sequence[int]) -> None:
+    if tuple(found) != tuple(stamp):
+        raise InvalidFileError(f"{path}: file: it was replaced or changed since it was opened")
+
+
+def read_metadata(path: str | os.PathLike[str], stamp: Sequence[int]) -> bytes:
+    """The metadata's bytes of a bundle that the core has open; errors of ``open_again``."""
+    with open_again(path, stamp) as file:
+        header = file.read(_HEADER_BYTES)
+        offset, size = (int.from_bytes(header[at : at + 8], "little") for at in (_OFFSET_AT, _SIZE_AT))
+        file.seek(offset)
+        return file.read(size)
 
 
 def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:

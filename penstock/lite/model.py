@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite import core
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
-from penstock.lite.metadata import warn_of_newer
+from penstock.lite.metadata import check_same
 from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig, read_config
 from penstock.lite.tensor import Tensor, array_of
@@ -246,14 +246,13 @@ class OpenModel:
         self.is_private = False
         self.shared_bytes = 0
         """Bytes of weights that are mapped from the file of another model of the group."""
-        self._stamp = _stamp(self.path)  # before: a file that comes between is refused later
         self.native = core.Model.open(self.path, verify=self.config.verify)
         self.info = self.native.info
+        self._stamp = self.native.stamp  # of what is computed from first, whatever is opened beside it later
         try:
-            warn_of_newer(self.path)
             self._check_precision()
             if self.config.weights == "huge":
-                self.native.populate(self.bind().native)
+                self.native.load_huge(self.bind().native)
         except BaseException:
             self.close()
             raise
@@ -290,9 +289,7 @@ class OpenModel:
 
     def check_unchanged(self) -> None:
         """InvalidFileError when the path is no longer the file that was opened."""
-        found = _stamp(self.path)
-        if found is None or found != self._stamp:
-            raise InvalidFileError(f"{self.path}: file: it was replaced or changed since the model was built from it")
+        check_same(self.path, self._stamp)
 
     def describe(self) -> dict[str, Any]:
         """What ``get_model_info`` gives of every program alike."""
@@ -316,15 +313,6 @@ class OpenModel:
         self.native.close()
         if self._bound is not None:
             self._bound.native.close()
-
-
-def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    """What tells a file from one that takes its name; None where there is none."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):  # a zero in the name
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check_seq_len(seq_len: int, sequences: Sequences) -> None:

@@ -26,7 +26,7 @@ Updates = list[tuple[StoredWeight, npt.NDArray[np.uint8]]]
 def pack_updates(opened: OpenModel, given: object) -> Updates:
     """The new bytes of every weight that the tensors change; nothing is written yet."""
     tensors = _named(given)
-    weights = stored_weights(read_metadata(opened.path))
+    weights = stored_weights(read_metadata(opened.path, opened.native.stamp))
     known = {part.name for weight in weights for part in weight.parts}
     for name in tensors:
         if name not in known:

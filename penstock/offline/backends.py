@@ -165,11 +165,11 @@ def open_accelerated(source: Path, options: RunOptions) -> Generator:
     fixed = replace(options, values=values, scheme=None, network=None)
     with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / bundle.name
-        with_tail(bundle, file, "argmax", hollow=is_hollow)
+        stamp = with_tail(bundle, file, "argmax", hollow=is_hollow)
         generator = open_generator(file, fixed)
         try:
             if is_hollow:
-                map_weights(_native(generator), bundle)
+                map_weights(_native(generator), bundle, stamp)
         except BaseException:
             generator.close()
             raise

@@ -11,7 +11,6 @@ from penstock.errors import OutOfMemoryError
 from penstock.lite import core
 from penstock.lite.kv import KV_NUMBERS
 from penstock.lite.memory import make_memory, use_small_pages
-from penstock.lite.metadata import warn_of_newer
 from penstock.runtime.ahead import PagesAhead
 from penstock.runtime.machine import memory
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
@@ -154,11 +153,10 @@ class NativeProgram:
         try:
             model = core.Model.open(path)
             try:
-                warn_of_newer(path)
                 fitted, plan = fit_limits(model, context, limits or ProgramLimits())
                 start = time.perf_counter()
                 if fitted.weights == "huge":  # planned first: what does not fit is refused before it is read
-                    model.populate(context)
+                    model.load_huge(context)
                 populated = time.perf_counter()
                 program = cls(model, context, fitted, plan)
                 program.populate_s = populated - start if fitted.weights == "huge" else 0.0

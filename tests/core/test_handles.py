@@ -49,6 +49,25 @@ def test_closed_null_and_foreign_handles_are_refused(bundle_of: Callable[..., Pa
     assert library().ps_context_cpu_level(context) is None
 
 
+def test_a_closed_handle_never_comes_again(bundle_of: Callable[..., Path]) -> None:
+    """A newer object in its place, in memory or in the table, is not what it stands for."""
+    closed = []
+    for _ in range(200):
+        context, model = opened(bundle_of())
+        library().ps_model_close(model)
+        library().ps_context_destroy(context)
+        closed.append(model.value)
+    context, model = opened(bundle_of())
+    assert len({*closed, model.value}) == 201
+    for old in closed:
+        with pytest.raises(InvalidArgumentError, match="found a closed one"):
+            describe(old)
+    library().ps_model_close(closed[0])  # does not close the newer one
+    describe(model)
+    library().ps_model_close(model)
+    library().ps_context_destroy(context)
+
+
 def test_many_handles_are_known_at_once(bundle_of: Callable[..., Path]) -> None:
     made = [opened(bundle_of()) for _ in range(80)]  # more than a chunk of slots
     for _, model in made:

@@ -49,21 +49,21 @@ def test_copied_weights_give_the_same_bits(scheme: str, bundle_of: Callable[...,
         expected = logits_of(copied, context)
         config = copied.segment("config.json")
         for _ in range(2):  # the second time it is there already
-            copied.populate(context)
+            copied.load_huge(context)
             assert logits_of(copied, context) == expected == logits_of(mapped, context)
         assert config == copied.segment("config.json") == b"{}"
 
 
 def test_a_program_of_before_stays_sound(bundle_of: Callable[..., Path], context: Context) -> None:
     with Model.open(bundle_of()) as model, CoreProgram(model, context, OPTIONS) as program:
-        model.populate(context)
+        model.load_huge(context)
         program.run(batch(REQUEST))
         assert program.logits().tobytes() == logits_of(model, context)
 
 
 def test_a_file_read_whole_has_nothing_to_copy(bundle_of: Callable[..., Path], context: Context) -> None:
     with Model.open(bundle_of(), mmap=False) as model, Model.open(bundle_of()) as mapped:
-        model.populate(context)
+        model.load_huge(context)
         assert logits_of(model, context) == logits_of(mapped, context)
 
 
@@ -75,7 +75,7 @@ from penstock.runtime.machine import _fields, peak_rss_bytes
 from pathlib import Path
 with Context(int(sys.argv[2])) as context, Model.open(sys.argv[1]) as model:
     before = peak_rss_bytes()
-    model.populate(context)
+    model.load_huge(context)
     rollup = _fields(Path("/proc/self/smaps_rollup"))
     print(model.info.weight_bytes, peak_rss_bytes() - before, rollup["AnonHugePages"])
 """
@@ -110,7 +110,7 @@ def test_the_page_cache_is_dropped_behind(large: Path, context: Context) -> None
     total = resident_pages(large)
     with Model.open(large, verify=True) as model:  # maps every page
         assert total == -(-large.stat().st_size // mmap.PAGESIZE)
-        model.populate(context)
+        model.load_huge(context)
         assert resident_pages(large) < total // 10
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_shrank_or_changed_is_an_error(bundle_of: Callable[..., Path
         with Context(2) as context, Model.open(path) as model:
             change()
             with pytest.raises(InvalidFileError, match=f"weights huge: file: {message}"):
-                model.populate(context)
+                model.load_huge(context)
             assert model.segment("absent") is None
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_lost_its_name_is_copied(bundle_of: Callable[..., Path], tmp
     path.write_bytes(bundle_of().read_bytes())
     with Model.open(path) as model, Model.open(bundle_of()) as other:
         path.unlink()
-        model.populate(context)
+        model.load_huge(context)
         assert logits_of(model, context) == logits_of(other, context)
 
 
@@ -148,7 +148,7 @@ def test_what_is_closed_is_refused(bundle_of: Callable[..., Path]) -> None:
         model = Model.open(bundle_of())
         model.close()
         with pytest.raises(InvalidArgumentError, match="Model is closed"):
-            model.populate(context)
+            model.load_huge(context)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
         raise AssertionError("the weights were read")
 
     monkeypatch.setattr(native, "memory", lambda: Memory(70 << 20, 1 << 40, None))
-    monkeypatch.setattr(Model, "populate", never)
+    monkeypatch.setattr(Model, "load_huge", never)
     with pytest.raises(OutOfMemoryError, match=r"the plan takes .* but 70 MiB can be had: weights 5 MiB"):
         NativeProgram.open(DEMO, limits=ProgramLimits(weights="huge"))
 

@@ -251,7 +251,11 @@ LIMITS: dict[str, tuple[dict[str, int], type[Exception], str]] = {
     "max_rows": ({"max_rows": 0}, InvalidArgumentError, "max_rows: expected 1 to"),
     "num_pages": ({"num_pages": 0}, InvalidArgumentError, "num_pages: expected 1 to"),
     "negative": ({"num_slots": -1}, InvalidArgumentError, "num_slots: expected 0 to"),
-    "kv_layout": ({"kv_layout": 4}, InvalidArgumentError, r"kv_layout: expected 1 \(f32\), 2 \(bf16\) or 3 \(int8\)"),
+    "kv_layout": (
+        {"kv_layout": 4},
+        InvalidArgumentError,
+        r"kv_layout: expected 0 \(automatic\), 1 \(f32\), 2 \(bf16\) or 3 \(int8\)",
+    ),
     "flags": ({"flags": 8}, UnsupportedError, "flags: 0x8"),
 }
 

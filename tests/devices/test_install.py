@@ -39,7 +39,7 @@ def test_what_is_installed(installed: Path) -> None:
     assert names == {
         "include/penstock.h",
         "bin/penstock-lite",
-        *(f"{folder}/libpenstock{end}" for end in (".a", ".so", ".so.2", ".so.2.0.1.0")),
+        *(f"{folder}/libpenstock{end}" for end in (".a", ".so", ".so.3", ".so.3.0.1.0")),
         f"{folder}/pkgconfig/penstock.pc",
         *(f"{folder}/cmake/Penstock/Penstock{end}.cmake" for end in ("Config", "ConfigVersion", "Targets")),
         f"{folder}/cmake/Penstock/PenstockTargets-release.cmake",
@@ -55,7 +55,7 @@ def test_examples_built_by_find_package(
     for program in ("generate", "generate_static"):
         assert command(tmp_path / program, DEMO, PROMPT, 32) == answer
         needed = command("readelf", "-d", tmp_path / program)
-        assert ("libpenstock.so.2" in needed) == (program == "generate")
+        assert ("libpenstock.so.3" in needed) == (program == "generate")
 
 
 def test_examples_built_by_pkg_config(installed: Path, command: Command, tmp_path: Path, answer: str) -> None:

@@ -36,9 +36,9 @@ def refusal(program: Path, *words: object) -> str:
 
 
 def test_libraries_are_small(installed: Path, small: Path) -> None:
-    (whole,) = installed.glob("lib*/**/libpenstock.so.2.*")
+    (whole,) = installed.glob("lib*/**/libpenstock.so.3.*")
     assert whole.stat().st_size < 1_000_000
-    (library,) = small.glob("libpenstock.so.2.*")
+    (library,) = small.glob("libpenstock.so.3.*")
     assert library.stat().st_size < 250_000
     assert (small / "penstock-lite").stat().st_size < 270_000
 

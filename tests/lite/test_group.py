@@ -12,7 +12,7 @@ import pytest
 from penstock import lite
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.retail import with_tail
-from penstock.lite.metadata import read_metadata, stored_segments
+from penstock.lite.metadata import read_metadata, stamp_of, stored_segments
 from tests.lite.demo import BUNDLE, IDS, ask, build
 
 
@@ -58,7 +58,7 @@ def test_what_differs_is_not_shared(tmp_path: Path) -> None:
     """Half of the weights are others: the rest is shared, and each computes its own."""
     changed = tmp_path / "changed.psm"
     data = bytearray(BUNDLE.read_bytes())
-    offset, size = stored_segments(read_metadata(BUNDLE))["weights"]
+    offset, size = stored_segments(read_metadata(BUNDLE, stamp_of(BUNDLE.stat())))["weights"]
     middle = offset + size // 2
     for at in range(middle, offset + size - 4096, 4096):
         data[at + 999] ^= 1
@@ -121,7 +121,7 @@ def test_where_segments_begin_within_a_page_nothing_is_shared(
 ) -> None:
     copy = tmp_path / "copy.psm"
     shutil.copy(BUNDLE, copy)
-    assert stored_segments(read_metadata(BUNDLE))["weights"][0] % page_bytes
+    assert stored_segments(read_metadata(BUNDLE, stamp_of(BUNDLE.stat())))["weights"][0] % page_bytes
     monkeypatch.setattr(mmap, "PAGESIZE", page_bytes)
     group = lite.ModelGroup()
     with build() as first, build(copy) as second:

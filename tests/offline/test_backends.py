@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from penstock import InferConfig, InferTask, pipeline
 from penstock.engine.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.engine.result import Result
-from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.retail import map_weights
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.graph.retail import map_weights, with_tail
 from penstock.lite import core
 from tests.lite.demo import BUNDLE, FOLDER, build
 from tests.offline.conftest import SCHEMES
@@ -76,7 +78,20 @@ def test_it_chooses_from_a_whole_file_where_pages_are_large(backend: str, monkey
         monkeypatch.setattr(mmap, "PAGESIZE", 65536)
         assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
     with core.Model.open(BUNDLE) as model, pytest.raises(UnsupportedError, match="pages of 65536 bytes hold more"):
-        map_weights(model, BUNDLE)
+        map_weights(model, BUNDLE, model.stamp)
+
+
+def test_weights_of_a_file_that_took_the_name_are_not_mapped(tmp_path: Path) -> None:
+    """Between the making of the hollow bundle and its filling another bundle came: its weights are others."""
+    source, other, hollow = tmp_path / "source.psm", tmp_path / "other.psm", tmp_path / "hollow.psm"
+    shutil.copy(BUNDLE, source)
+    shutil.copy(BUNDLE, other)
+    stamp = with_tail(source, hollow, "argmax", hollow=True)
+    with core.Model.open(hollow) as model:
+        map_weights(model, source, stamp)
+        os.replace(other, source)
+        with pytest.raises(InvalidFileError, match=f"{source}: file: it was replaced or changed"):
+            map_weights(model, source, stamp)
 
 
 def test_eager_has_no_graph() -> None:

@@ -13,11 +13,11 @@ constexpr int64_t kChunk = 512;  // tokens of a prompt in one step
 
 int64_t pages_for(int64_t tokens) { return (tokens + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS; }
 
-int32_t kv_layout_of(const char* name, const char* scheme) {
+int32_t kv_layout_of(const char* name) {
   if (strcmp(name, "f32") == 0) return PS_KV_F32;
   if (strcmp(name, "bf16") == 0) return PS_KV_BF16;
   if (strcmp(name, "int8") == 0) return PS_KV_INT8;
-  return strcmp(scheme, "f32") == 0 ? PS_KV_F32 : PS_KV_BF16;
+  return 0;  // what the core takes by itself
 }
 
 }  // namespace
@@ -58,8 +58,12 @@ bool Generator::open(double start) {
   if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");
   info_.struct_size = sizeof(info_);
   if (ps_model_describe(model_, &info_) != PS_OK) return failed("");
-  if (options_.huge && ps_model_populate(model_, context_) != PS_OK) return failed("--weights");
+  if (options_.huge && ps_model_load_huge(model_, context_) != PS_OK) return failed("--weights");
   for (int64_t i = 0; i < options_.stops.size; ++i) stops_.add(options_.stops.data[i]);
+  if (info_.format_minor > info_.known_format_minor) {
+    fprintf(stderr, "penstock-lite: header.minor: the file has format 1.%d, this version reads 1.%d: what is newer in it is not read\n",
+            info_.format_minor, info_.known_format_minor);
+  }
   choose_sampling();
   return open_tokenizer();
 }
@@ -147,7 +151,7 @@ bool Generator::prepare() {
   options.max_requests = 1;
   options.max_rows = static_cast<int32_t>(rows);
   options.num_pages = info_.num_states ? static_cast<int32_t>(num_pages_) : 0;
-  options.kv_layout = kv_layout_of(options_.kv_cache, info_.scheme);
+  options.kv_layout = kv_layout_of(options_.kv_cache);
   plan_.struct_size = sizeof(plan_);
   if (ps_program_plan(model_, context_, &options, &plan_) != PS_OK) return failed("--max-tokens, --kv-cache");
   if (ps_program_create(model_, context_, &options, &program_) != PS_OK) return failed("--max-tokens, --kv-cache");
