@@ -43,6 +43,16 @@ def lite(installed: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def c_program(installed: Path, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in C, linked to what was installed."""
+    path = tmp_path_factory.mktemp("c") / "generate"
+    (library,) = installed.glob("lib*/**/libpenstock.a")
+    source = ROOT / "examples" / "c" / "generate.c"
+    command("cc", source, "-I", installed / "include", library, "-lpthread", "-lm", "-ldl", "-o", path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo model in f32, w8a8 and w4a8."""
     from penstock.graph.export import export_bundle

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock import pipeline
-from tests.devices.conftest import DEMO, ROOT
+from tests.devices.conftest import DEMO
 
 PROMPTS = [
     "def add(a, b):",
@@ -30,16 +30,6 @@ Command = Callable[..., str]
 class Answer(NamedTuple):
     token_ids: list[int]
     text: str
-
-
-@pytest.fixture(scope="module")
-def c_program(installed: Path, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example in C, linked to what was installed."""
-    path = tmp_path_factory.mktemp("c") / "generate"
-    (library,) = installed.glob("lib*/**/libpenstock.a")
-    source = ROOT / "examples" / "c" / "generate.c"
-    command("cc", source, "-I", installed / "include", library, "-lpthread", "-lm", "-ldl", "-o", path)
-    return path
 
 
 def by_pipeline(source: Path, temperature: float, seed: int, **options: object) -> list[Answer]:
