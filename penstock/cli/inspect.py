@@ -20,6 +20,7 @@ _PLAN_PARTS = (
     ("scratch", "scratch_bytes"),
     ("keys, values", "kv_bytes"),
     ("logits", "logits_bytes"),
+    ("tokenizer", "tokenizer_bytes"),
     ("total", "total_bytes"),
 )
 
@@ -100,6 +101,7 @@ def _folder_text(found: dict[str, Any]) -> str:
 def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.cli.options import limits_of
     from penstock.graph.inspect import describe
+    from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
     from penstock.lite import core
     from penstock.runtime.native import plan_limits
     from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
@@ -121,7 +123,9 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         info = model.info
     found = {"path": str(path), "kind": "bundle", **asdict(info), **describe(path)}
     found["verified"] = bool(args.verify)
-    found["plan"] = {"limits": asdict(limits), **asdict(plan)}
+    tables = sum(one["bytes"] for one in found["segments"] if one["name"] == TOKENIZER_SEGMENT)
+    total = {"tokenizer_bytes": tables, "total_bytes": plan.total_bytes + tables}
+    found["plan"] = {"limits": asdict(limits), **asdict(plan), **total}
     return found
 
 

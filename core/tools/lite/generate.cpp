@@ -72,6 +72,8 @@ bool Generator::open(double start) {
 bool Generator::open_tokenizer() {
   const ps_status status = ps_tokenizer_open(model_, &tokenizer_);
   if (status != PS_OK) return options_.ids || fail("%s (--ids)", ps_error_message());
+  const void* tables;
+  if (ps_model_segment(model_, "tokenizer.bin", &tables, &tokenizer_bytes_) != PS_OK) return failed("");
   token_info_.struct_size = sizeof(token_info_);
   if (ps_tokenizer_describe(tokenizer_, &token_info_) != PS_OK) return failed("");
   if (!options_.ids && token_info_.num_tokens == 0)

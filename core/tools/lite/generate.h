@@ -42,7 +42,9 @@ class Generator {
   int64_t num_prompt() const { return num_prompt_; }
   int64_t num_new() const { return tokens_.size - num_prompt_; }
   const ps_model_info& info() const { return info_; }
-  const ps_plan& plan() const { return plan_; }
+  int64_t weight_bytes() const { return plan_.weight_bytes; }
+  int64_t tokenizer_bytes() const { return tokenizer_bytes_; }  // of the tables that a tokenizer uses where they lie
+  int64_t plan_bytes() const { return plan_.total_bytes + tokenizer_bytes_; }
   const Timings& timings() const { return timings_; }
   uint64_t seed() const { return seed_; }
   int64_t num_guessed() const { return num_guessed_; }    // by prompt lookup
@@ -78,6 +80,7 @@ class Generator {
   uint64_t seed_ = 0;
   double start_ = 0, first_ = 0;  // when the first token was there
   int64_t num_prompt_ = 0, max_new_ = 0, decoded_ = 0, chunk_ = 0, num_pages_ = 0, num_guessed_ = 0, num_accepted_ = 0;
+  int64_t tokenizer_bytes_ = 0;
   Array<int32_t> tokens_, positions_, pages_;
   Array<char> text_;
   char error_[2200] = "";

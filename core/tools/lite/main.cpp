@@ -148,10 +148,10 @@ bool write_json(Output* out, const Options& options, const Generator& g, Finish 
   snprintf(line, sizeof(line),
            ", \"num_threads\": %d, \"timings\": {\"load_s\": %.6f, \"first_token_s\": %.6f, \"prefill_tokens_per_s\": %.3f, "
            "\"warm_prefill_tokens_per_s\": %.3f, \"decode_tokens_per_s\": %.3f}, "
-           "\"memory\": {\"weight_bytes\": %lld, \"plan_bytes\": %lld, \"peak_rss_bytes\": %lld, \"pss_bytes\": %lld, "
+           "\"memory\": {\"weight_bytes\": %lld, \"tokenizer_bytes\": %lld, \"plan_bytes\": %lld, \"peak_rss_bytes\": %lld, \"pss_bytes\": %lld, "
            "\"private_dirty_bytes\": %lld}}\n",
            g.num_threads(), t.load_s, t.first_token_s, f.prefill, f.warm_prefill, f.decode,
-           static_cast<long long>(g.plan().weight_bytes), static_cast<long long>(g.plan().total_bytes),
+           static_cast<long long>(g.weight_bytes()), static_cast<long long>(g.tokenizer_bytes()), static_cast<long long>(g.plan_bytes()),
            static_cast<long long>(f.peak_rss), static_cast<long long>(f.pss), static_cast<long long>(f.private_bytes));
   add(&json, line);
   return write_all(out, json.data, json.size);
@@ -172,8 +172,8 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
   if (!options.bench) return;
   fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n", f.warm_prefill, f.prefill,
           f.decode);
-  fprintf(stderr, "weights %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, PSS %.2f MB, private and written %.2f MB\n",
-          static_cast<double>(g.plan().weight_bytes) / 1e6, static_cast<double>(g.plan().total_bytes) / 1e6,
+  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, PSS %.2f MB, private and written %.2f MB\n",
+          static_cast<double>(g.weight_bytes()) / 1e6, static_cast<double>(g.tokenizer_bytes()) / 1e6, static_cast<double>(g.plan_bytes()) / 1e6,
           static_cast<double>(f.peak_rss) / 1e6, static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
 }
 
