@@ -41,19 +41,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what runs (one of the first three)")
     what.add_argument("--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file")
-    what.add_argument("--prefill-model-path", metavar="FILE.psm", help="the bundle that reads prompts")
+    what.add_argument(*_spelled("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts")
     what.add_argument(
-        "--model-name", metavar="NAME", help="a model in the folders of PENSTOCK_MODELS; or a name for it"
-    )
-    what.add_argument("--increment-model-path", metavar="FILE.psm", help="the one that makes tokens: may be the same")
-    what.add_argument(
-        "--config-path", metavar="FILE.ini", help="a file with a section [model]: what memory is planned for"
+        *_spelled("--model-name"), metavar="NAME", help="a model in the folders of PENSTOCK_MODELS; or a name for it"
     )
     what.add_argument(
-        "--seq-length", type=int, metavar="N", help="tokens of prompt and answer; 0: what the model allows"
+        *_spelled("--increment-model-path"), metavar="FILE.psm", help="the one that makes tokens: may be the same"
     )
-    what.add_argument("--device-id", type=int, metavar="N", help="0: the CPU is one device")
-    what.add_argument("--rank-id", type=int, metavar="N", help="0")
+    what.add_argument(*_spelled("--model-type"), metavar="TYPE", help="penstock: what the paths name are bundles")
+    what.add_argument(
+        *_spelled("--config-path"), metavar="FILE.ini", help="a file with a section [model]: what memory is planned for"
+    )
+    what.add_argument(
+        *_spelled("--seq-length"), type=int, metavar="N", help="tokens of prompt and answer; 0: what the model allows"
+    )
+    what.add_argument(*_spelled("--device-id"), type=int, metavar="N", help="0: the CPU is one device")
+    what.add_argument(*_spelled("--rank-id"), type=int, metavar="N", help="0")
     what.add_argument("--target", help="cpu")
     what.add_argument("--backend", default="graph", help="graph (default), lite or eager: the same tokens")
     what.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, folder or bundle; else the bundle's own")
@@ -69,13 +72,19 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         ("--add-special-tokens", "begin a prompt as the tokenizer begins a text (default)"),
         ("--stream", "show the answer as it grows"),
     ):
-        how.add_argument(name, type=_truth, nargs="?", const=True, metavar="True|False", help=note)
+        how.add_argument(*_spelled(name), type=_truth, nargs="?", const=True, metavar="True|False", help=note)
     how.add_argument("--max-tokens", type=int, metavar="N", help="tokens to make at most (256)")
     how.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
     how.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0: all")
     how.add_argument("--top-p", type=float, metavar="P", help="keep the smallest set that reaches P; 1: all")
     how.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     how.add_argument("--json", action="store_true", help="print an object a line instead of text")
+
+
+def _spelled(name: str) -> tuple[str, ...]:
+    """An option as we write it, and with underscores, as the scripts of MindFormers are called."""
+    other = "--" + name[2:].replace("-", "_")
+    return (name,) if other == name else (name, other)
 
 
 def _truth(text: str) -> bool:
@@ -102,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--model is missing, or --prefill-model-path, or --model-name")
     names = {"seq_length": "infer_seq_length"}
     fields = ("prefill_model_path", "increment_model_path", "model_name", "config_path", "seq_length", "device_id")
-    given = {names.get(name, name): getattr(args, name) for name in (*fields, "rank_id", "target")}
+    given = {names.get(name, name): getattr(args, name) for name in (*fields, "model_type", "rank_id", "target")}
     values = {name: value for name, value in given.items() if value is not None}
     run_options = {name: getattr(args, name) for name in ("backend", "threads", "scheme", "network")}
     options: dict[str, Any] = {**run_options, **values}

@@ -29,6 +29,17 @@ def test_the_options_of_the_document(expected: str, penstock_command: Run, tmp_p
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
+def test_the_line_of_the_document(expected: str, penstock_command: Run, tmp_path: Path) -> None:
+    """Its command with our names in front, and every option that it lists."""
+    config = tmp_path / "config.ini"
+    config.write_text("[model]\nmax_tokens = 64\n")
+    words = f"infer --device_id 0 --model_name bloom --prefill_model_path {DEMO} --increment_model_path {DEMO}"
+    words += f" --config_path {config} --is_sample_acceleration True --add_special_tokens False --stream True"
+    words += " --seq_length 512 --model_type penstock --rank_id 0 --target cpu --max-tokens 12"
+    done = penstock_command(*words.split(), PROMPT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
 def test_lines_are_answered_as_they_come(expected: str, penstock_command: Run) -> None:
     for options in (["--stream"], ["--backend", "lite"], ["--backend", "lite", "--stream", "True"]):
         done = penstock_command(
@@ -51,6 +62,10 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
     ("options", "words"),
     [
         (["--model", DEMO, "--device-id", "1"], "device_id must be 0, not 1"),
+        (["--model", DEMO, "--device_id", "1"], "device_id must be 0, not 1"),
+        (["--model", DEMO, "--rank-id", "2"], "rank_id must be 0, not 2"),
+        (["--model", DEMO, "--seq-length", "-1"], "infer_seq_length must be a whole number from 0"),
+        (["--model", DEMO, "--model-type", "mindir"], "model_type must be 'penstock', a bundle (.psm), not 'mindir'"),
         (["--model", DEMO, "--target", "Ascend"], "target: expected 'cpu', found 'Ascend'"),
         (["--model", DEMO, "--prefill-model-path", DEMO], "prefill_model_path: model says already what to run"),
         (["--model", DEMO, "--stream", "--json"], "--stream goes without --json"),
