@@ -33,12 +33,14 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedError,
     )
+    from penstock.lite.library import load_ops
     from penstock.models.loader import load_network
     from penstock.models.registry import register_network
     from penstock.offline.export import export
     from penstock.offline.infer_config import InferConfig
     from penstock.offline.pipeline import pipeline
     from penstock.offline.tasks import InferTask
+    from penstock.ops.custom import custom_op
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
     from penstock.serving.async_client import AsyncClient
@@ -87,8 +89,10 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "UnavailableError",
     "UnsupportedError",
     "__version__",
+    "custom_op",
     "export",
     "load_network",
+    "load_ops",
     "pipeline",
     "register_network",
 ]
@@ -119,11 +123,13 @@ _HOMES = {
         "UnavailableError",
         "UnsupportedError",
     ),
+    "penstock.lite.library": ("load_ops",),
     "penstock.models.loader": ("load_network",),
     "penstock.models.registry": ("register_network",),
     "penstock.offline.export": ("export",),
     "penstock.offline.infer_config": ("InferConfig",),
     "penstock.offline.pipeline": ("pipeline",),
+    "penstock.ops.custom": ("custom_op",),
     "penstock.offline.tasks": ("InferTask",),
     "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
     "penstock.runtime.program": ("ProgramLimits",),

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["cache_dir", "cache_max_bytes", "cpu_level", "library_path", "model_folders", "use_reference"]
+__all__ = [
+    "cache_dir", "cache_max_bytes", "cpu_level", "library_path", "model_folders", "op_libraries", "pass_on_op_library",
+    "use_reference",
+]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "neon")
 
@@ -32,6 +35,16 @@ def library_path() -> Path | None:
     """``PENSTOCK_LIBRARY``: load this build of the native core (a sanitized one, say)."""
     value = os.environ.get("PENSTOCK_LIBRARY")
     return Path(value) if value else None
+
+
+def op_libraries() -> list[str]:
+    """``PENSTOCK_OPS``: shared libraries with ops of users' own, separated as in ``PATH``, for every process."""
+    return [path for path in os.environ.get("PENSTOCK_OPS", "").split(os.pathsep) if path]
+
+
+def pass_on_op_library(path: str) -> None:
+    """Have the processes that this one starts load a library, too."""
+    os.environ["PENSTOCK_OPS"] = os.pathsep.join(dict.fromkeys([*op_libraries(), path]))
 
 
 def cache_dir() -> Path:

@@ -81,6 +81,17 @@ PS_API void ps_context_destroy(ps_context* context);
 PS_API int32_t ps_context_num_threads(const ps_context* context);     /* 0: not an open context */
 PS_API const char* ps_context_cpu_level(const ps_context* context);   /* null: not an open context; static text */
 
+/* ---- ops of one's own --------------------------------------------------------------------------------- */
+struct ps_op_library; /* penstock_op.h: how to write one */
+/* Loads the shared library at `path`, a file, and makes its ops known, all or none, to every model opened afterwards; they and the
+ * library stay until the process ends.  The library's code runs with the program's rights: load what you trust.  Nothing
+ * else, no bundle either, causes a library to be loaded.  The same library again changes nothing.  PS_IO_ERROR: it does
+ * not load; PS_INVALID_FILE: it has no ops; PS_UNSUPPORTED: of another ABI version; PS_INVALID_ARGUMENT: an op is
+ * malformed, or of a name that another library has, by name. */
+PS_API ps_status ps_ops_load(const char* path);
+/* The same of a table that is part of the program, as in one that is linked statically. */
+PS_API ps_status ps_ops_register(const struct ps_op_library* library);
+
 /* ---- model ------------------------------------------------------------------------------------------ */
 typedef struct ps_model_options {
   uint32_t struct_size;

@@ -17,7 +17,7 @@ endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${bundles})
 
 set(reader core/tools/bundle_ops.cpp)
-foreach(source crc32 error file flat layout memory metadata ops_table)
+foreach(source crc32 error file flat layout memory metadata ops_loaded ops_schema ops_table)
   list(APPEND reader core/src/${source}.cpp)
 endforeach()
 list(TRANSFORM reader PREPEND ${CMAKE_SOURCE_DIR}/)

@@ -45,7 +45,7 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   info.network = graph.network.data;  // terminated, as checked when it was read
   info.scheme = graph.scheme.data;
   info.page_windows = graph.page_groups.data();
-  info.tail = graph.tail >= 0 ? kOps[graph.nodes[graph.tail].op].name : "";
+  info.tail = graph.tail >= 0 ? op_name(graph.nodes[graph.tail].op) : "";
   info.tail_k = graph.tail_k;
   if (graph.hidden >= 0) info.hidden_size = static_cast<int32_t>(graph.values[graph.hidden].row_elements);
   info.format_minor = model->format_minor;

@@ -96,7 +96,7 @@ ps_status sample(ps_program* program, const SampleSource& source, const ps_sampl
 
 const char* tail_name(const ps_program& program) {
   const Graph& graph = program.model->graph;
-  return kOps[graph.nodes[graph.tail].op].name;
+  return op_name(graph.nodes[graph.tail].op);
 }
 
 ps_status has_run(const ps_program* program) {

@@ -4,6 +4,7 @@
 
 #include "penstock.h"
 #include "penstock_dev.h"
+#include "penstock_op.h"
 
 namespace {
 
@@ -24,5 +25,12 @@ PS_STRUCT(ps_sampled, top_logprobs, 56);
 static_assert(offsetof(ps_batch, token_ids) == 24 && offsetof(ps_batch, flags) == 64, "ps_batch");
 static_assert(offsetof(ps_model_info, weight_bytes) == 32 && offsetof(ps_model_info, network) == 56, "ps_model_info");
 static_assert(offsetof(ps_plan, weight_bytes) == 8 && offsetof(ps_sampling, temperature) == 8, "ps_plan, ps_sampling");
+
+
+PS_STRUCT(ps_op, user, 64);
+PS_STRUCT(ps_op_library, ops, 24);
+PS_STRUCT(ps_op_shapes, user, 48);
+PS_STRUCT(ps_op_call, user, 64);
+static_assert(sizeof(ps_op_dim) == 24 && sizeof(ps_op_type) == 104 && sizeof(ps_op_tensor) == 56 && sizeof(ps_op_attr) == 24, "penstock_op.h");
 
 }  // namespace

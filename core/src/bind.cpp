@@ -1,5 +1,6 @@
 // From a graph and a plan to calls with addresses, and the barriers between them.
 #include "layout.h"
+#include "ops_loaded.h"
 #include "program.h"
 #include "validate.h"
 
@@ -95,6 +96,15 @@ Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
   return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
 }
 
+// A user's own op has where to say what failed.
+ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
+  call->loaded = as_loaded(op);
+  if (!call->loaded) return PS_OK;
+  if (!p->failure.data() && !p->failure.allocate(sizeof(OpFailure))) return no_memory();
+  call->failure = reinterpret_cast<OpFailure*>(p->failure.data());
+  return PS_OK;
+}
+
 ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* call) {
   Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
   call->kernels = p->context->kernels;
@@ -102,7 +112,7 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     in[i] = spec_of(p->model->graph, node.inputs[i]);
   }
-  PS_TRY(kOps[node.op].infer(in, call->attrs, out));
+  PS_TRY(infer_op(node.op, in, call->attrs, out));
   for (int32_t i = 0; i < run.node.num_inputs; ++i)
     PS_TRY(bind_operand(p, run.node.inputs[i], node.kept, &call->in[i]));
   for (int32_t i = 0; i < run.node.num_outputs; ++i) {
@@ -113,7 +123,8 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   call->thread_scratch = p->thread_scratch;
   call->thread_scratch_bytes = p->plan.thread_scratch;
   call->token_request = node.kept ? p->kept_request : p->token_request;
-  const Phases phases = kOps[node.op].phases(*call);
+  PS_TRY(bind_loaded(p, node.op, call));
+  const Phases phases = phases_of(node.op, *call);
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
     Step step = make_step(*p, call, phase);

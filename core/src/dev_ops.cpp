@@ -3,7 +3,7 @@
 
 #include "api.h"
 #include "layout.h"
-#include "ops.h"
+#include "ops_loaded.h"
 #include "pages.h"
 #include "sample.h"
 
@@ -17,6 +17,7 @@ struct OpRun {
   Region scratch;
   Vec<int32_t> token_request;
   Vec<PageOwner> owners;
+  OpFailure failure;
 };
 
 ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
@@ -146,16 +147,16 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
   Call& c = run->call;
   if (num_tensors != sig.num_arguments + sig.num_outputs) {
     return fail(PS_INVALID_ARGUMENT, "num_tensors: expected %d for %s, found %d", sig.num_arguments + sig.num_outputs,
-                kOps[run->op].schema, num_tensors);
+                op_row(run->op).schema, num_tensors);
   }
   Spec in[kMaxOperands], out[kMaxOutputs] = {};
   for (int32_t i = 0; i < sig.num_arguments; ++i) PS_TRY(read_tensor(tensors[i], sig.arguments[i], &in[i], &c.in[i]));
-  if (equal(Str{kOps[run->op].name, static_cast<uint32_t>(strlen(kOps[run->op].name))}, "gather_rows") &&
+  if (strcmp(op_name(run->op), "gather_rows") == 0 &&
       in[1].bound.offset >= 1 && in[1].bound.offset <= in[0].dims[0].offset) {
     in[1].bound = in[0].dims[0];  // the indices were looked at: all are below the number of rows
   }
   PS_TRY(check_operands(run->op, in, sig.num_arguments));
-  PS_TRY(kOps[run->op].infer(in, c.attrs, out));
+  PS_TRY(infer_op(run->op, in, c.attrs, out));
   for (int32_t i = 0; i < sig.num_outputs; ++i) {
     const Argument argument{Str{"output", 6}, OPERAND_VALUE, false};
     Spec given;
@@ -171,6 +172,8 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
     c.out[i].dtype = t.dtype;
   }
   c.kernels = context->kernels;
+  c.loaded = as_loaded(run->op);
+  c.failure = &run->failure;
   return PS_OK;
 }
 
@@ -192,7 +195,7 @@ ps_status run_op(OpRun* run, ps_context* context) {
   Call& c = run->call;
   const int32_t num_threads = context->pool.num_threads();
   Scratch scratch{0, 0};
-  if (kOps[run->op].scratch) PS_TRY(kOps[run->op].scratch(c, &scratch));
+  if (takes_scratch(run->op)) PS_TRY(scratch_of(run->op, c, &scratch));
   int64_t bytes;
   if (!checked_mul(scratch.per_thread, num_threads, &bytes) ||
       !checked_add(bytes, round_up(scratch.shared, 64), &bytes) || !run->scratch.allocate(bytes)) {
@@ -201,7 +204,7 @@ ps_status run_op(OpRun* run, ps_context* context) {
   c.scratch = run->scratch.data();
   c.thread_scratch = run->scratch.data() + round_up(scratch.shared, 64);
   c.thread_scratch_bytes = scratch.per_thread;
-  const Phases phases = kOps[run->op].phases(c);
+  const Phases phases = phases_of(run->op, c);
   for (int32_t i = 0; i < phases.count; ++i) {
     PhaseRun job{&c, &phases.first[i], phases.first[i].items(c), num_threads};
     if (job.items == 0) continue;
@@ -212,7 +215,7 @@ ps_status run_op(OpRun* run, ps_context* context) {
       PS_TRY(context->pool.run(run_phase, &job));
     }
   }
-  return PS_OK;
+  return c.loaded ? take_failure(&run->failure) : PS_OK;
 }
 
 }  // namespace
@@ -227,7 +230,7 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   OpRun run{};
   run.op = find_op(Str{op, static_cast<uint32_t>(strlen(op))});
   if (run.op < 0) return fail(PS_UNSUPPORTED, "op: \"%s\" is not in the op table", op);
-  if (!kOps[run.op].infer) return fail(PS_UNSUPPORTED, "op: this build leaves out \"%s\"", op);
+  if (!is_built(run.op)) return fail(PS_UNSUPPORTED, "op: this build leaves out \"%s\"", op);
   ps_status status = read_attrs(run.op, attrs, num_attrs, run.call.attrs);
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
   const Str name{op, static_cast<uint32_t>(strlen(op))};
@@ -248,7 +251,8 @@ const char* ps_op_schema(int32_t index) {
       snprintf(texts[i], sizeof(texts[i]), "%s.%d %s", kOps[i].name, kOps[i].version, kOps[i].schema);
     }
   });
-  return index >= 0 && index < kNumOps ? texts[index] : nullptr;
+  if (index < 0 || index >= kNumOps + num_loaded_ops()) return nullptr;
+  return index < kNumOps ? texts[index] : loaded_op(index - kNumOps).text;
 }
 
 ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,

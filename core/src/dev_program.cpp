@@ -57,7 +57,7 @@ ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out)
   }
   const Node& node = graph.nodes[index];
   ps_node_info info{};
-  info.op = kOps[node.op].name;
+  info.op = op_name(node.op);
   info.name = text(node.name);
   info.scheme = "";
   for (int32_t i = 0; i < node.num_attrs; ++i) {

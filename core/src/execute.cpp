@@ -1,5 +1,6 @@
 // One step: the batch is checked and copied, then all threads walk the list of phases together (walk.cpp).
 #include "clock.h"
+#include "ops_loaded.h"
 #include "program.h"
 
 namespace ps {
@@ -215,6 +216,17 @@ ps_status profile_program(ps_program* program, bool on) {
   return PS_OK;
 }
 
+// What a user's own op could not do: the step has no results then.
+static ps_status check_loaded(ps_program* p) {
+  if (!p->failure.data()) return PS_OK;
+  OpFailure* failure = reinterpret_cast<OpFailure*>(p->failure.data());
+  const ps_status status = take_failure(failure);
+  if (status == PS_OK) return PS_OK;
+  p->num_rows = -1;
+  const Node& node = p->model->graph.nodes[failure->call - p->calls.data()];
+  return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->calls.data()), PS_STR(node.name));
+}
+
 ps_status run_program(ps_program* p, const ps_batch& batch) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
@@ -235,6 +247,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   PS_TRY(planted_failure(batch.num_tokens));
 #endif
   if (p->profiling) gather_spans(p, start_ns);
+  PS_TRY(check_loaded(p));
   p->num_rows = batch.num_rows;
   return PS_OK;
 }

@@ -13,7 +13,7 @@ bool is_gated_layout(int32_t layout, const Kernels& kernels) {
   return layout == PS_T16_I8 || layout == PS_T16_I4G32 || (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
 }
 
-bool is_op(const RunNode& n, const char* name) { return strcmp(kOps[n.node.op].name, name) == 0; }
+bool is_op(const RunNode& n, const char* name) { return strcmp(op_name(n.node.op), name) == 0; }
 
 class Fuser {
  public:

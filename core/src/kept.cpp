@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "ops_loaded.h"
 #include "validate.h"
 
 namespace ps {
 namespace {
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "nodes: out of memory"); }
-bool is_op(const Node& node, const char* name) { return strcmp(kOps[node.op].name, name) == 0; }
+bool is_op(const Node& node, const char* name) { return strcmp(op_name(node.op), name) == 0; }
 
 // Ops whose row i of the outputs needs row i of the inputs alone.
 bool goes_by_rows(const Node& node) {
@@ -17,7 +18,8 @@ bool goes_by_rows(const Node& node) {
   for (const char* name : kNames) {
     if (is_op(node, name)) return true;
   }
-  return false;
+  const LoadedOp* loaded = as_loaded(node.op);
+  return loaded && loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
 }
 
 // Of a causal attention, whose query needs nothing of its step beside its own position.

@@ -1,7 +1,7 @@
 // From the tables of core/bundle.fbs to a Graph.  Field numbers are positions in the schema.
 #include "metadata.h"
 
-#include "ops.h"
+#include "ops_loaded.h"
 
 namespace ps {
 namespace {
@@ -59,29 +59,44 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
   return graph->symbols.push(symbol) ? PS_OK : no_memory();
 }
 
+// A user's own op, which the file may name but never brings.
+ps_status check_foreign(const OpUse& use) {
+#ifdef PENSTOCK_OP_NAMES
+  return PS_OK;  // core/tools/bundle_ops.cpp: whoever runs the bundle loads it
+#endif
+  const int32_t op = find_loaded_op(use.name);
+  if (op < 0) {
+    return fail(PS_UNSUPPORTED,
+                "the file needs the op %.*s, version %d, which is none of this library's: load the shared library that has it "
+                "(ps_ops_load, penstock-lite --ops, penstock --ops, penstock.load_ops)",
+                PS_STR(use.name), use.version);
+  }
+  const LoadedOp& loaded = loaded_op(op);
+  if (loaded.op.version == use.version) return PS_OK;
+  return fail(PS_UNSUPPORTED, "the file needs the op %.*s, version %d, and %s has version %d", PS_STR(use.name), use.version, loaded.source,
+              loaded.op.version);
+}
+
+ps_status check_use(const OpUse& use) {
+  if (use.version < 1) return fail(PS_INVALID_FILE, "version: expected 1 or more, found %d", use.version);
+  if (is_foreign_name(use.name)) return check_foreign(use);
+  const int32_t op = find_op(use.name);
+  if (op < 0) return fail(PS_UNSUPPORTED, "this version has no op %.*s", PS_STR(use.name));
+#ifndef PENSTOCK_OP_NAMES
+  if (!is_built(op)) {
+    return fail(PS_UNSUPPORTED, "this build leaves out %s.%d: build it with this bundle in PENSTOCK_OPS_FROM", op_name(op), kOps[op].version);
+  }
+#endif
+  if (use.version <= kOps[op].version) return PS_OK;
+  return fail(PS_UNSUPPORTED, "this version has %s up to version %d, the file needs version %d", op_name(op), kOps[op].version, use.version);
+}
+
 ps_status read_op(const FlatTable& table, Graph* graph) {
   OpUse use;
   PS_TRY(read_name(table, 0, "name", &use.name));
   PS_TRY(table.read_i32(1, "version", 0, &use.version));
-  const int32_t op = find_op(use.name);
-  if (op < 0) {
-    return fail(PS_UNSUPPORTED, "ops[%lld]: this version has no op %.*s", static_cast<long long>(table.place().index),
-                PS_STR(use.name));
-  }
-#ifndef PENSTOCK_OP_NAMES
-  if (!kOps[op].infer) {
-    return fail(PS_UNSUPPORTED, "ops[%lld]: this build leaves out %s.%d: build it with this bundle in PENSTOCK_OPS_FROM",
-                static_cast<long long>(table.place().index), kOps[op].name, kOps[op].version);
-  }
-#endif
-  if (use.version < 1) {
-    return fail(PS_INVALID_FILE, "ops[%lld].version: expected 1 or more, found %d",
-                static_cast<long long>(table.place().index), use.version);
-  }
-  if (use.version > kOps[op].version) {
-    return fail(PS_UNSUPPORTED, "ops[%lld]: this version has %s up to version %d, the file needs version %d",
-                static_cast<long long>(table.place().index), kOps[op].name, kOps[op].version, use.version);
-  }
+  const ps_status status = check_use(use);
+  if (status != PS_OK) return prefix(status, "ops[%lld]: ", static_cast<long long>(table.place().index));
   return graph->ops.push(use) ? PS_OK : no_memory();
 }
 

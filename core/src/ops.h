@@ -52,6 +52,9 @@ struct Tensor {
   int64_t row_stride;  // elements
 };
 
+struct LoadedOp;   // of a user's own: ops_loaded.h
+struct OpFailure;
+
 // One execution of one op.
 struct Call {
   const Kernels* kernels;
@@ -63,6 +66,8 @@ struct Call {
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
   bool gated;  // of a linear: LinearArgs::gated
+  const LoadedOp* loaded;  // of a user's own op
+  OpFailure* failure;      // where it says what failed
 };
 
 enum Split {
@@ -101,10 +106,22 @@ struct OpRow {
   ps_status (*scratch)(const Call&, Scratch* out);  // null: none.  Monotonic in every dim
 };
 
+// An op is a number: a row of the table, or behind those a user's own, in the order of loading.
 constexpr int32_t kNumOps = 17;
 extern const OpRow kOps[kNumOps];
+const OpRow& op_row(int32_t op);
+inline const char* op_name(int32_t op) { return op_row(op).name; }
 const Signature& signature(int32_t op);
 int32_t find_op(Str name);  // -1: unknown
+bool is_built(int32_t op);  // not left out of this build
+// Null: an op of the table.
+const LoadedOp* as_loaded(int32_t op);
+ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out);
+Phases phases_of(int32_t op, const Call& call);
+bool takes_scratch(int32_t op);
+ps_status scratch_of(int32_t op, const Call& call, Scratch* out);
+// A schema; what is wrong with it is an error.  Of a `foreign` one more is.
+ps_status parse_schema(const char* schema, bool foreign, Signature* out);
 
 // Puts attributes into the schema's order; unknown, missing, mistyped and non-finite ones are refused by name.
 ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* out);

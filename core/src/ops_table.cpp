@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "build.h"
-#include "ops.h"
+#include "ops_loaded.h"
 
 namespace ps {
 
@@ -72,56 +72,8 @@ namespace {
 Signature signatures[kNumOps];
 pthread_once_t parse_once = PTHREAD_ONCE_INIT;
 
-Str trimmed(const char* begin, const char* end) {
-  while (begin < end && *begin == ' ') ++begin;
-  while (end > begin && end[-1] == ' ') --end;
-  return Str{begin, static_cast<uint32_t>(end - begin)};
-}
-
-void add_argument(Signature* out, Str type, Str name) {
-  Argument argument{name, OPERAND_VALUE, false};
-  if (type.data[type.size - 1] == '?') {
-    argument.optional = true;
-    --type.size;
-  }
-  if (equal(type, "Weight")) argument.kind = OPERAND_WEIGHT;
-  if (type.size >= 5 && memcmp(type.data, "State", 5) == 0) argument.kind = OPERAND_STATE;
-  out->arguments[out->num_arguments++] = argument;
-}
-
-void add_attr(Signature* out, Str type, Str name) {
-  const int32_t kind = equal(type, "int")     ? ATTR_INT
-                       : equal(type, "float") ? ATTR_FLOAT
-                       : equal(type, "bool")  ? ATTR_BOOL
-                                              : ATTR_STRING;
-  out->attrs[out->num_attrs++] = AttrRow{name, kind};
-}
-
-// The schemas are this file's own, so that the parser need not doubt them.
-void parse(const char* schema, Signature* out) {
-  const char* arrow = strstr(schema, "->");
-  const char* close = arrow;
-  while (*close != ')') --close;
-  bool keyword = false;
-  for (const char* p = schema + 1; p < close;) {
-    const char* end = p;
-    while (end < close && *end != ',') ++end;
-    const Str item = trimmed(p, end);
-    if (equal(item, "*")) {
-      keyword = true;
-    } else {
-      const char* space = item.data + item.size;
-      while (*space != ' ') --space;
-      const Str type = trimmed(item.data, space), name = trimmed(space, item.data + item.size);
-      keyword ? add_attr(out, type, name) : add_argument(out, type, name);
-    }
-    p = end + 1;
-  }
-  for (const char* p = arrow; (p = strstr(p, "Tensor")) != nullptr; p += 6) ++out->num_outputs;
-}
-
 void parse_all() {
-  for (int32_t i = 0; i < kNumOps; ++i) parse(kOps[i].schema, &signatures[i]);
+  for (int32_t i = 0; i < kNumOps; ++i) parse_schema(kOps[i].schema, false, &signatures[i]);
 }
 
 const char* type_name(int32_t type) {
@@ -149,15 +101,38 @@ ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
 }  // namespace
 
 const Signature& signature(int32_t op) {
+  if (op >= kNumOps) return loaded_op(op - kNumOps).signature;
   pthread_once(&parse_once, parse_all);
   return signatures[op];
+}
+
+const LoadedOp* as_loaded(int32_t op) { return op < kNumOps ? nullptr : &loaded_op(op - kNumOps); }
+const OpRow& op_row(int32_t op) { return op < kNumOps ? kOps[op] : loaded_op(op - kNumOps).row; }
+bool is_built(int32_t op) { return op >= kNumOps || kOps[op].infer; }
+
+ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out) {
+  return op < kNumOps ? kOps[op].infer(in, attrs, out) : infer_loaded(loaded_op(op - kNumOps), in, attrs, out);
+}
+
+Phases phases_of(int32_t op, const Call& call) {
+  return op < kNumOps ? kOps[op].phases(call) : Phases{&loaded_op(op - kNumOps).phase, 1};
+}
+
+bool takes_scratch(int32_t op) {
+  return op < kNumOps ? kOps[op].scratch != nullptr : loaded_op(op - kNumOps).op.scratch != nullptr;
+}
+
+ps_status scratch_of(int32_t op, const Call& call, Scratch* out) {
+  if (op >= kNumOps) return loaded_scratch(loaded_op(op - kNumOps), call, out);
+  return kOps[op].scratch ? kOps[op].scratch(call, out) : PS_OK;
 }
 
 int32_t find_op(Str name) {
   for (int32_t i = 0; i < kNumOps; ++i) {
     if (equal(name, kOps[i].name)) return i;
   }
-  return -1;
+  const int32_t loaded = find_loaded_op(name);
+  return loaded < 0 ? -1 : kNumOps + loaded;
 }
 
 ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* out) {
@@ -167,8 +142,8 @@ ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* ou
     int32_t slot = 0;
     while (slot < sig.num_attrs && !equal(sig.attrs[slot].name, attrs[i].name)) ++slot;
     if (slot == sig.num_attrs) {
-      return fail(PS_INVALID_ARGUMENT, "%.*s: not an attribute of %s %s", PS_STR(attrs[i].name), kOps[op].name,
-                  kOps[op].schema);
+      return fail(PS_INVALID_ARGUMENT, "%.*s: not an attribute of %s %s", PS_STR(attrs[i].name), op_name(op),
+                  op_row(op).schema);
     }
     if (given[slot]) return fail(PS_INVALID_ARGUMENT, "%.*s: the attribute is given twice", PS_STR(attrs[i].name));
     given[slot] = true;
@@ -184,7 +159,7 @@ ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
   static const char* const kinds[] = {"nothing", "a value", "a weight", "a state"};
   const Signature& sig = signature(op);
   if (count != sig.num_arguments) {
-    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, found %d", sig.num_arguments, kOps[op].schema, count);
+    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, found %d", sig.num_arguments, op_row(op).schema, count);
   }
   for (int32_t i = 0; i < count; ++i) {
     const Argument& argument = sig.arguments[i];

@@ -114,21 +114,28 @@ ps_status sized_call(const Graph& graph, const Node& node, const Kernels* kernel
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     in[i] = spec_of(graph, node.inputs[i]);
     call->in[i].rank = in[i].rank;
+    call->in[i].dtype = in[i].dtype;
     call->in[i].layout = in[i].layout;
     for (int32_t d = 0; d < in[i].rank; ++d) call->in[i].dims[d] = evaluate(in[i].dims[d], symbols);
   }
-  return kOps[node.op].infer(in, call->attrs, out);  // numbers the choices of strings
+  PS_TRY(infer_op(node.op, in, call->attrs, out));  // numbers the choices of strings
+  for (int32_t i = 0; i < node.num_outputs; ++i) {
+    call->out[i].rank = out[i].rank;
+    call->out[i].dtype = out[i].dtype;
+    for (int32_t d = 0; d < out[i].rank; ++d) call->out[i].dims[d] = evaluate(out[i].dims[d], symbols);
+  }
+  return PS_OK;
 }
 
 ps_status plan_scratch(const ps_model& model, const ps_context& context, const ps_program_options& o, Plan* plan) {
   const Graph& graph = model.graph;
   const int64_t threads = context.pool.num_threads();
   for (const Node& node : graph.nodes) {
-    if (!kOps[node.op].scratch) continue;
+    if (!takes_scratch(node.op)) continue;
     Call call;
     Scratch scratch{0, 0};
     PS_TRY(sized_call(graph, node, context.kernels, plan->symbols, &call));
-    PS_TRY(kOps[node.op].scratch(call, &scratch));
+    PS_TRY(scratch_of(node.op, call, &scratch));
     plan->shared_scratch = std::max(plan->shared_scratch, round_up(scratch.shared, 64));
     plan->thread_scratch = std::max(plan->thread_scratch, round_up(scratch.per_thread, 64));
   }

@@ -64,6 +64,7 @@ struct ProgramMemory {
   Vec<const Phase*> phases;  // of each step
   Vec<Patch> patches;
   Region shares, spans;
+  Region failure;  // OpFailure, of a graph with users' own ops; else empty
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;

@@ -156,7 +156,7 @@ int32_t find_tail(const Graph& graph) {
   const int32_t producer = graph.values[graph.output].producer;
   if (producer < 0) return -1;
   const Node& node = graph.nodes[producer];
-  const bool is_tail = strcmp(kOps[node.op].name, "argmax") == 0 || strcmp(kOps[node.op].name, "topk") == 0;
+  const bool is_tail = strcmp(op_name(node.op), "argmax") == 0 || strcmp(op_name(node.op), "topk") == 0;
   if (!is_tail || node.outputs[node.num_outputs - 1] != graph.output) return -1;
   return same_type(spec_of(graph, node.inputs[0]), logits_spec(graph)) ? producer : -1;
 }
@@ -184,7 +184,7 @@ ps_status validate_output(Graph* g) {
 int32_t find_hidden(const Graph& graph) {
   int32_t found = -1;
   for (const Node& node : graph.nodes) {
-    if (strcmp(kOps[node.op].name, "gather_rows") != 0 || node.inputs[1].index != graph.inputs[INPUT_OUTPUT_ROWS])
+    if (strcmp(op_name(node.op), "gather_rows") != 0 || node.inputs[1].index != graph.inputs[INPUT_OUTPUT_ROWS])
       continue;
     if (found >= 0) return -1;
     found = node.inputs[0].index;

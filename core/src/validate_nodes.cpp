@@ -47,7 +47,7 @@ ps_status check_window(const Graph& graph, const AttrValue* attrs) {
 }
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
-  const Str op{kOps[node.op].name, static_cast<uint32_t>(strlen(kOps[node.op].name))};
+  const Str op{op_name(node.op), static_cast<uint32_t>(strlen(op_name(node.op)))};
   if (equal(op, "kv_append")) return check_batch_inputs(graph, node, 3);
   if (!equal(op, "attention")) return PS_OK;
   PS_TRY(check_batch_inputs(graph, node, 2));
@@ -89,7 +89,7 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int64_t index) {
   if (node.num_outputs != sig.num_outputs) {
     return fail(PS_INVALID_ARGUMENT, "outputs: expected %d, found %d", sig.num_outputs, node.num_outputs);
   }
-  PS_TRY(kOps[node.op].infer(in, attrs, out));
+  PS_TRY(infer_op(node.op, in, attrs, out));
   PS_TRY(check_pages(*graph, node, attrs));
   return define_outputs(graph, defined, node, index, out);
 }
@@ -109,7 +109,7 @@ ps_status validate_nodes(Graph* graph) {
     const ps_status status = validate_node(graph, &defined, i);
     if (status == PS_OK) continue;
     return prefix(status == PS_INVALID_ARGUMENT ? PS_INVALID_FILE : status, "nodes[%lld] (%s %.*s): ", ll(i),
-                  kOps[node.op].name, PS_STR(node.name));
+                  op_name(node.op), PS_STR(node.name));
   }
   return PS_OK;
 }

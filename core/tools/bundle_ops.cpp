@@ -46,7 +46,7 @@ ps_status add_bundle(const char* path, bool chooses_kv, Needs* needs) {
   const ps_status status = read_graph(path, &metadata, &graph);
   if (status != PS_OK) return prefix(status, "%s: ", path);
   for (const Node& node : graph.nodes) {
-    needs->ops[node.op] = true;
+    if (node.op >= 0 && node.op < kNumOps) needs->ops[node.op] = true;  // else a user's own, which is loaded
     add_scheme(node, needs);
   }
   for (const Weight& weight : graph.weights) {

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from penstock.cli.bench_online import add_online_options, refuse_online_options, run_online
-from penstock.cli.options import add_weights_option
+from penstock.cli.options import add_ops_option, add_weights_option
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -30,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_weights_option(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
     add_online_options(parser)
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

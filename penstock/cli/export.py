@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from penstock.cli.options import add_ops_option
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="argmax|topk:K",
         help="end in the likeliest token's id, or in K ids, instead of logits: greedy answers only",
     )
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import add_ops_option
 from penstock.engine.console import write_text
 from penstock.errors import InvalidArgumentError
 
@@ -35,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="texts to continue; none: the lines of stdin")
     _add_model(parser)
     _add_answer(parser)
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import add_limit_options
+from penstock.cli.options import add_limit_options, add_ops_option
 from penstock.cli.progress import format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -34,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="and N tokens in a step (512)")
     add_limit_options(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

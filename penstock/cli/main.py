@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # a program that calls this with arguments of its own keeps its own Ctrl-C
         _watch_interrupts()
     try:
+        if getattr(args, "ops", ()):
+            _load_ops(args.ops)
         status: int = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -90,6 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _settle_stdout()
         return 1
     return status
+
+
+def _load_ops(paths: Sequence[str]) -> None:
+    from penstock.lite.library import load_ops
+
+    for path in paths:
+        try:
+            load_ops(path)
+        except PenstockError as error:
+            raise type(error)(f"--ops: {error}") from None
 
 
 def _one_line(error: BaseException) -> str:

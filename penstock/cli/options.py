@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
-__all__ = ["add_cache_option", "add_limit_options", "add_model_options", "add_weights_option", "limits_of"]
+__all__ = [
+    "add_cache_option", "add_limit_options", "add_model_options", "add_ops_option", "add_weights_option", "limits_of",
+]  # fmt: skip
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +22,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
     parser.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
+    add_ops_option(parser)
+
+
+def add_ops_option(parser: argparse.ArgumentParser) -> None:
+    """Libraries with ops of the user's own, which ``main`` loads."""
+    parser.add_argument(
+        "--ops",
+        action="append",
+        default=[],
+        metavar="LIB.so",
+        help="a shared library with ops of your own (docs/custom-ops.md), whose code is run; once for each",
+    )
 
 
 def add_limit_options(parser: argparse.ArgumentParser) -> None:

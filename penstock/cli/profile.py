@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_weights_option
+from penstock.cli.options import add_ops_option, add_weights_option
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -49,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--trace", metavar="FILE", help="write what each thread did, for ui.perfetto.dev")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the ops under this machine's roofline")
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import add_cache_option, add_limit_options, limits_of
+from penstock.cli.options import add_cache_option, add_limit_options, add_ops_option, limits_of
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_run_options(parser)
     _add_process_options(parser)
     _add_worker_door_options(parser)
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from penstock.cli.options import add_ops_option
 from penstock.cli.serve import add_run_options, options_of
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -21,6 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM; whose certificates to believe")
     parser.add_argument("--once", action="store_true", help="end with the primary instead of waiting for its return")
     add_run_options(parser)
+    add_ops_option(parser)
     parser.set_defaults(run=run)
 
 

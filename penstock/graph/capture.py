@@ -26,7 +26,7 @@ from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, St
 from penstock.graph.views import fold_view
 from penstock.nn import Attention, Batch, LMHead, assign_page_groups
 from penstock.ops.eager import Argument, parse_arguments
-from penstock.ops.table import find_op
+from penstock.ops.table import find_op, is_custom_op
 
 __all__ = ["Capture", "capture"]
 
@@ -187,6 +187,8 @@ class _Builder:
             raise self._refusal(node, "ops of penstock.nn; sizes and positions as tensors, not Python numbers")
         if target.namespace == "penstock":
             self._add_op(node, target._opname)
+        elif is_custom_op(name := f"{target.namespace}::{target._opname}"):
+            self._add_op(node, name)
         elif str(target) in _ATEN_OPS:
             self._add_arithmetic(node, _ATEN_OPS[str(target)])
         elif str(target) == "aten.sym_size.int":

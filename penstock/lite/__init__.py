@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.lite.device import Context
     from penstock.lite.group import ModelGroup
+    from penstock.lite.library import load_ops
     from penstock.lite.model import Model, ModelType
     from penstock.lite.runner import ModelParallelRunner
     from penstock.lite.tensor import DataType, Tensor
 
-__all__ = ["Context", "DataType", "Model", "ModelGroup", "ModelParallelRunner", "ModelType", "Tensor"]
+__all__ = ["Context", "DataType", "Model", "ModelGroup", "ModelParallelRunner", "ModelType", "Tensor", "load_ops"]
 
 _HOMES = {
     "Context": "device",
@@ -31,6 +32,7 @@ _HOMES = {
     "ModelParallelRunner": "runner",
     "ModelType": "model",
     "Tensor": "tensor",
+    "load_ops": "library",
 }
 
 

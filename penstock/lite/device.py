@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.lite.library import load_ops
 
 __all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 
@@ -130,10 +131,11 @@ class ParallelOptions:
 class Context:
     """What a model runs on: ``target``, and the options of each under its name (``cpu``, ``gpu``, ``parallel``).
 
-    The keywords are those of ``cpu``.  An option that does not exist cannot be set.
+    The keywords are those of ``cpu``; and ``ops``, shared libraries with ops of one's own, which are loaded at once and
+    for the whole process (``load_ops``).  An option that does not exist cannot be set.
     """
 
-    __slots__ = ("_target", "cpu", "gpu", "parallel")
+    __slots__ = ("_ops", "_target", "cpu", "gpu", "parallel")
     cpu: CpuOptions
     gpu: GpuOptions
     parallel: ParallelOptions
@@ -146,13 +148,28 @@ class Context:
         thread_affinity_mode: int = 0,
         thread_affinity_core_list: Sequence[int] = (),
         precision_mode: str = "",
+        ops: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
+        self.ops = ops
         self.cpu, self.gpu, self.parallel = CpuOptions(), GpuOptions(), ParallelOptions()
         self.target = target
         self.cpu.thread_num = thread_num
         self.cpu.thread_affinity_mode = thread_affinity_mode
         self.cpu.thread_affinity_core_list = thread_affinity_core_list
         self.cpu.precision_mode = precision_mode
+
+    @property
+    def ops(self) -> list[str]:
+        """Shared libraries with ops of one's own."""
+        return list(self._ops)
+
+    @ops.setter
+    def ops(self, value: Sequence[str | os.PathLike[str]]) -> None:
+        if isinstance(value, (str, os.PathLike)) or not isinstance(value, Sequence):
+            raise InvalidArgumentError(f"ops: expected a list of shared libraries, found {value!r:.60}")
+        for path in value:
+            load_ops(path)
+        self._ops = [os.fspath(path) for path in value]
 
     @property
     def target(self) -> list[str]:

@@ -21,7 +21,7 @@ from penstock.errors import (
     UnsupportedError,
 )
 
-__all__ = ["check", "library", "library_file", "sized", "warn_of_newer"]
+__all__ = ["check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
 
 _ABI_VERSION = 3
 _P32, _P64 = POINTER(c_int32), POINTER(c_int64)
@@ -219,6 +219,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_context_num_threads": (c_int32, (c_void_p,)),
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),
     "ps_cpu_level_at": (c_char_p, (c_int32, _P32)),
+    "ps_ops_load": (c_int32, (c_char_p,)),
+    "ps_ops_register": (c_int32, (c_void_p,)),
     "ps_model_open": (c_int32, (c_char_p, POINTER(ModelOptions), POINTER(c_void_p))),
     "ps_model_load_huge": (c_int32, (c_void_p, c_void_p)),
     "ps_model_close": (None, (c_void_p,)),
@@ -283,14 +285,39 @@ def library() -> ctypes.CDLL:
     version = int(lib.ps_abi_version())
     if version != _ABI_VERSION:
         raise UnsupportedError(f"the native core {path} has ABI version {version}, expected {_ABI_VERSION}")
+    for named in env.op_libraries():
+        _raise(lib, lib.ps_ops_load(os.fsencode(named)), "PENSTOCK_OPS: ")
     return lib
+
+
+def load_ops(path: str | os.PathLike[str]) -> None:
+    """Load a shared library with ops of one's own (core/include/penstock_op.h), for this process and those it starts.
+
+    Its code runs with this process's rights: load what you trust.  Nothing but this, ``--ops``, ``Context.ops`` and the
+    environment variable ``PENSTOCK_OPS`` loads one; a bundle cannot.  The same library again changes nothing.
+
+    FileAccessError: it does not load; InvalidFileError: it has no ops; UnsupportedError: it is of another ABI version;
+    InvalidArgumentError: one of its ops is malformed, or of a name that another library has.
+    """
+    name = os.fsdecode(path)
+    if not name or "\0" in name or os.pathsep in name:
+        raise InvalidArgumentError(
+            f"path: expected the file of a shared library, without {os.pathsep}, found {name!r:.80}"
+        )
+    check(library().ps_ops_load(os.fsencode(name)))
+    env.pass_on_op_library(os.path.abspath(name))
 
 
 def check(status: int) -> None:
     """Raises the class of a failed call's status with the core's message."""
     if status:
-        message = library().ps_error_message().decode("utf-8", "replace")
-        raise _ERRORS.get(status, InternalError)(message)
+        _raise(library(), status)
+
+
+def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
+    if status:
+        message = lib.ps_error_message().decode("utf-8", "replace")
+        raise _ERRORS.get(status, InternalError)(prefix + message)
 
 
 def warn_of_newer(path: str | os.PathLike[str], found: int, known: int) -> None:

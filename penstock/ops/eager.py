@@ -25,7 +25,7 @@ from penstock.ops.reference.attention import page_elements
 from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes
 from penstock.ops.table import OPS, Op
 
-__all__ = ["Argument", "core_context", "ops", "parse_arguments", "use_context"]
+__all__ = ["Argument", "EagerOp", "core_context", "ops", "parse_arguments", "torch_schema", "use_context"]
 
 _DTYPES: Final = {
     torch.float32: 1,
@@ -90,18 +90,19 @@ def use_context(context: core.Context) -> Iterator[None]:
         _context.reset(token)
 
 
-class _EagerOp:
+class EagerOp:
     """One op bound to its schema: splits a call into tensors and attributes and runs it."""
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op, reference: Callable[..., Any]) -> None:
         self.name = op.name
         arguments = parse_arguments(op.schema)
         self.tensors = tuple(argument for argument in arguments if not argument.is_attr)
         self.attrs = tuple(argument.name for argument in arguments if argument.is_attr)
         self.dtypes = tuple(getattr(torch, name) for name in OUTPUT_DTYPES.get(op.name, ("float32", "float32")))
-        self.reference: Callable[..., Any] = getattr(reference, op.name)
+        self.reference = reference
 
-    def _allocate(self, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
+    def allocate(self, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Fresh outputs, of the shapes that the table's rule gives."""
         shapes = {
             argument.name: None if tensor is None else tensor.shape
             for argument, tensor in zip(self.tensors, tensors, strict=True)
@@ -118,7 +119,7 @@ class _EagerOp:
 
     def fake(self, *tensors: Tensor | None, **attrs: Any) -> Any:
         """The outputs' shapes alone."""
-        return self._result(self._allocate(tensors, attrs))
+        return self._result(self.allocate(tensors, attrs))
 
     def run(self, *tensors: Tensor | None, **attrs: Any) -> Any:
         """The op on CPU tensors."""
@@ -127,7 +128,7 @@ class _EagerOp:
             _with_whole_rows(tensor) if argument.kind == "tensor" else tensor
             for argument, tensor in zip(self.tensors, tensors, strict=True)
         )
-        outputs = self._allocate(tensors, attrs)
+        outputs = self.allocate(tensors, attrs)
         if use_reference():
             return self.reference(*tensors, **attrs)
         arguments = [
@@ -211,15 +212,15 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
     return core.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
 
 
-def _torch_schema(op: Op) -> str:
+def torch_schema(schema: str) -> str:
     """The table's schema in the words of torch.library."""
-    return op.name + op.schema.replace("Weight", "Tensor").replace("State(a!)", "Tensor(a!)").replace("State", "Tensor")
+    return schema.replace("Weight", "Tensor").replace("State(a!)", "Tensor(a!)").replace("State", "Tensor")
 
 
 def _register(library: Any) -> None:
     for op in OPS:
-        eager_op = _EagerOp(op)
-        library.define(_torch_schema(op), tags=(torch.Tag.pt2_compliant_tag,))
+        eager_op = EagerOp(op, getattr(reference, op.name))
+        library.define(op.name + torch_schema(op.schema), tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(op.name, eager_op.run, "CPU")
         torch.library.register_fake(f"penstock::{op.name}", eager_op.fake, lib=library)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LINEAR_SCHEMES", "OPS", "Op", "find_op"]
+__all__ = ["LINEAR_SCHEMES", "OPS", "Op", "add_custom_op", "find_op", "is_custom_op", "loaded_version"]
 
 LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 
@@ -57,11 +57,39 @@ OPS: tuple[Op, ...] = (
 )
 
 _BY_NAME = {op.name: op for op in OPS}
+_CUSTOM: dict[str, Op] = {}
 
 
 def find_op(name: str) -> Op:
-    """The row named ``name``; KeyError names it and lists the table."""
-    try:
-        return _BY_NAME[name]
-    except KeyError:
-        raise KeyError(f"[{name}] is not in the op table; it has {', '.join(sorted(_BY_NAME))}") from None
+    """The row named ``name``, of the table, or of a user's own op that is declared or loaded; KeyError names it."""
+    found = _BY_NAME.get(name) or _CUSTOM.get(name)
+    if found is not None:
+        return found
+    loaded = loaded_version(name)
+    if loaded is None:
+        raise KeyError(f"[{name}] is not in the op table; it has {', '.join(sorted({**_BY_NAME, **_CUSTOM}))}")
+    return Op(name, *loaded, 0.0)
+
+
+def add_custom_op(op: Op) -> None:
+    """A row beside the table, of an op of a user's own: "owner::op"."""
+    _CUSTOM[op.name] = op
+
+
+def is_custom_op(name: str) -> bool:
+    """Whether a user's own op of that name is declared."""
+    return name in _CUSTOM
+
+
+def loaded_version(name: str) -> tuple[int, str] | None:
+    """Version and schema of a user's own op in the libraries that are loaded; None where there is none."""
+    if "::" not in name:
+        return None
+    from penstock.lite.core import op_schemas  # here: the table alone needs no core
+
+    for text in op_schemas()[len(OPS) :]:
+        found, _, schema = text.partition(" ")
+        known, _, version = found.rpartition(".")
+        if known == name:
+            return int(version), schema
+    return None

@@ -54,4 +54,7 @@ def test_headers_are_c_and_need_the_standard_library_alone(tmp_path: Path) -> No
         standard = "-std=c99" if language == "c" else "-std=c++11"
         flags = [standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", language]
         subprocess.run(["cc", *flags, "-I", str(ROOT / "core" / "include"), str(source)], check=True)
+    for language, standard in (("c", "-std=c99"), ("c++", "-std=c++11")):  # with nothing before it
+        flags = [standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", language]
+        subprocess.run(["cc", *flags, str(ROOT / "core" / "include" / "penstock_op.h")], check=True)
     assert set(re.findall(r"#include (.*)", PUBLIC)) == {"<stdint.h>"}

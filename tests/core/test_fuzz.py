@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.graph.ir import Graph, Operand
 from penstock.graph.passes.append_tail import append_tail
+from penstock.ops import table
+from penstock.ops.table import Op
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, segment_of
 
@@ -28,7 +31,7 @@ def tool(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def fuzzer(sanitized_build: Path) -> Path:
-    targets = ("fuzz_bundle", "fuzz_sample", "fuzz_tokenizer", "api_check")
+    targets = ("fuzz_bundle", "fuzz_sample", "fuzz_tokenizer", "api_check", "ops_check")
     command = [tool("cmake"), "--build", str(sanitized_build), "--target", *targets, "-j", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,6 +79,23 @@ def test_no_mutant_of_a_tokenizer_crashes_the_core(fuzzer: Path, tmp_path: Path)
 def test_no_misuse_from_c_crashes_the_core(fuzzer: Path) -> None:
     """Null, closed, foreign and forked handles, wrong sizes of structs, steps beyond the plan: a status each time."""
     command = [str(fuzzer.with_name("api_check")), str(ROOT / "demo" / "demo.psm")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "0 failures\n"
+
+
+def test_no_op_of_ones_own_crashes_the_core(fuzzer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that are none, tables and schemas that are malformed, callbacks that lie or fail."""
+    op = Op("example::squared_relu", 1, "(Tensor x, Weight? scale, *, float limit) -> Tensor", 0.0)
+    monkeypatch.setitem(table._CUSTOM, op.name, op)
+
+    def patch(graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op == "silu_mul":
+                node.op, node.inputs, node.attrs = op.name, [node.inputs[0], Operand("none")], {"limit": 4.0}
+
+    bundle = write_bundle(tmp_path / "op.psm", tiny_graph(), patch=patch)
+    command = [str(fuzzer.with_name("ops_check")), str(bundle)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "0 failures\n"

@@ -53,6 +53,9 @@ bool Generator::open(double start) {
   context.struct_size = sizeof(context);
   context.num_threads = static_cast<int32_t>(options_.threads);
   if (ps_context_create(&context, &context_) != PS_OK) return failed("");
+  for (int64_t i = 0; i < options_.ops.size; ++i) {
+    if (ps_ops_load(options_.ops.data[i]) != PS_OK) return failed("--ops");
+  }
   ps_model_options model{};
   model.struct_size = sizeof(model);
   if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");

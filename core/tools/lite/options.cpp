@@ -32,6 +32,7 @@ const char kHelp[] =
     "  --threads N          0: as many as allowed (default)\n"
     "  --weights HOW        mmap: the file's pages, shared with other processes (default); huge: a private copy in huge pages\n"
     "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
+    "  --ops LIB.so         a shared library with ops of your own (docs/custom-ops.md), which is run: once for each\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
     "  --json               print one object instead of text\n"
     "  --bench              go on past end tokens and print speed and memory on standard error\n"
@@ -102,6 +103,12 @@ struct Parser {
     return true;
   }
 
+  bool library(const char* path, Options* out) {
+    if (!path || !*path) return fail("--ops", "the file of a shared library", path);
+    out->ops.push(path);
+    return true;
+  }
+
   // An option that takes a value; -1: there is none of that name.
   int valued(const char* name, const char* value, Options* out) {
     if (strcmp(name, "--max-tokens") == 0)
@@ -118,6 +125,7 @@ struct Parser {
     if (strcmp(name, "--stop") == 0) return stop(value, out);
     if (strcmp(name, "--prompt-lookup") == 0)
       return whole(name, value, 0, kMaxDraft, "a whole number from 0 to 15", &out->prompt_lookup);
+    if (strcmp(name, "--ops") == 0) return library(value, out);
     return -1;
   }
 
