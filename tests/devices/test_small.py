@@ -53,6 +53,13 @@ def test_libraries_are_small(installed: Path, small: Path) -> None:
     assert (small / "penstock-lite").stat().st_size < 270_000
 
 
+def test_a_library_for_one_level_is_smaller(command: Command, tmp_path: Path) -> None:
+    command("cmake", "-S", ROOT, "-B", tmp_path, "-DPENSTOCK_LEVELS=generic")
+    command("cmake", "--build", tmp_path, "-j", "2", "--target", "penstock")
+    (library,) = tmp_path.glob("libpenstock.so.*.*")
+    assert library.stat().st_size < 600_000
+
+
 def test_small_build_makes_the_same_tokens(small: Path, lite: Path, command: Command) -> None:
     for options in (("--temperature", 0), ("--temperature", 0.8, "--seed", 3)):
         wanted = json.loads(command(lite, DEMO, PROMPT, "--json", *options))
