@@ -44,6 +44,14 @@ PS_API ps_status ps_model_file(const ps_model* model, int64_t out[4]);
 /* The ps_kv_layout that programs of a scheme take by themselves. */
 PS_API int32_t ps_auto_kv_layout(const char* scheme);
 
+/* ---- tokenizers ------------------------------------------------------------------------------------------ */
+/* The segment tokenizer.bin in the caller's memory, at a multiple of 8 bytes, which outlives the tokenizer. */
+PS_API ps_status ps_tokenizer_open_data(const void* data, int64_t bytes, ps_tokenizer** out);
+/* What tokens decode to, parts of characters as they may be: token i is bytes begins[i] to begins[i + 1] of text, and
+ * special where bit 0 of flags[i] is set.  All lie in the tokenizer's memory, num_tokens + 1 begins, num_tokens flags. */
+PS_API ps_status ps_tokenizer_tokens(const ps_tokenizer* tokenizer, const uint32_t** begins, const uint8_t** text,
+                                     int64_t* text_bytes, const uint8_t** flags, int32_t* num_tokens);
+
 /* ---- KV pages ------------------------------------------------------------------------------------------- */
 /* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
 PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes);

@@ -1,22 +1,13 @@
 // The C API: tokenizers.
-#include "api.h"
-#include "tokenizer.h"
+#include "api_tokenizer.h"
 
 using namespace ps;
-
-struct ps_tokenizer : Held {
-  ~ps_tokenizer() { let_go(const_cast<ps_model*>(model)); }
-  const ps_model* model = nullptr;  // where the tables lie
-  Tokenizer tokenizer{};
-};
 
 namespace {
 
 constexpr char kSegment[] = "tokenizer.bin";
 
 int32_t id_or_none(uint32_t token) { return token == kNoToken ? -1 : static_cast<int32_t>(token); }
-
-ps_status check_open(const ps_tokenizer*& tokenizer) { return check_handle(tokenizer, HANDLE_TOKENIZER, "tokenizer"); }
 
 ps_status require_compiled(const ps_tokenizer* tokenizer) {
   const Tokenizer& t = tokenizer->tokenizer;
@@ -32,13 +23,18 @@ ps_status ps_tokenizer_open(const ps_model* model, ps_tokenizer** out) {
   *out = nullptr;
   const Segment* segment = find_segment(*model, kSegment);
   if (!segment) return fail(PS_UNSUPPORTED, "segment %s: the bundle has none: token ids in and out still work", kSegment);
+  const ps_status status = make_tokenizer(model->file.data() + segment->offset, segment->bytes, model, out);
+  return status == PS_OK ? PS_OK : prefix(status, "segment %s: ", kSegment);
+}
+
+ps_status ps::make_tokenizer(const void* data, int64_t bytes, const ps_model* model, ps_tokenizer** out) {
   ps_tokenizer* tokenizer = create_object<ps_tokenizer>();
   if (!tokenizer) return fail(PS_OUT_OF_MEMORY, "tokenizer: out of memory");
-  tokenizer->model = hold(model);
-  const ps_status status = open_tokenizer(model->file.data() + segment->offset, segment->bytes, &tokenizer->tokenizer);
+  if (model) tokenizer->model = hold(model);
+  const ps_status status = open_tokenizer(static_cast<const uint8_t*>(data), bytes, &tokenizer->tokenizer);
   if (status != PS_OK) {
     destroy_object(tokenizer);
-    return prefix(status, "segment %s: ", kSegment);
+    return status;
   }
   return open_handle(tokenizer, HANDLE_TOKENIZER, out);
 }

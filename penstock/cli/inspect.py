@@ -102,8 +102,8 @@ def _folder_text(found: dict[str, Any]) -> str:
 def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.cli.options import limits_of
     from penstock.graph.inspect import describe
-    from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
     from penstock.lite import core
+    from penstock.lite.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import plan_limits
     from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
 

@@ -155,7 +155,7 @@ class TurnTokens:
         detokenizer, num_chars, ends = self._tokenizer.detokenizer(), 0, [0]
         for token in ids:
             piece = detokenizer.push(token)
-            if token in self._tokenizer.special_ids or not text.startswith(piece, num_chars):
+            if self._tokenizer.is_special(token) or not text.startswith(piece, num_chars):
                 break
             num_chars += len(piece)
             ends.append(num_chars)

@@ -10,42 +10,55 @@ import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Protocol
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.lite import tokenizer as lite
 from penstock.models.generation import find_chat_template, read_tokenizer_config
-from penstock.models.tokenizer_file import BYTE_ALPHABET, library_errors, open_tokenizer_file
+from penstock.models.tokenizer_file import LibraryTokenizer
 
 __all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer", "WindowDetokenizer"]
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
-_LONG_TEXT: Final = 2000
+
+
+class _Backend(Protocol):
+    """What the compiled tokenizer and the library's both do."""
+
+    @property
+    def is_byte_level(self) -> bool: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token(self, token: int) -> tuple[bytes, bool]: ...
 
 
 class Tokenizer:
     """A ``tokenizer.json`` with what ``tokenizer_config.json`` says of special tokens and chat.
 
+    Where the bundle holds the tokenizer in compiled form (``tokenizer.bin``) that one does the work, and the library
+    reads its file for the few questions that are left to it alone: a large vocabulary takes it a second to open.
     Whether a prompt begins with the begin-of-text token is the post-processor's decision, as in transformers.
     """
 
     def __init__(self, files: Mapping[str, bytes | memoryview]) -> None:
         if "tokenizer.json" not in files:
             raise UnsupportedError("the model has no tokenizer.json: give token ids, or convert its tokenizer first")
-        import tokenizers
-
-        self._tokenizer = open_tokenizer_file(files["tokenizer.json"])
+        self._data = files["tokenizer.json"]
+        self._backend: _Backend = _open_compiled(files) or self._library
         self.special_tokens = read_tokenizer_config(files).special_tokens
         self.chat_template = find_chat_template(files)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._plain_added = {i: token.content for i, token in added.items() if not token.special}
-        self._byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+    @cached_property
+    def _library(self) -> LibraryTokenizer:
+        return LibraryTokenizer(self._data)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's text; None when there is no such token."""
-        value = self._tokenizer.token_to_id(token)
-        return None if value is None else int(value)
+        return self._library.token_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with ``add_special_tokens`` those that the tokenizer puts around a prompt, too."""
@@ -55,16 +68,12 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
-        with library_errors():
-            if len(text) < _LONG_TEXT:
-                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-            # Of the library's calls only those for several texts let other threads run meanwhile.
-            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token as the vocabulary writes it: a text of more is more than one."""
-        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        return self._library.longest_token()
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """The token sequences that write a word at the beginning of a text and behind a space (vLLM's bad words)."""
@@ -77,27 +86,29 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        with library_errors():
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer."""
-        return _ByteDetokenizer(self) if self._byte_level else WindowDetokenizer(self)
+        return _ByteDetokenizer(self) if self._backend.is_byte_level else WindowDetokenizer(self)
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no text."""
+        return self._backend.token(token)[1]
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token of a byte-level tokenizer stands for; nothing for a special or an unknown one."""
-        if token in self.special_ids:
-            return b""
-        text = self._plain_added.get(token)
-        if text is not None:
-            return text.encode("utf-8")
-        text = self._tokenizer.id_to_token(token)
-        if text is None:
-            return b""
-        try:
-            return bytes(BYTE_ALPHABET[char] for char in text)
-        except KeyError:
-            return str(text).encode("utf-8")
+        """What a token stands for, part of a character as it may be; nothing for a special or an unknown one."""
+        text, special = self._backend.token(token)
+        return b"" if special else text
+
+
+def _open_compiled(files: Mapping[str, bytes | memoryview]) -> lite.Tokenizer | None:
+    """The tokenizer that export compiled; None without one, and for a kind that the core does not know."""
+    data = files.get(lite.TOKENIZER_SEGMENT)
+    if data is None:
+        return None
+    tokenizer = lite.Tokenizer.of_segment(bytes(data))
+    return None if tokenizer.info.unsupported else tokenizer
 
 
 class Detokenizer(Protocol):

@@ -22,8 +22,8 @@ from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.tokenizer import compile_tokenizer
-from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
 from penstock.lite import core
+from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from penstock.models.checkpoint import Checkpoint
 from penstock.quant.matrix import SOURCE_DTYPES
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_TOKEN", "TOKENIZER_SEGMENT", "AddedEntry", "TokenizerTables", "encode_tables"]
+__all__ = ["NO_TOKEN", "AddedEntry", "TokenizerTables", "encode_tables"]
 
-TOKENIZER_SEGMENT: Final = "tokenizer.bin"
 NO_TOKEN: Final = 0xFFFFFFFF
 KIND_NONE, KIND_BYTES, KIND_CHARACTERS = range(3)
 WHOLE_WORDS, FUSE_UNKNOWN, PREFIX_SPACE, SPLIT_SPACES, STRIP_SPACE = 1, 2, 4, 8, 16

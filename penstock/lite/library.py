@@ -24,7 +24,7 @@ from penstock.errors import (
 __all__ = ["check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
 
 _ABI_VERSION = 3
-_P32, _P64 = POINTER(c_int32), POINTER(c_int64)
+_P32, _P64, _PP = POINTER(c_int32), POINTER(c_int64), POINTER(c_void_p)
 _ERRORS: dict[int, type[PenstockError]] = {
     1: InvalidArgumentError,
     2: InvalidFileError,
@@ -231,6 +231,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_tokenizer_describe": (c_int32, (c_void_p, POINTER(TokenizerInfoStruct))),
     "ps_tokenizer_encode": (c_int32, (c_void_p, c_char_p, c_int64, c_uint32, c_void_p, c_int64, _P64)),
     "ps_tokenizer_decode": (c_int32, (c_void_p, c_void_p, c_int64, c_uint32, _P64, c_char_p, c_int64, _P64)),
+    "ps_tokenizer_open_data": (c_int32, (c_char_p, c_int64, POINTER(c_void_p))),
+    "ps_tokenizer_tokens": (c_int32, (c_void_p, _PP, _PP, _P64, _PP, _P32)),
     "ps_program_plan": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(PlanStruct))),
     "ps_program_create": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(c_void_p))),
     "ps_program_destroy": (None, (c_void_p,)),

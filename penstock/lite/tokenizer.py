@@ -5,15 +5,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.lite.context import Handle, address_of
 from penstock.lite.core import Model
 from penstock.lite.library import TokenizerInfoStruct, check, library, sized
 
-__all__ = ["TextStream", "Tokenizer", "TokenizerInfo"]
+__all__ = ["TOKENIZER_SEGMENT", "TextStream", "Tokenizer", "TokenizerInfo"]
+
+TOKENIZER_SEGMENT: Final = "tokenizer.bin"
+"""The segment of a bundle that holds the compiled tokenizer."""
 
 _ADD_SPECIAL, _PARSE_SPECIAL = 1, 2
 _SKIP_SPECIAL, _PARTIAL = 1, 2
@@ -37,11 +42,24 @@ class Tokenizer(Handle):
     """The tokenizer of a model; UnsupportedError for a bundle without one.  Any number of threads may use it."""
 
     _destroy = "ps_tokenizer_close"
+    _data: bytes | None = None  # what the tables are part of, unless a model
 
     def __init__(self, model: Model) -> None:
         out = ctypes.c_void_p()
         check(library().ps_tokenizer_open(model.handle, ctypes.byref(out)))
         super().__init__(address_of(out))
+
+    @classmethod
+    def of_segment(cls, data: bytes) -> Tokenizer:
+        """The tokenizer of a bundle's segment ``tokenizer.bin``, used where it lies; the errors of a bundle's own."""
+        tokenizer, out = cls.__new__(cls), ctypes.c_void_p()
+        try:
+            check(library().ps_tokenizer_open_data(data, len(data), ctypes.byref(out)))
+        except PenstockError as error:
+            raise type(error)(f"{TOKENIZER_SEGMENT}: {error}") from None
+        Handle.__init__(tokenizer, address_of(out))
+        tokenizer._data = data
+        return tokenizer
 
     @property
     def info(self) -> TokenizerInfo:
@@ -58,6 +76,11 @@ class Tokenizer(Handle):
             unsupported=out.unsupported.decode(),
         )
 
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are bytes, which become characters as UTF-8 allows."""
+        return self.info.kind == "byte-level BPE"
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
         """Token ids of a text: with the tokens that the tokenizer puts around one, and special tokens that are written
         in it as their ids, unless told otherwise.  UnsupportedError where the core cannot, naming the component."""
@@ -72,12 +95,36 @@ class Tokenizer(Handle):
             at = (self.handle, data, len(data), flags, ids.ctypes.data, capacity)
             check(library().ps_tokenizer_encode(*at, ctypes.byref(count)))
             if count.value <= capacity:
-                return [int(i) for i in ids[: count.value]]
+                found: list[int] = ids[: count.value].tolist()
+                return found
             capacity = count.value
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; an id without a token has none."""
-        return self._decode(np.asarray(ids, np.int32), _SKIP_SPECIAL * skip_special_tokens, 0)[0]
+        try:
+            array = np.array(ids, np.int32)
+        except OverflowError as error:
+            raise InvalidArgumentError("ids: expected integers of 32 bits") from error
+        return self._decode(array, _SKIP_SPECIAL * skip_special_tokens, 0)[0]
+
+    @cached_property
+    def _tokens(self) -> tuple[memoryview, memoryview, memoryview]:
+        """Where each token begins, the bytes of them all, their flags."""
+        begins, text, flags = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        size, count = ctypes.c_int64(), ctypes.c_int32()
+        at = (ctypes.byref(one) for one in (begins, text, size, flags, count))
+        check(library().ps_tokenizer_tokens(self.handle, *at))
+        if count.value == 0:
+            return memoryview(b"").cast("I"), memoryview(b""), memoryview(b"")
+        places = self._view(begins.value or 0, 4 * (count.value + 1)).cast("I")
+        return places, self._view(text.value or 0, size.value), self._view(flags.value or 0, count.value)
+
+    def token(self, token: int) -> tuple[bytes, bool]:
+        """What one id decodes to, part of a character as it may be, and whether it is special; nothing for none."""
+        begins, text, flags = self._tokens
+        if not 0 <= token < len(flags):
+            return b"", False
+        return bytes(text[begins[token] : begins[token + 1]]), bool(flags[token] & 1)
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """A text that grows id by id."""

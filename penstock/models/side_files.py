@@ -15,7 +15,8 @@ def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, 
     """Files of a folder or segments of a bundle by name, those that exist.
 
     A folder's ``tokenizer.model`` is converted (the extra ``penstock[sentencepiece]``) when ``tokenizer.json`` is asked
-    for and not there.  FileAccessError when there is no such path, InvalidArgumentError for one of the files itself.
+    for and not there; that of a bundle comes with its compiled form.  FileAccessError when there is no such path,
+    InvalidArgumentError for one of the files itself.
     """
     if path.is_dir():
         found = {name: read_small_file(path / name) for name in names if (path / name).exists()}
@@ -29,6 +30,9 @@ def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, 
     if path.name in SIDE_FILES or path.name == "tokenizer.model":
         raise InvalidArgumentError(f"{path}: give the folder that holds it, or a .psm bundle")
     from penstock.lite import core
+    from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 
+    if "tokenizer.json" in names:
+        names = [*names, TOKENIZER_SEGMENT]
     with core.Model.open(path) as model:
         return {name: bytes(data) for name in names if (data := model.segment(name)) is not None}

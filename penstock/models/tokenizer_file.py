@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -13,10 +13,11 @@ from penstock.errors import InvalidFileError, UnsupportedError
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["BYTE_ALPHABET", "library_errors", "open_tokenizer_file"]
+__all__ = ["BYTE_ALPHABET", "LibraryTokenizer", "library_errors", "open_tokenizer_file"]
 
 _SUBWORD_PREFIX: Final = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _ESCAPED_ASCII: Final = re.compile(rb"\\u00[2-7]")
+_LONG_TEXT: Final = 2000
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -65,3 +66,48 @@ def open_tokenizer_file(data: bytes | memoryview) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+class LibraryTokenizer:
+    """The library's tokenizer of a ``tokenizer.json``."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        import tokenizers
+
+        self._tokenizer = open_tokenizer_file(data)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._specials = frozenset(i for i, token in added.items() if token.special)
+        self.is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        with library_errors():
+            if len(text) < _LONG_TEXT:
+                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Of the library's calls only those for several texts let other threads run meanwhile.
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        with library_errors():
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's text; None when there is no such token."""
+        value = self._tokenizer.token_to_id(token)
+        return None if value is None else int(value)
+
+    def token(self, token: int) -> tuple[bytes, bool]:
+        """What an id of a byte-level tokenizer decodes to, and whether it is special; nothing for an unknown one."""
+        is_special = token in self._specials
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b"", is_special
+        try:
+            return bytes(BYTE_ALPHABET[char] for char in text), is_special
+        except KeyError:  # an added token
+            return str(text).encode("utf-8"), is_special
+
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)

@@ -20,6 +20,7 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedErro
 from penstock.lite import core
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
+from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from penstock.models.checkpoint import SIDE_FILES
 from penstock.models.generation import read_generation_config
 
@@ -41,7 +42,8 @@ class LiteGenerator:
         self.vocab_size: int = info["vocab_size"]
         self.context_len: int = info["context_len"]
         self._max_batch = max_batch
-        self._files = {name: data for name in SIDE_FILES if (data := model.get_file(name)) is not None}
+        names = (*SIDE_FILES, TOKENIZER_SEGMENT)
+        self._files = {name: data for name in names if (data := model.get_file(name)) is not None}
         self.generation = read_generation_config(self._files)
         self._ends = frozenset(self.generation.eos_token_ids)
         self._defaults = ResolvedSampling() if self.tail else ResolvedSampling.of_model(self.generation)

@@ -40,7 +40,7 @@ class OtherTokenizer(Tokenizer):
 
     def __init__(self, tokenizer: Any) -> None:
         self._other = tokenizer
-        self.special_ids = frozenset(int(one) for one in getattr(tokenizer, "all_special_ids", ()))
+        self._specials = frozenset(int(one) for one in getattr(tokenizer, "all_special_ids", ()))
         self.special_tokens = {}
         template = getattr(tokenizer, "chat_template", None)
         self.chat_template = template if isinstance(template, str) else None
@@ -74,6 +74,10 @@ class OtherTokenizer(Tokenizer):
         found = self.encode(token, add_special_tokens=False)
         return found[0] if len(found) == 1 else None
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no text."""
+        return token in self._specials
+
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for; nothing for a special one."""
-        return b"" if token in self.special_ids else self.decode([token]).encode("utf-8")
+        return b"" if token in self._specials else self.decode([token]).encode("utf-8")

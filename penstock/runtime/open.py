@@ -23,6 +23,7 @@ SIDE_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "tokenizer.bin",  # the compiled tokenizer, in bundles alone
 )
 EAGER_CONTEXT = 4096
 """Eager mode, which is for debugging, holds a context of at most this many tokens unless told."""

@@ -53,7 +53,7 @@ __all__ = ["Stream", "Worker", "main", "weights_id"]
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: what it is, and where its metadata lies."""
 _EXIT_S: Final = 5.0
-TEXT_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TEXT_FILES: Final = ("tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja")
 """What the primary needs to turn text into token ids."""
 
 

@@ -15,10 +15,9 @@ import tokenizers
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.tokenizer import compile_tokenizer
-from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
 from penstock.lite.core import Model
 from penstock.lite.library import check, library
-from penstock.lite.tokenizer import Tokenizer
+from penstock.lite.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, ROOT, segment_of
 

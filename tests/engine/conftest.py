@@ -12,6 +12,8 @@ from penstock.engine import engine as engine_module
 from penstock.engine.llm import LLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.text import Tokenizer
+from penstock.graph.tokenizer import compile_tokenizer
+from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from penstock.runtime.open import Opened
 from penstock.runtime.program import ProgramLimits
 from tests.engine.fake_program import FakeProgram
@@ -59,9 +61,15 @@ FILES = {
 }
 
 
-@pytest.fixture(params=["byte_level", "byte_fallback"])
+@pytest.fixture(params=["byte_level", "byte_fallback", "byte_level compiled", "byte_fallback compiled"])
 def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return Tokenizer({"tokenizer.json": byte_level_json() if request.param == "byte_level" else byte_fallback_json()})
+    kind, _, is_compiled = request.param.partition(" ")
+    files = {"tokenizer.json": byte_level_json() if kind == "byte_level" else byte_fallback_json()}
+    if is_compiled:
+        segment, refused = compile_tokenizer(files)
+        assert refused == ""
+        files[TOKENIZER_SEGMENT] = segment
+    return Tokenizer(files)
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ import threading
 import pytest
 
 from penstock.errors import InvalidFileError
+from penstock.models import tokenizer_file
+from penstock.models.side_files import read_side_files
 from penstock.serving import door
 from penstock.serving.json_bounds import MAX_NESTS, MAX_VALUES, check_counts
+from tests.cli.conftest import DEMO
 
 
 @pytest.mark.parametrize(
@@ -35,27 +38,39 @@ def test_what_no_context_holds_is_refused_before_it_costs(demo, path, field, val
         assert cut["usage"]["prompt_tokens"] <= 10
 
 
+class Watched:
+    """Hands every call on, and notes its name and its thread."""
+
+    def __init__(self, real: object) -> None:
+        self._real, self.calls = real, {}
+
+    def __getattr__(self, name: str) -> object:
+        self.calls[name] = threading.current_thread().name
+        return getattr(self._real, name)
+
+
 def test_a_long_text_does_not_stop_the_others(demo, monkeypatch):
-    """Long texts go through the library's call that lets other threads run, in threads of their own."""
-    from penstock.engine import text
-
+    """Long texts are encoded in threads of their own: by the core, whose calls let others run, and by that call of the
+    library that does."""
     tokenizer = demo.models.list()[0].tokenizer
-    names = []
-    real = tokenizer._tokenizer
-
-    class Watched:
-        def __getattr__(self, name: str) -> object:
-            names.append((name, threading.current_thread().name))
-            return getattr(real, name)
-
     short, long = "x = 1\n", "x = 1\n" * 600
-    expected = [real.encode(one).ids for one in (short, long)]
-    monkeypatch.setattr(tokenizer, "_tokenizer", Watched())
-    assert [demo.post("/tokenize", prompt=one)["tokens"] for one in (short, long)] == expected
-    used = {name: thread for name, thread in names if name.startswith("encode")}
-    assert used["encode"] == "service"
-    assert used["encode_batch_fast"].startswith("penstock-text")
-    assert len(long) > text._LONG_TEXT
+    assert len(long) > tokenizer_file._LONG_TEXT
+    library = tokenizer_file.LibraryTokenizer(read_side_files(DEMO)["tokenizer.json"])
+    expected = [library.encode(one) for one in (short, long)]
+
+    def used(text: str) -> dict[str, str]:
+        assert demo.post("/tokenize", prompt=text)["tokens"] == expected[text == long]
+        return watched.calls
+
+    watched = Watched(tokenizer._backend)
+    monkeypatch.setattr(tokenizer, "_backend", watched)
+    assert used(short)["encode"] == "service"
+    assert used(long)["encode"].startswith("penstock-text")
+    monkeypatch.setattr(tokenizer, "_backend", library)
+    watched = Watched(library._tokenizer)
+    monkeypatch.setattr(library, "_tokenizer", watched)
+    assert used(short)["encode"] == "service"
+    assert used(long)["encode_batch_fast"].startswith("penstock-text")
 
 
 @pytest.mark.parametrize("num_words", [600, 200_000])
