@@ -38,10 +38,6 @@ void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n
 
 int64_t ahead_by_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { return ahead_by(a, products, far); }
 
-void ask_for_store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n) {
-  ask_for_store(a, row, tile, m, n);
-}
-
 const Kernels* const kernels_avx512 = &table;
 const Kernels* const kernels_avx512_bf16 = &bf16_table;
 const Kernels* const kernels_avx512_near = &near_table;

@@ -18,6 +18,7 @@
 #include <immintrin.h>
 
 #include "lanes_avx512.h"
+#include "store_lines.h"
 
 #include "build.h"
 #include "elementary.h"
@@ -100,7 +101,7 @@ void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
     const RowBlock rows = row_block(a.m, blocks, b);
     const int64_t at = blocks > 1 ? further + bytes * b / blocks : ahead_by_bf16_dot(a, 2 * a.m, kAhead);
     const Ahead ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
-    ask_for_store_bf16_dot(a, rows.first, tile, rows.count, a.gated ? 1 : N);
+    StoreLines(a, rows.first, tile, rows.count, a.gated ? 1 : N).ask_all();
     block_of<N>(rows.count, (const uint8_t*)a.qx.q + rows.first * a.qx.stride, w, pairs, ahead, y);
     store_bf16_dot(a, rows.first, tile, rows.count, N, y);
   }

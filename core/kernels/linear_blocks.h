@@ -14,18 +14,6 @@ PS_INLINE int64_t ahead_by(const LinearArgs& a, int64_t products, int64_t far) {
 }
 constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights that serves few rows asks for them
 
-// Asks for what the store of m rows of n tiles touches, while they are multiplied: other threads wrote it last, and rows
-// lie far apart.
-PS_INLINE void ask_for_store(const LinearArgs& a, int64_t row, int64_t tile, int m, int n) {
-  const float *y = a.y + row * a.y_stride + tile * 16, *residual = a.residual;
-  for (int i = 0; i < m; ++i)
-    for (int t = 0; t < n; ++t) __builtin_prefetch(y + i * a.y_stride + 16 * t, 1, 3);
-  if (!residual) return;
-  residual += row * a.residual_stride + tile * 16;
-  for (int i = 0; i < m; ++i)
-    for (int t = 0; t < n; ++t) __builtin_prefetch(residual + i * a.residual_stride + 16 * t, 0, 3);
-}
-
 // Adds bias and residual to a block [m][n] of tiles and stores it: what is past the last weight row is left alone.
 __attribute__((noinline)) void store_block(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, const F16* v) {
   for (int i = 0; i < m; ++i)

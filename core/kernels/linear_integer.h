@@ -54,7 +54,8 @@ PS_INLINE void with_rows(int rows, F f) {
 
 // out [M][N]: sums over `steps` times four columns of N tiles of int8, w pointing at their columns.
 template <int M, int N>
-__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, const Ahead& ahead, I16* out) {
+__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, const Ahead& ahead,
+                                    StoreLines lines, I16* out) {
   const uint8_t *p[N], *next[N];
   const int8_t* q = x.q;
   const int64_t ahead_step = ahead.step;
@@ -63,6 +64,7 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
   PS_UNROLL for (int i = 0; i < M; ++i)
     PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
   for (int64_t s = 0; s < steps; q += 64 * (M - 1)) {
+    lines.ask((steps - s + 15) / 16);
     for (const int64_t stop = s + 16 < steps ? s + 16 : steps; s < stop; ++s, q += 4) {
       W8 v[N];
       PS_UNROLL for (int t = 0; t < N; ++t) {
@@ -152,13 +154,14 @@ __attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64
 }
 
 // One or two tiles of int8 for a block of rows: out [rows][n].
-inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, const Ahead& ahead, I16* out) {
-  if (n == 1) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 1>(w, x, steps, ahead, out); });
+inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, const Ahead& ahead,
+                       const StoreLines& lines, I16* out) {
+  if (n == 1) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 1>(w, x, steps, ahead, lines, out); });
   if constexpr (kIntTiles == 2)
-    return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 2>(w, x, steps, ahead, out); });
+    return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 2>(w, x, steps, ahead, lines, out); });
   for (int t = 0; t < n; ++t) {
     I16 one[kIntRows] = {};
-    dot8_tiles(w + t, 1, x, steps, Ahead{{ahead.at[t], nullptr}, ahead.step}, one);
+    dot8_tiles(w + t, 1, x, steps, Ahead{{ahead.at[t], nullptr}, ahead.step}, lines, one);
     for (int i = 0; i < x.rows; ++i) out[2 * i + t] = one[i];
   }
 }
@@ -236,7 +239,7 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
       const uint8_t* const w = a.weight.data + (tile + t * half) * tile_bytes;
       scales[tile - begin][t] = f_load((const float*)w);
-      ask_for_store(a, 0, tile, a.m, 1);
+      StoreLines(a, 0, tile, a.m, 1).ask_all();
       dot4_tile(w + kI4Header, x, pairs, ahead, one);
       for (int i = 0; i < x.rows; ++i) sums[tile - begin][n * i + t] = one[i];
     }
@@ -289,17 +292,18 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / 32),
                              block.count * a.qx.planes};
       I16 sums[kIntRows * 2];
-      ask_for_store(a, block.first, tile, block.count, a.gated ? 1 : n);
+      StoreLines lines(a, block.first, tile, block.count, a.gated ? 1 : n);
       if (four && !panel) {
         const int64_t ahead4 = ahead_by(a, 2 * x.rows, kI4Ahead) / (a.gated ? 2 : 1);  // gate and up: two runs of addresses
         I16 one[kIntRows] = {};
+        lines.ask_all();
         for (int t = 0; t < n; ++t) {
           dot4_tile(w[t], x, pairs, ahead4, one);
           for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
         }
       } else {
         const int64_t count = panel ? pairs * 16 : steps;
-        dot8_tiles(w, n, x, count, ahead_of(a, w, next, tile_bytes, blocks, b, count), sums);
+        dot8_tiles(w, n, x, count, ahead_of(a, w, next, tile_bytes, blocks, b, count), lines, sums);
       }
       if (a.gated) {
         finish_gated(a, block, {tile * 16, scales[0], sums}, {0, scales[1], sums + 1});

@@ -10,6 +10,7 @@
 #include "rope.h"
 #include "reduce.h"
 #include "quantize.h"
+#include "store_lines.h"
 #include "linear_blocks.h"
 #include "linear_float.h"
 #include "linear_integer.h"
