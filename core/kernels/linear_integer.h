@@ -2,7 +2,7 @@
 // token.  Sums are exact over all of K, so the ways below may differ in order and still agree to the last bit:
 //   8 bit: rows of activations against two tiles at a time;
 //   4 bit, few rows: nibbles multiplied as they are, each group's sum put on its line (step, offset) afterwards;
-//   4 bit, one block of rows: nibbles put on their line in registers;
+//   4 bit, one block of rows (more than others have: see kLoneRows): nibbles put on their line in registers;
 //   4 bit, more rows: two tiles put on their lines once, in a panel that is then an 8-bit weight.
 #ifndef PENSTOCK_KERNELS_LINEAR_INTEGER_H
 #define PENSTOCK_KERNELS_LINEAR_INTEGER_H
@@ -166,11 +166,23 @@ inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int
   }
 }
 
+// One tile against more rows than kIntRows.
+inline void dot4_lone(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead, I16* out) {
+  switch (x.rows) {
+    case 13: return dot4<13>(w, x, pairs, ahead, out);
+    case 14: return dot4<14>(w, x, pairs, ahead, out);
+    case 15: return dot4<15>(w, x, pairs, ahead, out);
+    case 16: return dot4<16>(w, x, pairs, ahead, out);
+  }
+}
+
 inline void dot4_tile(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead, I16* out) {
   if (x.rows <= kGroupRows) {
     with_rows(x.rows, [&](auto m) {
       if constexpr (decltype(m)::value <= kGroupRows) dot4_by_groups<decltype(m)::value>(w, x, pairs, ahead, out);
     });
+  } else if (x.rows > kIntRows) {
+    if constexpr (kLoneRows > kIntRows) dot4_lone(w, x, pairs, ahead, out);
   } else {
     with_rows(x.rows, [&](auto m) {
       if constexpr (decltype(m)::value > kGroupRows) dot4<decltype(m)::value>(w, x, pairs, ahead, out);
@@ -207,7 +219,7 @@ __attribute__((noinline)) void finish_tile(const LinearArgs& a, const RowBlock& 
 }
 
 __attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock& block, const Tile& gate, const Tile& up) {
-  F16 y[kIntRows * 2];
+  F16 y[kLoneRows * 2];
   for (int i = 0; i < block.count; ++i) {
     const int64_t at = i * a.qx.planes * 2;
     y[2 * i] = value_of(a, block.first + i, gate.sums + at, 2, gate.scale);
@@ -233,7 +245,7 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   const int n = a.gated ? 2 : 1;
   const Activations x = {a.qx.q, a.qx.sums, a.qx.group_sums, a.m * a.qx.planes};
   const int64_t ahead = ahead_by(a, 2 * x.rows, kI4Ahead);
-  I16 sums[kStreamTiles][kIntRows * 2], one[kIntRows] = {};
+  I16 sums[kStreamTiles][kLoneRows * 2], one[kLoneRows] = {};
   F16 scales[kStreamTiles][2];
   for (int t = 0; t < n; ++t)
     for (int64_t tile = begin; tile < end; ++tile) {
@@ -251,18 +263,12 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// Where a build has one of the two layouts the compiler knows.
-PS_INLINE bool is_int4(int32_t layout) {
-  if (!builds_layout(PS_T16_I8)) return true;
-  return builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32;
-}
-
 // Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
 void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
   const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64, stride = a.qx.stride;
   const int64_t tile_bytes = four ? kI4Header + pairs * kI4Pair : kI8Header + steps * 64;
-  const int64_t blocks = num_row_blocks(a.m, a.qx.planes);
+  const int64_t blocks = num_int_blocks(a.weight.layout, a.m, a.qx.planes);
   const bool pairwise = kIntTiles == 2 && (four || a.m * a.qx.planes > kStreamRows);
   const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
   if (four && blocks == 1) {
@@ -317,7 +323,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
 
 // Bytes of the panel that a call may need.
 int64_t linear_panel_bytes(int32_t layout, int64_t cols, int64_t m, int32_t planes) {
-  if (layout != PS_T16_I4G32 || kGroupRows >= kIntRows || num_row_blocks(m, planes) <= 1) return 0;
+  if (layout != PS_T16_I4G32 || kGroupRows >= kIntRows || num_int_blocks(layout, m, planes) <= 1) return 0;
   return (cols + 63) / 64 * 2048 + 128;
 }
 

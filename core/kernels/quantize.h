@@ -45,6 +45,17 @@ PS_INLINE int64_t num_row_blocks(int64_t m, int planes) {
   const int64_t most = kIntRows / planes;
   return (m + most - 1) / most;
 }
+// Where a build has one of the two layouts the compiler knows.
+PS_INLINE bool is_int4(int32_t layout) {
+  if (!builds_layout(PS_T16_I8)) return true;
+  return builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32;
+}
+// Rows of int8 that are one block when there is no other, of 4-bit weights: against one tile at a time, whose accumulators
+// leave more room than those of two.
+constexpr int kLoneRows = kIntTiles == 2 ? 16 : kIntRows;
+PS_INLINE int64_t num_int_blocks(int32_t layout, int64_t m, int planes) {
+  return is_int4(layout) && m * planes <= kLoneRows ? 1 : num_row_blocks(m, planes);
+}
 PS_INLINE RowBlock row_block(int64_t m, int64_t blocks, int64_t b) {
   const int64_t first = m * b / blocks;
   return {first, int(m * (b + 1) / blocks - first)};
@@ -113,7 +124,7 @@ PS_INLINE bool has_two(const QuantizedRows& out) {  // planes
 
 void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout, const QuantizedRows& out,
                    int64_t begin, int64_t end) {
-  const int64_t blocks = num_row_blocks(m, out.planes);
+  const int64_t blocks = num_int_blocks(layout, m, out.planes);
   for (int64_t row = begin; row < end; ++row) {
     const float* next = x + (row + 1 < end ? row + 1 : row) * x_stride;  // asked for while this one is written
     if (row == begin) ask_for_row(x + row * x_stride, cols);

@@ -299,7 +299,7 @@ inline void check_linear_case(const LinearCase& c, Random& random) {
   for (const ps::Kernels* k : levels()) {
     // A dot product of bf16 rounds differently: it is held to the reference and to itself.
     if (c.scheme.index == ps::LINEAR_BF16 && k->bf16_bytes == 2) all = run_linear(k, c, x, x_stride, 0, 33, 1000);
-    for (int32_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 33}) {
+    for (int32_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 33}) {
       std::string what = shape + " m " + std::to_string(m);
       Floats y = run_linear(k, c, x, x_stride, 0, m, 1000);
       expect_same(y, Floats(all.begin(), all.begin() + long(y.size())), what, k->level);
