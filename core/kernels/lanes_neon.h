@@ -1,4 +1,5 @@
-// Sixteen lanes in four NEON registers; integer dot products by sdot.
+// Sixteen lanes in four NEON registers; integer dot products by sdot where the translation unit may use it, else by
+// widening multiplications, whose sums fit their lanes.
 #ifndef PENSTOCK_KERNELS_LANES_NEON_H
 #define PENSTOCK_KERNELS_LANES_NEON_H
 
@@ -7,7 +8,11 @@
 namespace ps {
 namespace {
 
+#ifdef PENSTOCK_NEON_DOT
+constexpr const char* kLevel = "neon_dot";
+#else
 constexpr const char* kLevel = "neon";
+#endif
 constexpr int kFloatM = 4, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 1, kQueries = 2;
 // Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
 constexpr int kWeighQueries = 2, kWeighColumns = 2, kScoreChains = 2;
@@ -150,12 +155,13 @@ PS_INLINE int8x16_t four_bytes(const int8_t* x) {
   __builtin_memcpy(&word, x, 4);
   return vreinterpretq_s8_s32(vdupq_n_s32(word));
 }
+// Adds the products of four columns to each of four rows.
 PS_INLINE int32x4_t dot(int32x4_t acc, int8x16_t w, int8x16_t x) {
-#ifdef __ARM_FEATURE_DOTPROD
+#ifdef PENSTOCK_NEON_DOT
   return vdotq_s32(acc, w, x);
 #else
-  int16x8_t lo = vmull_s8(vget_low_s8(w), vget_low_s8(x)), hi = vmull_s8(vget_high_s8(w), vget_high_s8(x));
-  return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
+  // Two products fit 16 bits: 2 * 128 * 127 = 32512.
+  return vpadalq_s16(acc, vpaddq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x)));
 #endif
 }
 
@@ -193,7 +199,6 @@ PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) {
 }
 
 struct W4 { int8x16_t lo[4], hi[4]; };
-using G16 = I16;
 PS_INLINE W4 w4_load(const uint8_t* p) {
   W4 r;
   PS_UNROLL for (int i = 0; i < 4; ++i) {
@@ -203,6 +208,8 @@ PS_INLINE W4 w4_load(const uint8_t* p) {
   }
   return r;
 }
+#ifdef PENSTOCK_NEON_DOT
+using G16 = I16;
 PS_INLINE G16 w4_zero() { return i_set(0); }
 PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   int8x16_t l = four_bytes(lo), h = four_bytes(hi);
@@ -210,6 +217,26 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   return acc;
 }
 PS_INLINE I16 w4_sum(G16 acc) { return acc; }
+#else
+// A group's sums in 16 bits: rows 0 and 1 of four in `top`, rows 2 and 3 in `bottom`, a lane for each of four columns.  A
+// lane takes eight products, and two lanes are added: 2 * 8 * 15 * 127 = 30480 fits.
+struct G16 { int16x8_t top[4], bottom[4]; };
+PS_INLINE G16 w4_zero() {
+  G16 r;
+  PS_UNROLL for (int i = 0; i < 4; ++i) r.top[i] = r.bottom[i] = vdupq_n_s16(0);
+  return r;
+}
+PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
+  const int8x16_t l = four_bytes(lo), h = four_bytes(hi);
+  PS_UNROLL for (int i = 0; i < 4; ++i) {
+    acc.top[i] = vmlal_s8(acc.top[i], vget_low_s8(w.lo[i]), vget_low_s8(l));
+    acc.top[i] = vmlal_s8(acc.top[i], vget_low_s8(w.hi[i]), vget_low_s8(h));
+    acc.bottom[i] = vmlal_high_s8(vmlal_high_s8(acc.bottom[i], w.lo[i], l), w.hi[i], h);
+  }
+  return acc;
+}
+PS_INLINE I16 w4_sum(const G16& acc) { I16 r; PS_QUADS(vpaddlq_s16(vpaddq_s16(acc.top[i], acc.bottom[i]))); }
+#endif
 PS_INLINE I16 w4_steps(I16 params, int group) {
   const int32x4_t right = vdupq_n_s32(-16 * group);
   I16 r;

@@ -1,4 +1,4 @@
-// AArch64 with NEON; sdot where the compiler may use it.
+// AArch64 with NEON, which every such processor has.
 #include <stddef.h>
 #include <stdint.h>
 

@@ -42,10 +42,13 @@ int64_t peak_int8(int64_t iterations, float* sink) {
   PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = i_set(0);
   if constexpr (kGroupRows == kIntRows) {  // 4-bit weights
     const W4 w = w4_load(bytes);
+    G16 sums[chains];
+    PS_UNROLL for (int j = 0; j < chains; ++j) sums[j] = w4_zero();
     for (int64_t i = 0; i < iterations; ++i) {
       __asm__ volatile("" : : "r"(x) : "memory");  // so that no product is a constant of the loop
-      PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = w4_dot(acc[j], w, x + 4 * j, x + 4 * j + 16);
+      PS_UNROLL for (int j = 0; j < chains; ++j) sums[j] = w4_dot(sums[j], w, x + 4 * j, x + 4 * j + 16);
     }
+    PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = w4_sum(sums[j]);
   } else {
     const W8 w = w8_load(bytes);
     for (int64_t i = 0; i < iterations; ++i) {

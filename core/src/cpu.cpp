@@ -6,6 +6,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace ps {
@@ -101,6 +103,9 @@ int32_t cpu_levels(CpuLevel* out) {
   add_level(out, &count, "avx2", kernels_avx2, machine.avx2);
 #endif
 #if defined(__aarch64__)
+  // What all cores have: the kernel takes features together, also of big and little ones.
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  add_level(out, &count, "neon_dot", kernels_neon_dot, (getauxval(AT_HWCAP) & kDotProducts) != 0);
   add_level(out, &count, "neon", kernels_neon, true);
 #endif
   add_level(out, &count, "generic", kernels_generic, true);

@@ -6,6 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+// Bundles are mapped and read as they lie in the file, and sizes are 64 bit.
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Penstock runs on little-endian machines alone: this compiler builds for a big-endian one"
+#endif
+#if __SIZEOF_POINTER__ != 8
+#error "Penstock runs on 64-bit machines alone: this compiler builds for addresses of other sizes"
+#endif
+
 namespace ps {
 namespace {
 

@@ -55,7 +55,8 @@ ps_status File::copy(int64_t begin, int64_t end, Pool* pool) {
   if (!copy_.allocate(end - begin, true))
     return fail(PS_OUT_OF_MEMORY, "no memory for the weights' %lld bytes", static_cast<long long>(end - begin));
   // What this process has touched of the mapping would keep its pages in the cache; it can be mapped again any time.
-  madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
+  const int64_t first = round_up(begin, system_page_bytes());  // segments begin at multiples of 4,096, pages may be larger
+  if (first < end) madvise(const_cast<uint8_t*>(data_) + first, static_cast<size_t>(end - first), MADV_DONTNEED);
   CopyJob job;
   job.descriptor = descriptor_;
   job.out = copy_.data();

@@ -83,6 +83,8 @@ void destroy_object(T* object) {
   free(object);
 }
 
+int64_t system_page_bytes();  // 4,096, or 16 or 64 KiB
+
 // Pages from the system: zero, committed when first touched, given back at the end.
 class Region {
  public:

@@ -9,6 +9,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include "kernels.h"
 #include "penstock_dev.h"
 
@@ -36,6 +40,9 @@ inline std::vector<const ps::Kernels*> levels() {
     found.push_back(ps::kernels_avx512_bf16);
 #endif
   if (ps::kernels_neon) found.push_back(ps::kernels_neon);
+#if defined(__aarch64__)
+  if (ps::kernels_neon_dot && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) found.push_back(ps::kernels_neon_dot);
+#endif
   return found;
 }
 
