@@ -18,7 +18,7 @@ help:
 	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
 	@echo "make fuzz        mutate bundles and tokenizers under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
-	@echo "make check-neon  the kernels on an emulated AArch64, bit for bit against the generic level"
+	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
 	@echo "make check-kserve KServe's inference clients, and the published description of their protocol, against services of the demo"
 	@echo "make clean       remove environment and builds"
@@ -103,12 +103,12 @@ TEXTS ?= 100000
 check-tokenizers: $(VENV)/.test
 	PENSTOCK_TOKENIZER_TEXTS=$(TEXTS) $(BIN)/pytest -q tests/core/test_tokenizer.py
 
-# Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user
+# Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user.  The kernels, and whole programs.
 check-neon: $(VENV)/.test
-	$(BIN)/cmake -S . -B build/neon -DPENSTOCK_TOOLS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
+	$(BIN)/cmake -S . -B build/neon -DPENSTOCK_TOOLS=ON -DCMAKE_TOOLCHAIN_FILE=core/package/aarch64-linux-gnu.cmake >/dev/null
 	$(BIN)/cmake --build build/neon -j2 --target kernel_check
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/neon/core/tools/kernel_check
+	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/core/tools/kernel_check
+	PENSTOCK_AARCH64=long $(BIN)/pytest -q tests/devices/test_aarch64.py
 
 # Debian's browser, fetched where it is missing and that is allowed
 check-page: $(VENV)/.test

@@ -1,8 +1,9 @@
-// Prints what a bundle computes, bit for bit, through penstock.h alone: two machines, or two instruction levels, that keep
+// Compiled by tests/devices/test_aarch64.py.  Prints what a bundle computes, bit for bit, through penstock.h alone: two machines, or two instruction levels, that keep
 // the contract of docs/numerics.md print the same.
 //
 //   step_check BUNDLE TOKENS STEPS          one line a step, for every KV layout: the tokens, a hash of all logits, the largest
-//   step_check BUNDLE encode < TEXTS        one line a text (each ends with a zero byte): its ids, and whether they decode to it
+//   step_check BUNDLE encode < TEXTS        one line a text (four bytes of length, then UTF-8): its ids, and whether they
+//                                           decode to it
 //
 // The steps: a prompt in two chunks, the second beside the prompt of another request, and then STEPS tokens of both: the
 // first request's greedy, the other's drawn with a seed.
@@ -126,17 +127,13 @@ std::string decode(const ps_tokenizer* tokenizer, const Ids& ids) {
 }
 
 void check_texts(const ps_tokenizer* tokenizer) {
-  std::string text;
-  for (int c; (c = std::getchar()) != EOF;) {
-    if (c != 0) {
-      text.push_back(char(c));
-      continue;
-    }
+  for (uint32_t bytes; std::fread(&bytes, 4, 1, stdin) == 1;) {
+    std::string text(bytes, '\0');
+    if (std::fread(&text[0], 1, bytes, stdin) != bytes) std::exit(1);
     const Ids ids = encode(tokenizer, text);
     std::printf("%s", decode(tokenizer, ids) == text ? "same:" : "other:");
     for (int32_t id : ids) std::printf(" %d", id);
     std::printf("\n");
-    text.clear();
   }
 }
 
@@ -177,11 +174,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   ps_context_options options = {sizeof options, 2, nullptr};
+  ps_model_options model_options = {sizeof model_options, 0, 0};
   ps_context* context;
   ps_model* model;
   ps_tokenizer* tokenizer;
   check(ps_context_create(&options, &context), "context");
-  check(ps_model_open(argv[1], nullptr, &model), argv[1]);
+  check(ps_model_open(argv[1], &model_options, &model), argv[1]);
   check(ps_tokenizer_open(model, &tokenizer), "tokenizer");
   std::fprintf(stderr, "level %s\n", ps_context_cpu_level(context));
   if (texts) {

@@ -46,7 +46,7 @@ def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_bui
 def objects(release_build: Path) -> dict[str, Path]:
     paths = {
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
-        for level in ("generic", "avx2", "avx512", "avx512_bf16", "neon")
+        for level in ("generic", "avx2", "avx512", "avx512_bf16", "neon", "neon_dot")
     }
     run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")
     return {level: release_build / path for level, path in paths.items()}
