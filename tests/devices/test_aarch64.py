@@ -1,7 +1,7 @@
 """The core built for AArch64 by Debian's cross compiler and run by qemu's user emulation: the bits of this machine.
 
-With g++-aarch64-linux-gnu and qemu-user installed; ``PENSTOCK_AARCH64=long`` (``make check-neon``) builds every level and
-takes more tokens and texts.
+With g++-aarch64-linux-gnu and qemu-user installed; ``PENSTOCK_AARCH64=long`` (``make check-neon``) builds every level
+and takes more tokens and texts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_what_is_installed_is_for_aarch64(arm: Path, command: Command) -> None:
 def test_logits_are_this_machines_bits(
     scheme: str, cpu: str, bundles: dict[str, Path], native_check: Path, arm_check: Path, command: Command
 ) -> None:
-    """Of a prompt in chunks, of steps with two requests, of greedy and drawn tokens, with every type of keys and values."""
+    """Of a prompt in chunks, steps with two requests, greedy and drawn tokens, with every type of keys and values."""
     for prompt, steps in STEPS:
         if scheme == "f32" and prompt > 100:
             continue  # minutes
@@ -137,9 +137,7 @@ def test_a_level_that_the_processor_lacks_is_refused(arm: Path) -> None:
     assert 'PENSTOCK_CPU: this machine lacks the instructions of level "neon_dot"' in done.stderr
 
 
-def test_tokenizers_give_the_same_ids(
-    native_check: Path, arm_check: Path, tmp_path: Path, command: Command
-) -> None:
+def test_tokenizers_give_the_same_ids(native_check: Path, arm_check: Path, tmp_path: Path, command: Command) -> None:
     """A character is signed on x86, unsigned on ARM."""
     for kind, make in KINDS.items():
         tokenizer = make()
