@@ -1,5 +1,5 @@
-// Compiled by tests/devices/test_aarch64.py.  Prints what a bundle computes, bit for bit, through penstock.h alone: two machines, or two instruction levels, that keep
-// the contract of docs/numerics.md print the same.
+// Prints what a bundle computes, bit for bit, through penstock.h alone: two machines, or two instruction levels, that keep
+// the contract of docs/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
 //
 //   step_check BUNDLE TOKENS STEPS          one line a step, for every KV layout: the tokens, a hash of all logits, the largest
 //   step_check BUNDLE encode < TEXTS        one line a text (four bytes of length, then UTF-8): its ids, and whether they
@@ -24,6 +24,13 @@ void check(ps_status status, const char* what) {
   if (status == PS_OK) return;
   std::fprintf(stderr, "%s: %s\n", what, ps_error_message());
   std::exit(1);
+}
+
+template <typename T>
+T sized() {  // fields that this program does not know are zero
+  T value = {};
+  value.struct_size = sizeof value;
+  return value;
 }
 
 struct Request {
@@ -89,18 +96,23 @@ void step(const Run& run, std::vector<Request*> requests, const Ids& counts) {
       for (int32_t page = 0; page < run.width; ++page) pages.push_back(r * run.width + page);
   ids.resize(rows.size());
   const int32_t n = int32_t(rows.size());
-  ps_batch batch = {sizeof batch, n, num_requests, n, run.width, tokens.data(), positions.data(), starts.data(), pages.data(),
-                    rows.data(), 0};
-  ps_sampling sampling = {};
-  sampling.struct_size = sizeof sampling;
+  ps_batch batch = sized<ps_batch>();
+  batch.num_tokens = batch.num_rows = n;
+  batch.num_requests = num_requests;
+  batch.page_table_width = run.width;
+  batch.token_ids = tokens.data();
+  batch.positions = positions.data();
+  batch.request_starts = starts.data();
+  batch.page_tables = pages.data();
+  batch.output_rows = rows.data();
+  ps_sampling sampling = sized<ps_sampling>();
   sampling.num_rows = n;
   sampling.temperature = temperature.data();
   sampling.top_k = top_k.data();
   sampling.top_p = top_p.data();
   sampling.seed = seed.data();
   sampling.counter = counter.data();
-  ps_sampled sampled = {};
-  sampled.struct_size = sizeof sampled;
+  ps_sampled sampled = sized<ps_sampled>();
   sampled.ids = ids.data();
   check(ps_program_step(run.program, &batch, &sampling, &sampled), "step");
   print_step(run, ids);
@@ -152,10 +164,13 @@ Ids prompt(const ps_tokenizer* tokenizer, int32_t vocab, size_t tokens) {
 
 void check_layout(ps_model* model, ps_context* context, const Ids& tokens, int32_t steps, ps_kv_layout layout, const char* name) {
   const int32_t n = int32_t(tokens.size()), first = n * 2 / 3, other = n / 2;
-  Run run = {nullptr, {}, (n + steps + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS, name};
-  run.info.struct_size = sizeof run.info;
+  Run run = {nullptr, sized<ps_model_info>(), (n + steps + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS, name};
   check(ps_model_describe(model, &run.info), "describe");
-  ps_program_options options = {sizeof options, n + other, 2, n + other, 2 * run.width, 0, layout, 0};
+  ps_program_options options = sized<ps_program_options>();
+  options.max_tokens = options.max_rows = n + other;
+  options.max_requests = 2;
+  options.num_pages = 2 * run.width;
+  options.kv_layout = layout;
   check(ps_program_create(model, context, &options, &run.program), "program");
   Request a = {tokens, 0.f, 0}, b = {Ids(tokens.rbegin(), tokens.rbegin() + other), 0.9f, 0};
   step(run, {&a}, {first});
@@ -173,8 +188,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s BUNDLE TOKENS STEPS, from 3 and 1, or BUNDLE encode\n", argv[0]);
     return 2;
   }
-  ps_context_options options = {sizeof options, 2, nullptr};
-  ps_model_options model_options = {sizeof model_options, 0, 0};
+  ps_context_options options = sized<ps_context_options>();
+  options.num_threads = 2;
+  const ps_model_options model_options = sized<ps_model_options>();
   ps_context* context;
   ps_model* model;
   ps_tokenizer* tokenizer;
@@ -185,8 +201,7 @@ int main(int argc, char** argv) {
   if (texts) {
     check_texts(tokenizer);
   } else {
-    ps_model_info info = {};
-    info.struct_size = sizeof info;
+    ps_model_info info = sized<ps_model_info>();
     check(ps_model_describe(model, &info), "describe");
     const Ids ids = prompt(tokenizer, info.vocab_size, size_t(tokens));
     check_layout(model, context, ids, steps, PS_KV_F32, "f32");
