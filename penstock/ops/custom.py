@@ -46,6 +46,11 @@ class _CustomOp(EagerOp):
         metas = [None if one is None else torch.empty(one[0], dtype=one[1], device="meta") for one in inputs]
         return [(tensor.shape, tensor.dtype) for tensor in _tuple_of(self.reference(*metas, **dict(attrs)))]
 
+    def replace_reference(self, reference: Callable[..., Any]) -> None:
+        """From now on the op is this function, and has its shapes."""
+        self.reference = reference
+        self._types.cache_clear()
+
     def allocate(self, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
         """Fresh outputs, of the shapes that the PyTorch function gives."""
         inputs = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
@@ -107,7 +112,7 @@ def custom_op(
     elif (known.op.version, known.op.schema) != (version, schema):
         raise InvalidArgumentError(f"{name}: version {known.op.version} {known.op.schema} is declared already")
     else:
-        known.reference = reference
+        known.replace_reference(reference)
     owner, short = name.split("::")
     function: Callable[..., Any] = getattr(getattr(torch.ops, owner), short)
     return function
