@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from penstock import LLM, SamplingParams
-from penstock.graph.tokenizer_segment import TOKENIZER_SEGMENT
+from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from penstock.models.tokenizer_file import BYTE_ALPHABET
 from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import segment_of
