@@ -55,7 +55,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         *_spelled("--config-path"), metavar="FILE.ini", help="a file with a section [model]: what memory is planned for"
     )
     what.add_argument(
-        *_spelled("--seq-length"), type=int, metavar="N", help="tokens of prompt and answer; 0: what the model allows"
+        *_spelled("--seq-length"),
+        *_spelled("--infer-seq-length"),
+        dest="seq_length",
+        type=int,
+        metavar="N",
+        help="tokens of prompt and answer; 0: what the model allows",
     )
     what.add_argument(*_spelled("--device-id"), type=int, metavar="N", help="0: the CPU is one device")
     what.add_argument(*_spelled("--rank-id"), type=int, metavar="N", help="0")
@@ -75,10 +80,10 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         ("--stream", "show the answer as it grows"),
     ):
         how.add_argument(*_spelled(name), type=_truth, nargs="?", const=True, metavar="True|False", help=note)
-    how.add_argument("--max-tokens", type=int, metavar="N", help="tokens to make at most (256)")
+    how.add_argument(*_spelled("--max-tokens"), type=int, metavar="N", help="tokens to make at most (256)")
     how.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
-    how.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0: all")
-    how.add_argument("--top-p", type=float, metavar="P", help="keep the smallest set that reaches P; 1: all")
+    how.add_argument(*_spelled("--top-k"), type=int, metavar="K", help="keep the K likeliest tokens; 0: all")
+    how.add_argument(*_spelled("--top-p"), type=float, metavar="P", help="keep the smallest set that reaches P; 1: all")
     how.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     how.add_argument("--json", action="store_true", help="print an object a line instead of text")
 

@@ -25,10 +25,12 @@ from penstock.offline.infer_config import InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "open_accelerated", "open_generator"]
+__all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "open_accelerated",
+           "open_generator"]  # fmt: skip
 
 BACKENDS: Final = ("graph", "lite", "eager")
-_OTHER_NAMES: Final = {"mslite": "lite", "ms": "graph"}
+_OTHER_NAMES: Final = {"ms": "graph", "mslite": "lite"}
+"""Those of MindFormers."""
 _BATCH: Final = 8
 """Prompts that the backend lite continues side by side unless the configuration file says."""
 _PIPELINES_OWN: Final = {"seq_len": "tokens come as they are", "logits": "answers need the last row alone"}
@@ -80,8 +82,16 @@ def backend_named(name: object) -> str:
     """One of BACKENDS; InvalidArgumentError for another."""
     found = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if found not in BACKENDS:
-        raise InvalidArgumentError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r:.60}")
+        others = ", ".join(f"{other} for {ours}" for other, ours in _OTHER_NAMES.items())
+        raise InvalidArgumentError(f"backend must be one of {', '.join(BACKENDS)} (or {others}), not {name!r:.60}")
     return str(found)
+
+
+def default_backend(running: object) -> str:
+    """The backend where none is named: that of a model that is open already, else "graph"."""
+    if isinstance(running, LLM):
+        return running.info.mode
+    return "lite" if isinstance(running, Model) else "graph"
 
 
 def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOptions:

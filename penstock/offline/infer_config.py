@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import check_target
 
-__all__ = ["InferConfig", "infer_config"]
+__all__ = ["InferConfig", "checked_copy", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
@@ -29,7 +29,8 @@ class InferConfig:
     ``rank_id``: 0, there being one of each.  ``config_path``: a file of the fields of ``lite.settings.ModelConfig``;
     ``ge_config_path`` is its other name.
 
-    Raises InvalidArgumentError or UnsupportedError naming the field.
+    Raises InvalidArgumentError or UnsupportedError naming the field: of what is set later, when a pipeline is made of
+    it.  A field that does not exist cannot be set.
     """
 
     prefill_model_path: str = ""
@@ -70,6 +71,11 @@ class InferConfig:
         if self.increment_model_path and not self.prefill_model_path:
             raise InvalidArgumentError("increment_model_path goes with a prefill_model_path, which is missing")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).__dataclass_fields__:
+            raise InvalidArgumentError(_no_field("InferConfig", name))
+        super().__setattr__(name, value)
+
     @property
     def bundle(self) -> Path:
         """The bundle that does both."""
@@ -83,7 +89,16 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
     """An InferConfig of a dictionary; InvalidArgumentError names a field that there is none of."""
     for name in values:
         if name not in FIELDS:
-            near = difflib.get_close_matches(str(name), FIELDS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(FIELDS)}"
-            raise InvalidArgumentError(f"{where} has no field {name!r:.60}: {hint}")
+            raise InvalidArgumentError(_no_field(where, name))
     return InferConfig(**values)
+
+
+def checked_copy(config: InferConfig) -> InferConfig:
+    """The configuration as it is now, every field checked again."""
+    return replace(config)
+
+
+def _no_field(where: str, name: object) -> str:
+    near = difflib.get_close_matches(str(name), FIELDS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(FIELDS)}"
+    return f"{where} has no field {name!r:.60}: {hint}"

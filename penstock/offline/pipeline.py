@@ -10,6 +10,7 @@ from typing import Any
 from penstock.engine.llm import LLM
 from penstock.errors import InvalidArgumentError
 from penstock.lite.model import Model
+from penstock.offline.backends import default_backend
 from penstock.offline.infer_config import FIELDS, InferConfig
 from penstock.offline.sources import find_source
 from penstock.offline.tasks import InferTask
@@ -23,7 +24,7 @@ def pipeline(
     tokenizer: object = None,
     image_processor: object = None,
     audio_processor: object = None,
-    backend: str = "graph",
+    backend: str | None = None,
     **options: Any,
 ) -> Any:
     """A pipeline for ``task`` ("text_generation" unless told), which is called with prompts: see TextGeneration.
@@ -33,8 +34,9 @@ def pipeline(
     an LLM or ``lite.Model`` that is open, or a name that is looked for in ``search_path`` or ``PENSTOCK_MODELS``.
 
     ``tokenizer``: None (the bundle's own), a path, or an object with encode and decode.  ``image_processor`` and
-    ``audio_processor`` are for tasks that use them.  ``backend``: "graph", "lite" or "eager".  ``options``: the fields
-    of InferConfig, and what the task takes besides: ``scheme``, ``network``, ``threads``.
+    ``audio_processor`` are for tasks that use them.  ``backend``: "graph", "lite" or "eager" ("ms" and "mslite" are the
+    first two); None is that of a model that is open, else "graph".  ``options``: the fields of InferConfig, and what
+    the task takes besides: ``scheme``, ``network``, ``threads``.
 
     Raises InvalidArgumentError, UnsupportedError, FileAccessError or InvalidFileError naming the field or the file.
     """
@@ -48,7 +50,8 @@ def pipeline(
     else:
         config = find_source(model, values, search_path)
     processors = {"tokenizer": tokenizer, "image_processor": image_processor, "audio_processor": audio_processor}
-    return InferTask.get_infer_task(task or "text_generation", config, backend=backend, **processors, **options)
+    options["backend"] = default_backend(model) if backend is None else backend
+    return InferTask.get_infer_task(task or "text_generation", config, **processors, **options)
 
 
 def _folders(search_path: object) -> list[Path] | None:

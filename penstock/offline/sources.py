@@ -12,7 +12,7 @@ from penstock import env
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
-from penstock.offline.infer_config import InferConfig, infer_config
+from penstock.offline.infer_config import InferConfig, checked_copy, infer_config
 from penstock.offline.yaml_file import read_yaml
 
 __all__ = ["check_pair", "find_source", "is_checkpoint"]
@@ -30,7 +30,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     if isinstance(model, InferConfig):
         if values:
             raise InvalidArgumentError(f"{next(iter(values))}: an InferConfig that is given says it itself")
-        return _of_config(model, search_path)
+        return _of_config(checked_copy(model), search_path)
     for name in ("prefill_model_path", "increment_model_path"):
         if name in values and model is not None:
             raise InvalidArgumentError(f"{name}: model says already what to run")
@@ -44,10 +44,11 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise InvalidArgumentError(f"model: expected a path, a pair of them or a name, found {type(model).__name__}")
     path = Path(model)
-    if path.exists():
+    is_name = path.name == os.fspath(model) and path.suffix not in (".psm", *YAML_SUFFIXES)
+    if path.exists() and not (is_name and search_path is not None):  # a search path says that a name is meant
         _refuse_search(search_path, str(path))
         return _of_path(path, values)
-    if path.name != os.fspath(model) or path.suffix in (".psm", *YAML_SUFFIXES):
+    if not is_name:
         raise FileAccessError(f"{path}: no such file or folder")
     return _of_path(_search(path.name, search_path), {"model_name": path.name, **values})
 

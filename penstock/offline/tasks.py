@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.offline.infer_config import InferConfig
+from penstock.offline.infer_config import InferConfig, checked_copy
 from penstock.offline.text_generation import TextGeneration
 
 __all__ = ["InferTask"]
@@ -55,15 +55,15 @@ class InferTask:
             raise InvalidArgumentError(f"task must be one of {', '.join(cls.support_list())}, not {task_type!r:.60}")
         if not isinstance(task_config, InferConfig):
             raise InvalidArgumentError(f"task_config must be an InferConfig, not {type(task_config).__name__}")
-        task = cls._tasks[task_type]
+        task, config = cls._tasks[task_type], checked_copy(task_config)
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:
                 raise UnsupportedError(f"{name}: the task {task_type} has no use for one")
         try:
-            inspect.signature(task.make).bind(task_config, **options)
+            inspect.signature(task.make).bind(config, **options)
         except TypeError as error:
             raise InvalidArgumentError(f"{task_type}: {error}") from None
-        return task.make(task_config, **options)
+        return task.make(config, **options)
 
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:

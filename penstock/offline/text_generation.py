@@ -19,6 +19,7 @@ from penstock.offline.backends import (
     Generator,
     RunOptions,
     backend_named,
+    default_backend,
     open_accelerated,
     open_generator,
     read_run_options,
@@ -35,9 +36,9 @@ class TextGeneration:
     """Continues texts; made by ``penstock.pipeline``.
 
     ``config``: what runs; ``tokenizer``: None takes the bundle's own; ``backend``: "graph" (the engine over the native
-    core), "lite" (``penstock.lite``) or "eager" (PyTorch, for a checkpoint folder), which give the same tokens;
-    ``scheme`` and ``network`` go with a checkpoint folder; ``threads`` 0 takes as many as allowed.  ``running`` is a
-    model that is open already, and stays so.
+    core), "lite" (``penstock.lite``) or "eager" (PyTorch, for a checkpoint folder), which give the same tokens; None is
+    "graph", or the backend of ``running``; ``scheme`` and ``network`` go with a checkpoint folder; ``threads`` 0
+    takes as many as allowed.  ``running`` is a model that is open already, and stays so.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class TextGeneration:
         config: InferConfig,
         *,
         tokenizer: object = None,
-        backend: str = "graph",
+        backend: str | None = None,
         scheme: str | None = None,
         network: str | None = None,
         threads: int = 0,
@@ -58,7 +59,7 @@ class TextGeneration:
         elif not config.prefill_model_path:
             config = find_source(config, {}, None)
         self.config = config
-        self.backend = backend_named(backend)
+        self.backend = default_backend(running) if backend is None else backend_named(backend)
         self._lock = threading.Lock()
         self._accelerated: Generator | None = None
         self._closed = False

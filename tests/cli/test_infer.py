@@ -24,7 +24,7 @@ def test_the_options_of_the_document(expected: str, penstock_command: Run, tmp_p
     config = tmp_path / "config.ini"
     config.write_text("[model]\nmax_tokens = 64\n")
     words = f"infer --device-id 0 --model-name bloom --prefill-model-path {DEMO} --increment-model-path {DEMO}"
-    words += f" --config-path {config} --is-sample-acceleration True --seq-length 512 --add-special-tokens False"
+    words += f" --config-path {config} --is-sample-acceleration True --infer-seq-length 512 --add-special-tokens False"
     done = penstock_command(*words.split(), "--max-tokens", 12, PROMPT)
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
@@ -35,7 +35,7 @@ def test_the_line_of_the_document(expected: str, penstock_command: Run, tmp_path
     config.write_text("[model]\nmax_tokens = 64\n")
     words = f"infer --device_id 0 --model_name bloom --prefill_model_path {DEMO} --increment_model_path {DEMO}"
     words += f" --config_path {config} --is_sample_acceleration True --add_special_tokens False --stream True"
-    words += " --seq_length 512 --model_type penstock --rank_id 0 --target cpu --max-tokens 12"
+    words += " --seq_length 512 --model_type penstock --rank_id 0 --target cpu --max_tokens 12"
     done = penstock_command(*words.split(), PROMPT)
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
@@ -50,7 +50,7 @@ def test_lines_are_answered_as_they_come(expected: str, penstock_command: Run) -
 
 def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_path: Path) -> None:
     (tmp_path / "small.psm").symlink_to(DEMO)
-    words = "infer --model-name small --max-tokens 12 --temperature 0 --json"
+    words = "infer --model-name small --max-tokens 12 --temperature 0 --top_k 4 --top_p 0.9 --json"
     done = penstock_command(*words.split(), PROMPT, "a", PENSTOCK_MODELS=str(tmp_path))
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [len(one["token_ids"]) for one in found] == [12, 12]
@@ -65,6 +65,7 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
         (["--model", DEMO, "--device_id", "1"], "device_id must be 0, not 1"),
         (["--model", DEMO, "--rank-id", "2"], "rank_id must be 0, not 2"),
         (["--model", DEMO, "--seq-length", "-1"], "infer_seq_length must be a whole number from 0"),
+        (["--model", DEMO, "--infer_seq_length", "-1"], "infer_seq_length must be a whole number from 0"),
         (["--model", DEMO, "--model-type", "mindir"], "model_type must be 'penstock', a bundle (.psm), not 'mindir'"),
         (["--model", DEMO, "--target", "Ascend"], "target: expected 'cpu', found 'Ascend'"),
         (["--model", DEMO, "--prefill-model-path", DEMO], "prefill_model_path: model says already what to run"),

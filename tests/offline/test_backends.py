@@ -138,15 +138,18 @@ def test_more_prompts_than_lite_takes_at_once(tmp_path: Path) -> None:
 
 def test_models_that_are_open_already() -> None:
     with LLM(BUNDLE) as llm, build() as model:
-        with pipeline(model=llm) as one, pipeline(model=model, backend="lite") as other:
+        with pipeline(model=llm) as one, pipeline("text_generation", model) as other:
             expected = answers([one(PROMPTS[0], **WAYS[1])])
             assert answers([other(PROMPTS[0], **WAYS[1])]) == expected
+            assert (one.backend, other.backend) == ("graph", "lite")
             with pytest.raises(UnsupportedError, match="is_sample_acceleration: a model that is open already"):
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
         with pytest.raises(InvalidArgumentError, match="backend must be 'graph', as the LLM's"):
             pipeline(model=llm, backend="lite")
+        with pytest.raises(InvalidArgumentError, match=r"backend must be 'lite' for a lite\.Model, not 'graph'"):
+            pipeline(model=model, backend="ms")
         with pytest.raises(InvalidArgumentError, match="device_id: a model that is open already"):
             pipeline(model=llm, device_id=0)
         for running, backend in ((llm, "graph"), (model, "lite")):
@@ -227,8 +230,13 @@ def test_tasks() -> None:
             pipeline("text_generation", BUNDLE, **{name: object()})
     with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
         pipeline("text_generation", BUNDLE, batch=3)
-    with pytest.raises(InvalidArgumentError, match="backend must be one of graph, lite, eager, not 'ascend'"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"one of graph, lite, eager \(or ms for graph, mslite for lite\), not 'ascend'"
+    ):
         pipeline("text_generation", BUNDLE, backend="ascend")
+    for name, backend in (("ms", "graph"), ("mslite", "lite")):
+        with pipeline("text_generation", BUNDLE, backend=name) as generate:
+            assert generate.backend == backend
 
 
 def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

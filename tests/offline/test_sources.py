@@ -67,6 +67,17 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
         pipeline("text_generation", "small")
 
 
+def test_a_search_path_says_that_a_name_is_meant(
+    expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "demo.psm").symlink_to(BUNDLE)
+    monkeypatch.chdir(tmp_path)
+    assert ids(pipeline("text_generation", "demo", search_path="demo")) == expected
+    with pytest.raises(InvalidFileError, match=r"^demo: expected exactly one YAML file"):
+        pipeline("text_generation", "demo")
+
+
 def test_by_path(expected: list[int], tmp_path: Path) -> None:
     for pair in ((BUNDLE, BUNDLE), (str(BUNDLE), str(shutil.copy(BUNDLE, tmp_path / "inc.psm")))):
         assert ids(pipeline("text_generation", pair, model_name="bloom", device_id=0, infer_seq_length=512)) == expected
@@ -193,6 +204,20 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
 def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises((InvalidArgumentError, UnsupportedError), match=words):
         InferConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_fields_that_are_set_later() -> None:
+    """What does not exist cannot be, and what does is checked when a pipeline is made."""
+    config = InferConfig(str(BUNDLE))
+    with pytest.raises(InvalidArgumentError, match="no field 'infer_seq_len': did you mean infer_seq_length"):
+        config.infer_seq_len = 4  # type: ignore[attr-defined]
+    config.target = "Ascend"
+    for make in (InferTask.get_infer_task, pipeline):
+        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', found 'Ascend'"):
+            make("text_generation", config)
+    config.target, config.infer_seq_length = "cpu", 16
+    with pipeline("text_generation", config) as generate:
+        assert len(generate([5] * 10, ignore_eos=True).token_ids) == 6
 
 
 def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
