@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_ops_option
+from penstock.cli.options import add_ops_option, utf8_text
 from penstock.engine.console import write_text
 from penstock.errors import InvalidArgumentError
 
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--stream goes without --json")
     if args.model is None and args.prefill_model_path is None and args.model_name is None:
         raise InvalidArgumentError("--model is missing, or --prefill-model-path, or --model-name")
+    prompts = [utf8_text(prompt, f"prompt {number}") for number, prompt in enumerate(args.prompts, 1)]
     names = {"seq_length": "infer_seq_length"}
     fields = ("prefill_model_path", "increment_model_path", "model_name", "config_path", "seq_length", "device_id")
     given = {names.get(name, name): getattr(args, name) for name in (*fields, "model_type", "rank_id", "target")}
@@ -125,11 +127,11 @@ def run(args: argparse.Namespace) -> int:
     with pipeline("text_generation", args.model, args.tokenizer, **options) as generate:
         call = {"params": params, "is_sample_acceleration": args.is_sample_acceleration}
         call["add_special_tokens"] = args.add_special_tokens is not False
-        if args.prompts and not args.stream:
-            for result in generate(args.prompts, **call):
+        if prompts and not args.stream:
+            for result in generate(prompts, **call):
                 _show(result, args.json)
             return 0
-        for prompt in args.prompts or _lines():
+        for prompt in prompts or _lines():
             _answer(generate, prompt, bool(args.stream), args.json, call)
     return 0
 
@@ -154,11 +156,11 @@ def _show(result: Result, as_json: bool) -> None:
 def _lines() -> Iterator[str]:
     """The lines of standard input; on a terminal each is asked for."""
     asks = sys.stdin.isatty()
-    while True:
+    for number in itertools.count(1):
         if asks:
             print("prompt> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = utf8_text(getattr(sys.stdin, "buffer", sys.stdin).readline(), f"line {number}")
         if not line:
             return
         if line.strip():
-            yield line.rstrip("\n")
+            yield line.rstrip("\r\n")

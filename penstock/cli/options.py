@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
 __all__ = [
     "add_cache_option", "add_limit_options", "add_model_options", "add_ops_option", "add_weights_option", "limits_of",
+    "utf8_text",
 ]  # fmt: skip
 
 
@@ -62,6 +66,14 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
         default="mmap",
         help="mmap: use the file's own pages (default); huge: copy them into huge pages first",
     )
+
+
+def utf8_text(data: str | bytes, name: str) -> str:
+    """An argument or what was read as text, whatever the locale takes its bytes for."""
+    try:
+        return os.fsencode(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{name} is not UTF-8 text at byte {error.start}") from None
 
 
 def limits_of(args: argparse.Namespace, *, max_requests: int, max_tokens: int = 512) -> ProgramLimits:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from penstock.cli.opening import open_llm
-from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_weights_option
+from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_weights_option, utf8_text
 from penstock.cli.progress import format_bytes
 from penstock.engine.console import write_text
 from penstock.errors import InvalidArgumentError
@@ -100,11 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompt_text(prompt: str) -> str:
     """The prompt, whatever the locale takes its bytes for; ``-`` is standard input."""
-    data = getattr(sys.stdin, "buffer", sys.stdin).read() if prompt == "-" else os.fsencode(prompt)
-    try:
-        return data if isinstance(data, str) else data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"prompt is not UTF-8 text at byte {error.start}") from None
+    return utf8_text(getattr(sys.stdin, "buffer", sys.stdin).read() if prompt == "-" else prompt, "prompt")
 
 
 def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:

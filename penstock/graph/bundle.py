@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.graph.ir import Graph, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.lite.core import Model, crc32, layout_bytes
@@ -162,6 +162,9 @@ class BundleWriter:
                 Model.open(self._temporary).close()
             os.rename(self._temporary, self.path)
             _sync_folder(self.path.parent)
+        except PenstockError as error:  # of the core, which knows the file under the name that goes
+            self.abort()
+            raise type(error)(str(error).replace(str(self._temporary), str(self.path))) from None
         except OSError as error:
             self.abort()
             raise FileAccessError(f"{self.path}: {error.strerror or error}") from error

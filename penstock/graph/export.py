@@ -24,6 +24,7 @@ from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.tokenizer import compile_tokenizer
 from penstock.lite import core
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT
+from penstock.lite.weights import check_finite
 from penstock.models.checkpoint import Checkpoint
 from penstock.quant.matrix import SOURCE_DTYPES
 
@@ -207,7 +208,7 @@ class _Packer:
         for part in weight.parts:
             try:
                 self._pack_part(weight, part, packed)
-            except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
+            except InvalidArgumentError as error:  # a NaN, say, of which the check knows the place but not the name
                 raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
         return packed
 
@@ -233,7 +234,9 @@ class _Packer:
             core.pack_quantized(self._context, *at, integers, packed)
             self._checkpoint.release(name)
         elif weight.rows == 1:
-            source = self._checkpoint.read(name).reshape(1, -1)
+            values = self._checkpoint.read(name)
+            check_finite(values, SOURCE_DTYPES[info.dtype])
+            source = values.reshape(1, -1)
             start = part.row_start if len(weight.parts) > 1 else 0
             self._pack_vector(weight, start, source, info.dtype, packed)
         else:
@@ -249,6 +252,7 @@ class _Packer:
         begin = 0
         while begin < part.num_rows:
             end = min(part.num_rows, begin + step - (part.row_start + begin) % _TILE_ROWS)
+            check_finite(source[begin:end], SOURCE_DTYPES[dtype], begin)
             self._pack_rows(weight, part.row_start + begin, source[begin:end], dtype, packed)
             self._checkpoint.release(part.name, begin * row_bytes, end * row_bytes)
             begin = end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ from penstock.errors import InvalidArgumentError
 from penstock.lite.library import ContextOptions, check, library, sized
 from penstock.lite.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
 
-__all__ = ["Context", "Handle", "address_of"]
+__all__ = ["MAX_THREADS", "Context", "Handle", "address_of"]
+
+MAX_THREADS: Final = 1024
+"""What a context takes, as the core bounds it."""
 
 
 class _Native:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.lite.context import MAX_THREADS
 from penstock.lite.library import load_ops
 
 __all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 
-_MAX_THREADS: Final = 4096
 _MAX_WORKERS: Final = 256
 _PRECISIONS: Final = ("", "enforce_fp32", "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 
@@ -46,7 +46,7 @@ class CpuOptions:
 
     @thread_num.setter
     def thread_num(self, value: int) -> None:
-        self._thread_num = _whole("thread_num", value, 0, _MAX_THREADS)
+        self._thread_num = _whole("thread_num", value, 0, MAX_THREADS)
 
     @property
     def thread_affinity_mode(self) -> int:

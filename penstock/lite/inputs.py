@@ -15,7 +15,8 @@ from penstock.lite.tensor import Tensor, array_of
 __all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
 
 INPUTS: Final = ("token_ids", "num_tokens", "reset")
-_MAX_BATCH: Final = 1 << 16
+_MOST: Final = (1 << 16, 1 << 24)
+"""B and T."""
 
 Arrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
@@ -101,17 +102,15 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
     by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]
     shapes = [by_tensor[id(tensor)] for tensor in tensors]
     for name, shape, rank in zip(INPUTS, shapes, (2, 1, 1), strict=True):
-        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(_is_size(size) for size in shape):
-            wanted = "[B, T]" if rank == 2 else "[B]"
-            raise InvalidArgumentError(f"dims of {name}: expected {wanted}, sizes from 1, found {shape!r:.60}")
+        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(map(_is_size, shape, _MOST)):
+            wanted = ", ".join(f"{size} from 1 to {most}" for size, most in zip("BT"[:rank], _MOST, strict=False))
+            raise InvalidArgumentError(f"dims of {name}: expected [{wanted}], found {shape!r:.60}")
     batch_size, seq_len = (int(size) for size in shapes[0])
     for name, shape in zip(INPUTS[1:], shapes[1:], strict=True):
         if shape[0] != batch_size:
             raise InvalidArgumentError(f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}")
-    if batch_size > _MAX_BATCH:
-        raise InvalidArgumentError(f"dims of token_ids: expected at most {_MAX_BATCH} sequences, found {batch_size}")
     return batch_size, seq_len
 
 
-def _is_size(size: object) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and 0 < int(size) < 1 << 31
+def _is_size(size: object, most: int) -> bool:
+    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and 0 < int(size) <= most

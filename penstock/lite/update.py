@@ -12,6 +12,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.lite import core
 from penstock.lite.metadata import StoredPart, StoredWeight, read_metadata, stored_weights
 from penstock.lite.tensor import Tensor, array_of
+from penstock.lite.weights import check_finite
 
 if TYPE_CHECKING:
     from penstock.lite.model import OpenModel
@@ -95,13 +96,14 @@ def _pack_part(
         raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {found}")
     dtype = _DTYPES[array.dtype]
     try:
+        check_finite(array, dtype)
         if weight.rows > 1:
             at = (weight.layout, weight.rows, weight.cols, part.row_start, part.num_rows)
             core.pack(context, *at, dtype, np.ascontiguousarray(array), packed)
             return
         alone = np.zeros(core.layout_bytes(weight.layout, 1, array.size), np.uint8)
         core.pack(context, weight.layout, 1, array.size, 0, 1, dtype, np.ascontiguousarray(array), alone)
-    except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
+    except InvalidArgumentError as error:  # a NaN, say, of which the check knows the place but not the name
         raise InvalidArgumentError(f"{part.name}: {error}") from None
     if len(weight.parts) == 1:
         packed[:] = alone

@@ -8,7 +8,7 @@ numbers of ``ps_layout`` and ``ps_dtype``.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,17 @@ import numpy.typing as npt
 from penstock.errors import InvalidArgumentError
 from penstock.lite.library import check, library
 
-__all__ = ["DTYPE_BYTES", "Data", "QuantizedRows", "crc32", "data_address", "groups_shape", "layout_bytes"]
+__all__ = [
+    "DTYPE_BYTES", "Data", "QuantizedRows", "check_finite", "crc32", "data_address", "groups_shape", "layout_bytes",
+]  # fmt: skip
 
 Data: TypeAlias = npt.NDArray[Any] | int
 
 DTYPE_BYTES = {1: 4, 2: 2, 3: 2}
 _T16_I4G32, _GROUP = 22, 32
+_INFINITY: Final = {1: 0x7F800000, 2: 0x7C00, 3: 0x7F80}
+"""The bits of infinity by ``ps_dtype``: those of NaNs are greater."""
+_PIECE_BYTES: Final = 1 << 19
 
 
 class QuantizedRows(NamedTuple):
@@ -58,6 +63,28 @@ def layout_bytes(layout: int, rows: int, cols: int) -> int:
 def groups_shape(layout: int, num_rows: int, cols: int) -> tuple[int, int, int] | None:
     """The shape of a quantized weight's steps and offsets; None where it has none."""
     return (num_rows, -(-cols // _GROUP), 2) if layout == _T16_I4G32 else None
+
+
+def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> None:
+    """InvalidArgumentError names the first element that is NaN or infinite.
+
+    ``values`` are of ``dtype``, a number of ``ps_dtype``, or its bits; they are rows ``first_row``... of a tensor.
+    """
+    infinity, num_bytes = _INFINITY[dtype], DTYPE_BYTES[dtype]
+    sign = 1 << (8 * num_bytes - 1)
+    bits = values.reshape(-1).view(f"u{num_bytes}")
+    step = _PIECE_BYTES // num_bytes
+    for start in range(0, bits.size, step):
+        piece = bits[start : start + step]
+        # Positive ones are the greatest of signed integers, negative ones of unsigned: two looks, and nothing is made.
+        if piece.view(f"i{num_bytes}").max() < infinity and piece.max() < sign + infinity:
+            continue
+        offset = int(np.flatnonzero((piece & infinity) == infinity)[0])
+        place = [int(index) for index in np.unravel_index(start + offset, values.shape)]
+        place[0] += first_row
+        found = int(piece[offset])
+        what = "NaN" if found & (sign - 1) > infinity else "-infinity" if found & sign else "infinity"
+        raise InvalidArgumentError(f"expected finite values, found {what} at {place}")
 
 
 def crc32(data: bytes | bytearray | memoryview | npt.NDArray[Any], value: int = 0) -> int:

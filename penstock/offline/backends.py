@@ -75,7 +75,9 @@ class RunOptions:
     threads: int = 0
     network: str | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    """The configuration file's."""
+    """The configuration file's, and the length as its ``context_len``."""
+    length: int = 0
+    """``infer_seq_length``."""
 
 
 def backend_named(name: object) -> str:
@@ -107,7 +109,7 @@ def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOp
         )
     if length:
         values["context_len"] = length
-    return RunOptions(backend, values=values, **options)
+    return RunOptions(backend, values=values, length=length, **options)
 
 
 @contextmanager
@@ -123,7 +125,16 @@ def bundle_for(source: Path, options: RunOptions) -> Iterator[Path]:
 
 
 def open_generator(source: Path, options: RunOptions) -> Generator:
-    """A bundle or a checkpoint folder, opened."""
+    """A bundle or a checkpoint folder, opened; an error names the length as the caller has given it."""
+    try:
+        return _open(source, options)
+    except InvalidArgumentError as error:
+        if options.length and str(error).startswith("context_len"):
+            raise InvalidArgumentError(f"infer_seq_length{str(error).removeprefix('context_len')}") from None
+        raise
+
+
+def _open(source: Path, options: RunOptions) -> Generator:
     if options.backend == "lite":
         with bundle_for(source, options) as bundle:
             _check_scheme(source, bundle, options)

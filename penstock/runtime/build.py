@@ -78,7 +78,7 @@ def build_in_child(
             code = child.wait()
             reader.join(timeout=_JOIN_SECONDS)
         if code != 0 or "report" not in last:
-            raise _failure(last, code, list(errors_said))
+            raise _failure(last, code, list(errors_said), (str(folder / final.name), str(final)))
         try:
             os.replace(folder / final.name, final)
         except OSError as error:
@@ -149,10 +149,11 @@ def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None) -> 
     return last
 
 
-def _failure(last: dict[str, Any], code: int, tail: list[str]) -> PenstockError:
+def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str, str]) -> PenstockError:
+    """What the child said, with the file's own name for that which it had while it was made."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(str(last.get("message")))
+        return kind(str(last.get("message")).replace(*names))
     if code < 0:
         reason = f"was ended by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

@@ -65,11 +65,13 @@ def open_program(
     ``network`` is "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError,
     FileAccessError or OutOfMemoryError, naming what to do instead.
     """
+    from penstock.lite.context import MAX_THREADS
+
     if mode not in MODES:
         raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}")
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= 4096:
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
         raise InvalidArgumentError(
-            f"threads must be a whole number from 0 (as many as allowed) to 4096, not {threads!r}"
+            f"threads must be a whole number from 0 (as many as allowed) to {MAX_THREADS}, not {threads!r}"
         )
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")

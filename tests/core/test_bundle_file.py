@@ -220,6 +220,9 @@ def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
         w.add_weight("other", b"")
     with pytest.raises(InvalidArgumentError, match="was not added"), BundleWriter(path, graph):
         pass
+    graph.context_len = 0
+    with pytest.raises(InvalidFileError, match=f"^{path}: .*context_len"):  # not the name that it had meanwhile
+        write_bundle(path, graph)
     assert list(tmp_path.iterdir()) == []
 
 

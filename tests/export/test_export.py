@@ -110,6 +110,28 @@ def test_tensors_of_wrong_shape_or_type_are_named(tmp_path: Path, name: str, val
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8"])
+@pytest.mark.parametrize(
+    ("name", "shape", "place", "value"),
+    [
+        ("model.norm.weight", (96,), (7,), np.nan),
+        ("model.layers.0.input_layernorm.weight", (96,), (95,), -np.inf),
+        ("model.embed_tokens.weight", (259, 96), (258, 1), np.inf),
+        ("lm_head.weight", (259, 96), (17, 95), np.nan),
+    ],
+)
+def test_values_that_are_not_finite_are_named(
+    tmp_path: Path, scheme: str, name: str, shape: tuple[int, ...], place: tuple[int, ...], value: float
+) -> None:
+    bad = np.ones(shape, np.float32)
+    bad[place] = value
+    folder = edit(write_checkpoint(tmp_path / "model"), **{name: bad})
+    what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
+    words = f"tensor '{name}': expected finite values, found {what} at {list(place)}"
+    with pytest.raises(InvalidFileError, match=re.escape(words)):
+        export_bundle(folder, tmp_path / "out.psm", scheme=scheme)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("model_type", "gpt_unknown"), ("hidden_act", "relu"), ("num_key_value_heads", 4), ("hidden_size", "x")],

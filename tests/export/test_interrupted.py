@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(FileAccessError, match="File too large"):
+        with pytest.raises(FileAccessError, match=f"^{old[0]}: File too large$"):
             build_in_child(folder, tmp_path / "out.psm")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -116,13 +116,23 @@ def test_an_error_changes_nothing(wrong: object, words: str) -> None:
         assert np.array_equal(ask(model, [IDS]), before)
 
 
-def test_what_cannot_be_quantized_is_named() -> None:
-    bad = np.ones((704, 256), np.float32)
-    bad[3, 5] = np.nan
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_what_is_not_finite_is_named(dtype: npt.DTypeLike) -> None:
     with build() as model:
         before = ask(model, [IDS])
-        with pytest.raises(InvalidArgumentError, match=r"mlp.up_proj.weight: .*(finite|NaN)"):
-            model.update_weights([lite.Tensor(bad, name=LAYER + "mlp.up_proj.weight")])
+        for name, shape, place, value in (
+            (LAYER + "mlp.up_proj.weight", (704, 256), (3, 5), np.nan),
+            (LAYER + "mlp.up_proj.weight", (704, 256), (703, 255), -np.inf),
+            (LAYER + "self_attn.v_proj.weight", (128, 256), (127, 0), np.inf),  # not the first of its weight
+            ("model.norm.weight", (256,), (255,), np.nan),
+            ("model.norm.weight", (1, 256), (0, 7), np.inf),
+        ):
+            bad = np.full(shape, np.finfo(dtype).max, dtype)
+            bad[place] = value
+            what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
+            words = f"^{name}: expected finite values, found {what} at {list(place)}".replace("[", r"\[")
+            with pytest.raises(InvalidArgumentError, match=words):
+                model.update_weights([lite.Tensor(bad, name=name)])
         with pytest.raises(InvalidArgumentError, match="is there twice"):
             model.update_weights([tensor("model.norm.weight", 256), tensor("model.norm.weight", 256)])
         assert np.array_equal(ask(model, [IDS]), before)
