@@ -171,7 +171,7 @@ typedef struct ps_program_options {
   int32_t num_pages;    /* KV pages per page group */
   int32_t num_slots;    /* slots that remember the token last sampled */
   int32_t kv_layout;    /* ps_kv_layout; 0: PS_KV_F32 under the scheme f32, else PS_KV_BF16 */
-  uint32_t flags;       /* 0 */
+  uint32_t flags;       /* 0: none are known */
 } ps_program_options;
 
 typedef struct ps_plan {
@@ -188,7 +188,7 @@ PS_API ps_status ps_program_plan(const ps_model* model, const ps_context* contex
 PS_API ps_status ps_program_create(ps_model* model, ps_context* context,
                                    const ps_program_options* options, ps_program** out);
 /* Gives a program other limits.  Pages and slots that both have keep their contents; there is no last step then.  For
- * its duration there is memory for both; a failure leaves the program as it was.  kv_layout and flags cannot change. */
+ * its duration there is memory for both; a failure leaves the program as it was.  kv_layout cannot change. */
 PS_API ps_status ps_program_resize(ps_program* program, const ps_program_options* options);
 PS_API void ps_program_destroy(ps_program* program);
 

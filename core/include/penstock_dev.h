@@ -32,11 +32,15 @@ typedef enum ps_layout {
 /* Levels compiled in, best first; runnable says whether this machine can execute it.  Null past the end. */
 PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 
-/* ---- flags of ps_program_options ------------------------------------------------------------------------- */
+/* ---- programs with flags ---------------------------------------------------------------------------------- */
 #define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures the executor alone */
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
 #define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
                                        for tests and measurements */
+/* ps_program_create with these, or-ed, which no other function takes and a resize keeps; they change no plan.  options->flags
+ * is 0 here, too. */
+PS_API ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
+                                           uint32_t flags, ps_program** out);
 
 /* ---- what Python would have to know twice ------------------------------------------------------------------ */
 /* What tells the open file from any other: device, inode, bytes, nanoseconds of its last change, all as it was opened. */

@@ -4,11 +4,17 @@
 
 using namespace ps;
 
+static ps_status check_switch(const char* name, int32_t value) {
+  return value == 0 || value == 1 ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected 0 or 1, found %d", name, value);
+}
+
 ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out) {
   PS_TRY(require(path && out, "path, out"));
   *out = nullptr;
   ps_model_options o;
   PS_TRY(read_struct(options, &o, "options"));
+  PS_TRY(check_switch("verify", o.verify));
+  PS_TRY(check_switch("private_copy", o.private_copy));
   ps_model* model = create_object<ps_model>();
   if (!model) return fail(PS_OUT_OF_MEMORY, "model: out of memory");
   const ps_status status = open_model(model, path, !o.private_copy, o.verify != 0);

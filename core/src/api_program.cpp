@@ -12,8 +12,13 @@ using namespace ps;
 namespace ps {
 namespace {
 
-ps_status read_options(const ps_program_options* options, const ps_model& model, ps_program_options* out) {
+ps_status read_fields(const ps_program_options* options, ps_program_options* out) {
   PS_TRY(read_struct(options, out, "options"));
+  return out->flags ? fail(PS_UNSUPPORTED, "flags: expected 0, found 0x%x", out->flags) : PS_OK;
+}
+
+ps_status read_options(const ps_program_options* options, const ps_model& model, ps_program_options* out) {
+  PS_TRY(read_fields(options, out));
   if (out->kv_layout == 0) out->kv_layout = auto_kv_layout(model.graph.scheme);
   if (kv_layout_name(out->kv_layout)) {
     if (builds_kv(out->kv_layout)) return PS_OK;
@@ -48,6 +53,7 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
   other.model = hold(program->model);
   other.context = hold(program->context);
   other.options = options;
+  other.flags = program->flags;
   PS_TRY(build(&other));
   const Graph& graph = program->model->graph;
   const int64_t num_pages = std::min(program->options.num_pages, options.num_pages);
@@ -131,7 +137,7 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
   return write_struct(result, out, "out");
 }
 
-ps_status ps_program_create(ps_model* model, ps_context* context, const ps_program_options* options, ps_program** out) {
+ps_status ps::create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out) {
   PS_TRY(check_open(model));
   PS_TRY(check_open(context));
   PS_TRY(require(out, "out"));
@@ -143,6 +149,7 @@ ps_status ps_program_create(ps_model* model, ps_context* context, const ps_progr
   program->model = hold(model);
   program->context = hold(context);
   program->options = o;
+  program->flags = flags;
   const ps_status status = build(program);
   if (status != PS_OK) {
     destroy_object(program);
@@ -151,17 +158,18 @@ ps_status ps_program_create(ps_model* model, ps_context* context, const ps_progr
   return open_handle(program, HANDLE_PROGRAM, out);
 }
 
+ps_status ps_program_create(ps_model* model, ps_context* context, const ps_program_options* options, ps_program** out) {
+  return create_program(model, context, options, 0, out);
+}
+
 ps_status ps_program_resize(ps_program* program, const ps_program_options* options) {
   const Use use(program);
   PS_TRY(use.status());
   ps_program_options o;
-  PS_TRY(read_struct(options, &o, "options"));
+  PS_TRY(read_fields(options, &o));
   if (!o.kv_layout) o.kv_layout = program->options.kv_layout;
-  if (!o.flags) o.flags = program->options.flags;
   if (o.kv_layout != program->options.kv_layout)
     return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d", program->options.kv_layout, o.kv_layout);
-  if (o.flags != program->options.flags)
-    return fail(PS_INVALID_ARGUMENT, "flags: expected 0 or the program's own 0x%x, found 0x%x", program->options.flags, o.flags);
   return resize(program, o);
 }
 

@@ -92,7 +92,7 @@ ps_status bind_operand(ps_program* p, const Operand& operand, bool kept, Tensor*
 void run_nothing(const Call&, int64_t, int64_t, int32_t) {}
 
 Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
-  const bool empty = p.options.flags & PS_PROGRAM_EMPTY_KERNELS;
+  const bool empty = has_flag(p, PS_PROGRAM_EMPTY_KERNELS);
   return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
 }
 

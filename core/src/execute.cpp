@@ -232,11 +232,11 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   p->num_spans = 0;
   PS_TRY(take_batch(p, batch));
   set_symbols(p, batch);
-  if (p->options.flags & PS_PROGRAM_POISON) poison(p);
+  if (has_flag(*p, PS_PROGRAM_POISON)) poison(p);
   if (p->profiling) clear_spans(p);
   const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate(*p, batch.num_tokens);
-  if (p->options.flags & PS_PROGRAM_ALL_THREADS) {
+  if (has_flag(*p, PS_PROGRAM_ALL_THREADS)) {
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
     const int64_t patience = nanoseconds / kPatienceShare > kLeastPatience ? nanoseconds / kPatienceShare : kLeastPatience;

@@ -32,9 +32,6 @@ ps_status check_options(const Graph& graph, const ps_program_options& o) {
   PS_TRY(check_limit("max_rows", o.max_rows, 1, std::min<int64_t>(most(ROLE_ROWS), 1 << 24)));
   PS_TRY(check_limit("num_pages", o.num_pages, graph.states.size() ? 1 : 0, 1 << 30));
   PS_TRY(check_limit("num_slots", o.num_slots, 0, 1 << 24));
-  if (o.flags & ~(PS_PROGRAM_EMPTY_KERNELS | PS_PROGRAM_POISON | PS_PROGRAM_ALL_THREADS)) {
-    return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", o.flags);
-  }
   return PS_OK;
 }
 

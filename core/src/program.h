@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "build.h"
 #include "context.h"
 #include "fuse.h"
 #include "kept.h"
@@ -57,6 +58,7 @@ struct Patch {  // a size of a step inside a call
 // All that depends on a program's limits.
 struct ProgramMemory {
   ps_program_options options;
+  uint32_t flags = 0;  // PS_PROGRAM_*
   Plan plan;
   Region temporaries, scratch, kv, logits;
   Vec<Call> calls;
@@ -101,6 +103,10 @@ struct ps_program : ps::Held, ps::ProgramMemory {
 
 namespace ps {
 
+// A build without penstock_dev.h has none of the flags, nor what they would do.
+inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
+// `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
+ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);
 int64_t max_table_width(const Graph& graph);
 int64_t state_offset(const ps_program& program, int32_t state);  // bytes into the KV memory
 ps_status bind_program(ps_program* program);                     // after its memory is there

@@ -165,6 +165,30 @@ static void check_nulls(const char* path, const Handles* h) {
   REFUSED(ps_program_step(h->program, &batch, &sampling, &sampled), "ids");
 }
 
+/* Values of options that mean nothing. */
+static void check_options(const char* path, const Handles* h) {
+  ps_plan plan = {sizeof plan};
+  ps_program* program = NULL;
+  ps_model* model = NULL;
+  ps_model_options opening = kModel;
+  uint32_t bit;
+  for (bit = 1; bit; bit <<= 1) { /* the developers' bits, too */
+    ps_program_options options = kProgram;
+    char text[48];
+    options.flags = bit;
+    sprintf(text, "flags: expected 0, found 0x%x", (unsigned)bit);
+    expect(__LINE__, ps_program_plan(h->model, h->context, &options, &plan), PS_UNSUPPORTED, text);
+    expect(__LINE__, ps_program_create(h->model, h->context, &options, &program), PS_UNSUPPORTED, text);
+    expect(__LINE__, ps_program_resize(h->program, &options), PS_UNSUPPORTED, text);
+  }
+  opening.verify = 7;
+  REFUSED(ps_model_open(path, &opening, &model), "verify: expected 0 or 1, found 7");
+  opening.verify = 1;
+  opening.private_copy = -1;
+  REFUSED(ps_model_open(path, &opening, &model), "private_copy: expected 0 or 1, found -1");
+  if (program || model) ++failures, puts("a refused call made a handle");
+}
+
 static void check_struct_sizes(const Handles* h) {
   static const uint32_t sizes[] = {0, 3, 65537, UINT32_MAX};
   size_t i;
@@ -358,6 +382,7 @@ int main(int argc, char** argv) {
   check_handles(argv[1]);
   open_all(argv[1], &h);
   check_nulls(argv[1], &h);
+  check_options(argv[1], &h);
   check_struct_sizes(&h);
   check_steps(&h);
   check_newer(&h);

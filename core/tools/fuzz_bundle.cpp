@@ -213,14 +213,13 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   options.num_pages = 8;
   options.num_slots = 2;
   options.kv_layout = 1 + static_cast<int32_t>(r->below(3));
-  options.flags = r->below(2) ? PS_PROGRAM_POISON : 0;
   ps_plan plan{};
   plan.struct_size = sizeof(plan);
   ps_status status = ps_program_plan(model, context, &options, &plan);
   if (status != PS_OK) return tally->expect_message(status);
   if (plan.total_bytes - plan.weight_bytes > kMostMemory) return true;
   ps_program* program = nullptr;
-  status = ps_program_create(model, context, &options, &program);
+  status = ps_program_create_flagged(model, context, &options, r->below(2) ? PS_PROGRAM_POISON : 0, &program);
   if (status != PS_OK) return tally->expect_message(status);
   const int32_t ids[] = {0, 0, 0}, positions[] = {0, 1, 0}, starts[] = {0, 2, 3}, rows[] = {1, 2};
   std::vector<int32_t> tables;

@@ -159,7 +159,8 @@ class Model(Handle):
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """Limits of a program: memory is planned for them.  ``kv_layout`` is a ``ps_kv_layout``; flags are or-ed."""
+    """Limits of a program: memory is planned for them.  ``kv_layout`` is a ``ps_kv_layout``; ``flags``,
+    or-ed, are for tests and measurements (core/include/penstock_dev.h) and change no plan."""
 
     max_tokens: int
     max_requests: int
@@ -188,6 +189,7 @@ def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
     for name, value in fields.items():
         if not 0 <= value < 1 << 31:
             raise InvalidArgumentError(f"{name}: expected 0 to 2^31 - 1, found {value}")
+    del fields["flags"]  # 0 in the struct: a function of its own takes them
     struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
     return struct
 
@@ -209,7 +211,8 @@ class CoreProgram(Handle):
         info = model.info
         self._vocab_size, self._num_page_groups, self._num_pages = info.vocab_size, info.num_page_groups, 0
         struct, out = _options_struct(options), ctypes.c_void_p()
-        check(library().ps_program_create(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
+        at = model.handle, context.handle, ctypes.byref(struct), int(options.flags), ctypes.byref(out)
+        check(library().ps_program_create_flagged(*at))
         super().__init__(address_of(out))
         self._num_pages = options.num_pages
         self._model, self._context = model, context

@@ -235,6 +235,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_tokenizer_tokens": (c_int32, (c_void_p, _PP, _PP, _P64, _PP, _P32)),
     "ps_program_plan": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(PlanStruct))),
     "ps_program_create": (c_int32, (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), POINTER(c_void_p))),
+    "ps_program_create_flagged": (
+        c_int32,
+        (c_void_p, c_void_p, POINTER(ProgramOptionsStruct), c_uint32, POINTER(c_void_p)),
+    ),
     "ps_program_destroy": (None, (c_void_p,)),
     "ps_program_resize": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct))),
     "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),

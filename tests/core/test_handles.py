@@ -116,7 +116,6 @@ def test_resize_that_fails_leaves_the_program(model: Model) -> None:
             ({"max_tokens": 0}, "max_tokens: expected 1 to"),
             ({"num_pages": 0}, "num_pages: expected 1 to"),
             ({"kv_layout": 3}, "kv_layout: expected 0 or the program's own 1, found 3"),
-            ({"flags": 1}, "flags: expected 0 or the program's own"),
         ):
             with pytest.raises(InvalidArgumentError, match=message):
                 resize(program, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from penstock.lite.core import (
     CoreProgram,
     Model,
     StepBatch,
+    _options_struct,
     cpu_levels,
     plan,
 )
+from penstock.lite.library import PlanStruct, check, library, sized
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.tiny_graph import LINEAR_LAYOUTS, VOCAB
 
@@ -256,7 +259,6 @@ LIMITS: dict[str, tuple[dict[str, int], type[Exception], str]] = {
         InvalidArgumentError,
         r"kv_layout: expected 0 \(automatic\), 1 \(f32\), 2 \(bf16\) or 3 \(int8\)",
     ),
-    "flags": ({"flags": 8}, UnsupportedError, "flags: 0x8"),
 }
 
 
@@ -268,6 +270,24 @@ def test_wrong_limits_are_refused_by_name(case: str, model: Model, context: Cont
         plan(model, context, options)
     with pytest.raises(error, match=message):
         CoreProgram(model, context, options)
+
+
+def test_flags_are_the_developers_alone(model: Model, context: Context) -> None:
+    with pytest.raises(UnsupportedError, match="flags: 0x8 has bits"):
+        CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=8))
+    core, out = library(), ctypes.c_void_p()
+    for flags in (EMPTY_KERNELS, POISON, ALL_THREADS, 8):
+        options = _options_struct(OPTIONS)
+        options.flags = flags
+        handles = model.handle, context.handle, ctypes.byref(options)
+        for status in (
+            lambda handles=handles: core.ps_program_plan(*handles, ctypes.byref(sized(PlanStruct))),
+            lambda handles=handles: core.ps_program_create(*handles, ctypes.byref(out)),
+            lambda handles=handles: core.ps_program_create_flagged(*handles, 0, ctypes.byref(out)),
+        ):
+            with pytest.raises(UnsupportedError, match=f"flags: expected 0, found 0x{flags:x}"):
+                check(status())
+    assert not out.value
 
 
 def test_what_does_not_fit_is_out_of_memory(model: Model, context: Context) -> None:
