@@ -11,8 +11,9 @@
  * Ownership.  Handles (ps_context, ps_model, ps_program, ps_tokenizer) belong to whoever made them and are given back
  * by their destroy or close function, which takes null.  They may be given back in any order: a program keeps the model
  * and the context that it was made of, and a tokenizer its model.  A handle is no address and never comes again: every
- * function refuses one that was given back, and any pointer that is none.  Arguments are read during the call alone, strings and arrays too: the caller keeps them.  Views
- * (segments, logits ...) point into the handle's memory and end as each says.
+ * function refuses one that was given back, and any pointer that is none.  Arguments are read during the call alone,
+ * strings and arrays too: the caller keeps them.  Views (segments, logits ...) point into the handle's memory and end as
+ * each says.
  *
  * Threads.  Every function may be called from any thread.  A program serves one call at a time: a second one from
  * another thread while the first is inside is refused.  A handle is given back when no other thread is inside a call

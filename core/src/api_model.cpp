@@ -9,8 +9,9 @@ static ps_status check_switch(const char* name, int32_t value) {
 }
 
 ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out) {
-  PS_TRY(require(path && out, "path, out"));
+  PS_TRY(require(out, "out"));
   *out = nullptr;
+  PS_TRY(require_path(path));
   ps_model_options o;
   PS_TRY(read_struct(options, &o, "options"));
   PS_TRY(check_switch("verify", o.verify));

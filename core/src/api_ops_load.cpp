@@ -14,7 +14,7 @@ using namespace ps;
 
 #ifdef PENSTOCK_NO_DLOPEN
 ps_status ps_ops_load(const char* path) {
-  PS_TRY(require(path, "path"));
+  PS_TRY(require_path(path));
   return fail(PS_UNSUPPORTED, "%s: this build loads no libraries (PENSTOCK_DLOPEN): ps_ops_register takes a table of ops", path);
 }
 #else
@@ -36,7 +36,7 @@ ps_status load(const char* file, const char* path) {
 }  // namespace
 
 ps_status ps_ops_load(const char* path) {
-  PS_TRY(require(path, "path"));
+  PS_TRY(require_path(path));
   char* file = realpath(path, nullptr);  // a whole path: the loader searches no folders for it
   if (!file) return fail(PS_IO_ERROR, "%s: %s", path, strerror(errno));
   const ps_status status = load(file, path);

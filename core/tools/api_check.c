@@ -147,7 +147,9 @@ static void check_nulls(const char* path, const Handles* h) {
   const void* data;
   REFUSED(ps_context_create(NULL, &context), "options");
   REFUSED(ps_context_create(&kContext, NULL), "out");
-  REFUSED(ps_model_open(NULL, &kModel, &model), "path");
+  REFUSED(ps_model_open(NULL, &kModel, &model), "path: expected the name of a file, found null");
+  REFUSED(ps_model_open("", &kModel, &model), "path: expected the name of a file, found an empty text");
+  REFUSED(ps_ops_load(""), "path: expected the name of a file, found an empty text");
   REFUSED(ps_model_open(path, NULL, &model), "options");
   REFUSED(ps_model_open(path, &kModel, NULL), "out");
   REFUSED(ps_model_describe(h->model, NULL), "out");

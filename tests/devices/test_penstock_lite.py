@@ -74,7 +74,22 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
     assert command(lite, path, "1,2, 3", "--ids", "--max-tokens", 9).split() == [str(token) for token in wanted]
     found = json.loads(command(lite, path, "[1, 2, 3]", "--ids", "--max-tokens", 9, "--json"))
     assert (found["token_ids"], found["text"]) == (wanted, None)
-    assert 'found "x"' in failure(lite, path, "1 x", "--ids")
+    for prompt in ("1 2 3", " [1,2 3 ]\n", "1,2\t3"):
+        found = json.loads(command(lite, path, prompt, "--ids", "--max-tokens", 9, "--json"))
+        assert found["token_ids"] == wanted
+    for prompt, text in (
+        ("1 x", 'expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], found "x"'),
+        ("1,2,,[3", 'found ",[3"'),
+        ("1 [2]", 'found "[2]"'),
+        ("1,", 'found ""'),
+        (",1", 'found ",1"'),
+        ("1 -1", 'found "-1"'),
+        ("[1, 2", "expected a ] at the end of the list, found none"),
+        ("1]", 'expected nothing behind the ids, found "]"'),
+        ("[1] 2", 'expected nothing behind the ids, found "2"'),
+        ("[ ]", "PROMPT: expected one token at least, found none"),
+    ):
+        assert text in failure(lite, path, prompt, "--ids")
     everything = json.loads(command(lite, path, "1, 2, 3", "--ids", "--max-tokens", 99999, "--ignore-eos", "--json"))
     assert (len(everything["token_ids"]), everything["finish_reason"]) == (CONTEXT_LEN - 3, "length")
     assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids")
@@ -83,12 +98,15 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top-k", "many"], '--top-k: expected a whole number from 0, found "many"'),
+        (["--top-k", "many"], '--top-k: expected a whole number from 0 to 2147483647, found "many"'),
         (["--top-p", "0"], '--top-p: expected a number above 0 and up to 1, found "0"'),
         (["--temperature", "-1"], '--temperature: expected a number from 0 to 100, found "-1"'),
         (["--temperature", "nan"], "--temperature: expected"),
-        (["--max-tokens", "0"], '--max-tokens: expected a whole number from 1, found "0"'),
-        (["--max-tokens"], "--max-tokens: expected a whole number from 1, found nothing"),
+        (["--max-tokens", "0"], '--max-tokens: expected a whole number from 1 to 2147483647, found "0"'),
+        (["--max-tokens", "99999999999"], "--max-tokens: expected a whole number from 1 to 2147483647, found"),
+        (["--max-tokens"], "--max-tokens: expected a whole number from 1 to 2147483647, found nothing"),
+        (["--json=1"], '--json: expected no value, found "1"'),
+        (["--help="], '--help: expected no value, found ""'),
         (["--seed", "-1"], "--seed: expected a whole number"),
         (["--threads", "1025"], "--threads: expected"),
         (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16 or int8, found "f64"'),
@@ -96,6 +114,7 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
         (["--stop", "a", "--ids"], '--stop: expected an answer in text, found "--ids"'),
         (["--prompt-lookup", "16"], '--prompt-lookup: expected a whole number from 0 to 15, found "16"'),
         (["--weights", "file"], '--weights: expected mmap or huge, found "file"'),
+        (["--colour=1"], 'options: expected those of --help, found "--colour"'),
         (["--colour"], 'options: expected those of --help, found "--colour"'),
         (["third"], 'PROMPT: expected one text (put it in quotes), found "third"'),
     ],
@@ -122,7 +141,8 @@ def test_what_standard_input_says_wrong_is_shown_and_no_more(tmp_path: Path, lit
     full = {"MALLOC_PERTURB_": "190", "GLIBC_TUNABLES": "glibc.malloc.perturb=190"}  # memory is not zero by itself
     words = [lite, path, "-", "--ids"]
     done = subprocess.run(words, input="x", capture_output=True, text=True, check=False, env={**os.environ, **full})
-    assert done.stderr == 'penstock-lite: --ids: PROMPT: expected token ids, found "x"\n'
+    assert done.stderr.startswith("penstock-lite: --ids: PROMPT: expected token ids, ")
+    assert done.stderr.endswith(' or [1, 2, 3], found "x"\n')
 
 
 def test_contexts_are_refused_by_the_field(lite: Path) -> None:
@@ -188,9 +208,10 @@ def test_a_closed_pipe_ends_it_quietly(lite: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_full_disk_is_an_error(lite: Path) -> None:
+@pytest.mark.parametrize("words", [[DEMO, PROMPT], [DEMO, PROMPT, "--json"], ["--help"], ["--version"]])
+def test_full_disk_is_an_error(words: list[str | Path], lite: Path) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([lite, DEMO, PROMPT], stdout=full, stderr=-1, text=True, check=False)
+        done = subprocess.run([lite, *words], stdout=full, stderr=-1, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "penstock-lite: standard output: No space left on device\n"
 

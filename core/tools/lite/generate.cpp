@@ -102,23 +102,34 @@ void Generator::choose_sampling() {
 }
 
 bool Generator::read_ids(const char* text, int64_t bytes) {
-  for (const char *p = text, *end = text + bytes; p < end;) {
-    if (*p == ',' || *p == ' ' || *p == '\n' || *p == '\t' || *p == '[' || *p == ']') {
-      ++p;
-      continue;
-    }
+  const char *p = text, *end = text + bytes;
+  const auto skip = [&] {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r')) ++p;
+  };
+  const auto skip_one = [&](char wanted) {
+    skip();
+    const bool found = p < end && *p == wanted;
+    p += found;
+    return found;
+  };
+  const bool list = skip_one('[');
+  for (bool comma = false;; comma = skip_one(',')) {
+    skip();
+    if (!comma && (p == end || *p == ']')) break;
     int64_t id = 0;
     const char* first = p;
     while (p < end && *p >= '0' && *p <= '9' && id <= INT32_MAX) id = 10 * id + (*p++ - '0');
     if (p == first) {
       const int shown = end - first < 20 ? static_cast<int>(end - first) : 20;  // standard input is not terminated
-      return fail("--ids: PROMPT: expected token ids, found \"%.*s\"", shown, first);
+      return fail("--ids: PROMPT: expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], found \"%.*s\"", shown, first);
     }
     if (id >= info_.vocab_size)
       return fail("--ids: PROMPT: expected ids below the vocabulary of %d, found %lld", info_.vocab_size, static_cast<long long>(id));
     tokens_.push(static_cast<int32_t>(id));
   }
-  return true;
+  if (list && !skip_one(']')) return fail("--ids: PROMPT: expected a ] at the end of the list, found none");
+  skip();
+  return p == end || fail("--ids: PROMPT: expected nothing behind the ids, found \"%.*s\"", end - p < 20 ? static_cast<int>(end - p) : 20, p);
 }
 
 bool Generator::encode(const char* text, int64_t bytes) {

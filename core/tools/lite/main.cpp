@@ -218,6 +218,12 @@ int report(const char* message) {
   return 1;
 }
 
+int report_output(int error) {
+  char text[256];
+  snprintf(text, sizeof(text), "standard output: %s", strerror(error));
+  return report(text);
+}
+
 int interrupted_exit() {
   fputc('\n', stderr);
   return 130;
@@ -226,11 +232,7 @@ int interrupted_exit() {
 int give_out(const Options& options, Generator* g, Output* out) {
   const Finish finish = g->run(emit, out);
   if (out->error == EPIPE) return 1;  // nobody reads
-  if (out->error) {
-    char text[256];
-    snprintf(text, sizeof(text), "standard output: %s", strerror(out->error));
-    return report(text);
-  }
+  if (out->error) return report_output(out->error);
   if (finish == FINISH_ERROR) return report(g->error());
   if (finish == FINISH_INTERRUPT) return interrupted_exit();
   bool written;
@@ -242,7 +244,7 @@ int give_out(const Options& options, Generator* g, Output* out) {
     rest.push('\n');
     written = write_all(out, rest.data, rest.size);
   }
-  if (!written) return out->error == EPIPE ? 1 : report(strerror(out->error));
+  if (!written) return out->error == EPIPE ? 1 : report_output(out->error);
   if (!options.json || options.bench) print_figures(options, *g, finish);
   return 0;
 }
@@ -268,6 +270,14 @@ int run(const Options& options, double start) {
 }  // namespace
 }  // namespace lite
 
+// What --help and --version say is all that the program does then: it fails where nobody gets it.
+static int say(const char* text) {
+  lite::Output out{false, false, {}, 0};
+  signal(SIGPIPE, SIG_IGN);
+  if (lite::write_all(&out, text, static_cast<int64_t>(strlen(text)))) return 0;
+  return out.error == EPIPE ? 1 : lite::report_output(out.error);
+}
+
 int main(int argc, char** argv) {
   const double start = lite::now();
   lite::Options options;
@@ -277,13 +287,10 @@ int main(int argc, char** argv) {
     lite::report(message);
     return 2;
   }
-  if (options.help) {
-    fputs(lite::kHelp, stdout);
-    return 0;
-  }
+  if (options.help) return say(lite::kHelp);
   if (options.version) {
-    printf("penstock-lite %s (C API %d)\n", ps_version(), ps_abi_version());
-    return 0;
+    snprintf(message, sizeof(message), "penstock-lite %s (C API %d)\n", ps_version(), ps_abi_version());
+    return say(message);
   }
   lite::watch_signals();
   return lite::run(options, start);

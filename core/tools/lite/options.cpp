@@ -112,10 +112,10 @@ struct Parser {
   // An option that takes a value; -1: there is none of that name.
   int valued(const char* name, const char* value, Options* out) {
     if (strcmp(name, "--max-tokens") == 0)
-      return whole(name, value, 1, kMaxTokens, "a whole number from 1", &out->max_tokens);
+      return whole(name, value, 1, kMaxTokens, "a whole number from 1 to 2147483647", &out->max_tokens);
     if (strcmp(name, "--temperature") == 0)
       return number(name, value, 0, 100, "a number from 0 to 100", &out->temperature);
-    if (strcmp(name, "--top-k") == 0) return whole(name, value, 0, INT32_MAX, "a whole number from 0", &out->top_k);
+    if (strcmp(name, "--top-k") == 0) return whole(name, value, 0, INT32_MAX, "a whole number from 0 to 2147483647", &out->top_k);
     if (strcmp(name, "--top-p") == 0)
       return number(name, value, 1e-6, 1, "a number above 0 and up to 1", &out->top_p);
     if (strcmp(name, "--seed") == 0) return seed(value, out);
@@ -129,7 +129,8 @@ struct Parser {
     return -1;
   }
 
-  bool flag(const char* name, Options* out) {
+  // An option that takes none; -1: there is none of that name.  `value` is what stands behind its =, else null.
+  int flag(const char* name, const char* value, Options* out) {
     const struct {
       const char* name;
       bool* value;
@@ -137,10 +138,23 @@ struct Parser {
                  {"--help", &out->help}, {"-h", &out->help},     {"--version", &out->version}};
     for (const auto& one : flags) {
       if (strcmp(name, one.name) != 0) continue;
+      if (value) return fail(name, "no value", value);
       *one.value = true;
-      return true;
+      return 1;
     }
-    return false;
+    return -1;
+  }
+
+  // An option at `words`, with its value as --name=value or behind it; `moved` is how many words more than one it is.
+  bool option(char** words, Options* out, int* moved) {
+    char* equals = strchr(words[0], '=');
+    if (equals) *equals = 0;
+    int known = flag(words[0], equals ? equals + 1 : nullptr, out);
+    if (known >= 0) return known;
+    known = valued(words[0], equals ? equals + 1 : words[1], out);  // null behind the last word
+    if (known < 0) return fail("options", "those of --help", words[0]);
+    *moved = !equals;
+    return known;
   }
 
   bool positional(const char* text, Options* out) {
@@ -166,14 +180,10 @@ bool parse_options(int argc, char** argv, Options* out, char* message, uint64_t 
       if (!parser.positional(word, out)) return false;
     } else if (strcmp(word, "--") == 0) {
       only_positional = true;
-    } else if (!parser.flag(word, out)) {
-      char* equals = strchr(word, '=');  // --name=value
-      if (equals) *equals = 0;
-      const char* value = equals ? equals + 1 : i + 1 < argc ? argv[i + 1] : nullptr;
-      const int known = parser.valued(word, value, out);
-      if (known < 0) return parser.fail("options", "those of --help", word);
-      if (!known) return false;
-      if (!equals) ++i;
+    } else {
+      int moved = 0;
+      if (!parser.option(argv + i, out, &moved)) return false;
+      i += moved;
     }
   }
   if (out->help || out->version) return true;
