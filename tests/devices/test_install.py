@@ -38,6 +38,7 @@ def test_what_is_installed(installed: Path) -> None:
     folder = libraries.relative_to(installed).as_posix()
     assert names == {
         "include/penstock.h",
+        "include/penstock_op.h",
         "bin/penstock-lite",
         *(f"{folder}/libpenstock{end}" for end in (".a", ".so", ".so.3", ".so.3.0.1.0")),
         f"{folder}/pkgconfig/penstock.pc",
