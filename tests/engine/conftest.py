@@ -11,7 +11,7 @@ import tokenizers
 from penstock.engine import engine as engine_module
 from penstock.engine.llm import LLM
 from penstock.engine.options import EngineOptions
-from penstock.engine.text import Tokenizer
+from penstock.engine.text import TextStream, Tokenizer
 from penstock.graph.tokenizer import compile_tokenizer
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from penstock.runtime.open import Opened
@@ -59,6 +59,17 @@ FILES = {
     "tokenizer_config.json": json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}).encode(),
     "generation_config.json": json.dumps({"eos_token_id": [1, 258]}).encode(),
 }
+
+
+def stream_of(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, list[str]]:
+    """The text of ids as it streams, and its pieces."""
+    stream = TextStream(tokenizer)
+    pieces = []
+    for token in ids:
+        stream.push(token)
+        pieces.append(stream.take())
+    stream.finish()
+    return stream.text, [*pieces, stream.take()]
 
 
 @pytest.fixture(params=["byte_level", "byte_fallback", "byte_level compiled", "byte_fallback compiled"])

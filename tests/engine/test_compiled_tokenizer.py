@@ -8,27 +8,18 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.engine.text import TextStream, Tokenizer
+from penstock.engine.text import Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.tokenizer import compile_tokenizer
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from penstock.models import tokenizer_file
 from penstock.models.side_files import read_side_files
 from tests.core.tokenizer_kinds import KINDS, SAMPLES, text_of
+from tests.engine.conftest import stream_of
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 NUM_TEXTS = 40
 WORDS = b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
-
-
-def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    stream = TextStream(tokenizer)
-    pieces = []
-    for token in ids:
-        stream.push(token)
-        pieces.append(stream.take())
-    stream.finish()
-    return [*pieces, stream.take()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +33,7 @@ def test_compiled_matches_library(kind: str) -> None:
         for adds in (True, False):
             ids = library.encode(text, add_special_tokens=adds)
             assert compiled.encode(text, add_special_tokens=adds) == ids
-        assert streamed(compiled, ids) == streamed(library, ids)
+        assert stream_of(compiled, ids) == stream_of(library, ids)
         assert compiled.decode(ids, skip_special_tokens=False) == library.decode(ids, skip_special_tokens=False)
         assert compiled.spellings(text[:4]) == library.spellings(text[:4])
     for token in range(720):

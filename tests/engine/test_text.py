@@ -11,22 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.engine.text import StopMatcher, StopRules, TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from tests.engine.conftest import byte_fallback_json, byte_level_json
+from tests.engine.conftest import byte_fallback_json, byte_level_json, stream_of
 
 SAMPLES = ["the cat sat", "é日本🙂 x", " leading", "a\n\tb", "👩‍👩‍👧 family", "naïve – café", "plainplain", "日日日"]
 CHECKS = settings(
     max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-def stream_of(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, list[str]]:
-    stream = TextStream(tokenizer)
-    pieces = []
-    for token in ids:
-        stream.push(token)
-        pieces.append(stream.take())
-    stream.finish()
-    return stream.text, [*pieces, stream.take()]
 
 
 @pytest.mark.parametrize("text", SAMPLES)
