@@ -38,6 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     _add_door_options(parser)
     add_run_options(parser)
+    _add_folder_options(parser)
     _add_process_options(parser)
     _add_worker_door_options(parser)
     add_ops_option(parser)
@@ -110,10 +111,15 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_folder_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints' folders")
+    group.add_argument("--scheme", help="the checkpoint's own type unless given")
+    group.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
+
+
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """How a worker runs its model."""
     group = parser.add_argument_group("how models run")
-    group.add_argument("--scheme", help="for folders; the checkpoint's own type unless given")
     group.add_argument("--threads", type=int, default=0, metavar="N", help="of each worker; 0: the cores shared out")
     group.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests in a step (32)")
     group.add_argument("--max-waiting", type=int, default=256, metavar="N", help="requests that may wait (256)")
@@ -121,7 +127,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: the file's own pages; huge: a copy in huge pages; auto (default): huge where memory is to spare",
     )  # fmt: skip
-    group.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
     add_limit_options(parser)
     add_cache_option(parser)
 

@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--once", action="store_true", help="end with the primary instead of waiting for its return")
     add_run_options(parser)
     add_ops_option(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, scheme=None, no_cache=False)  # what only folders have
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,10 +1,11 @@
-"""Prompts of many lengths and what to sample with, greedy and not."""
+"""Prompts of many lengths, what to sample with, greedy and not; requests of an engine and the order of their ends."""
 
 from __future__ import annotations
 
 import time
 
-from penstock.engine.request import SamplingParams
+from penstock.engine.options import RequestOptions
+from penstock.engine.request import ResolvedSampling, SamplingParams, Status
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
 WINDOWS = [(0,), (40,), (0, 33)]
@@ -39,3 +40,17 @@ PARAMS = [params_of(index) for index in range(len(PROMPTS))]
 def run_alone(make_llm, windows=(0,)) -> list[list[int]]:
     llm = make_llm(windows=windows, max_tokens=512)
     return [llm.generate(p, s).token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+def finish_order(engine, requests) -> list[int]:
+    order: list[int] = []
+    while engine.scheduler.has_work or engine.has_work:
+        engine.step()
+        engine.check_integrity()
+        order += [i for i, r in enumerate(requests) if r.status is Status.FINISHED and i not in order]
+    return order
+
+
+def submit(engine, length=10, max_tokens=5, salt=0, **options):
+    sampling = ResolvedSampling(max_tokens=max_tokens)
+    return engine.submit(prompt_of(length, salt), sampling, options=RequestOptions(**options))
