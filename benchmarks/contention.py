@@ -1,6 +1,6 @@
 """How long do steps take when the cores are wanted elsewhere?  Decode steps at batch 1, quiet and beside others.
 
-    python benchmarks/contention.py BUNDLE [--context 128] [--steps 200]
+    python -m benchmarks.contention BUNDLE [--context 128] [--steps 200]
 
 The goal: with 8 threads on 2 cores, or beside one busy process, no step takes more than 3 times the quiet median.
 """

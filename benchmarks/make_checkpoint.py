@@ -31,7 +31,7 @@ POOL_LEN = 1 << 24
 SKIP = {"test", "tests", "idlelib", "lib2to3", "site-packages", "encodings", "pydoc_data"}
 
 
-def make_config(shape: str, vocab: int, dtype: str, tied: bool) -> dict[str, object]:
+def make_config(shape: str, vocab: int, dtype: str, tied: bool, context_len: int) -> dict[str, object]:
     hidden, inner, layers, heads, kv_heads = SHAPES[shape]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,7 @@ def make_config(shape: str, vocab: int, dtype: str, tied: bool) -> dict[str, obj
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": hidden // heads,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": context_len,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="348m")
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+    parser.add_argument("--context", type=int, default=2048, metavar="N", help="most tokens of a text (2048)")
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--no-tokenizer", action="store_true")
     parser.add_argument("--corpus-bytes", type=int, default=16_000_000)
@@ -176,7 +177,7 @@ def main() -> None:
         parser.error("--vocab: expected at least 300")
     args.out.mkdir(parents=True)
     start = time.monotonic()
-    config = make_config(args.shape, args.vocab, args.dtype, args.tied)
+    config = make_config(args.shape, args.vocab, args.dtype, args.tied, args.context)
     (args.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False}
     (args.out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

@@ -105,6 +105,12 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
   PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
 }
 
+// One row uses lines up so soon that they had better come no nearer than the second cache.
+template <int M>
+PS_INLINE void ask_for_weights(const uint8_t* line) {
+  __builtin_prefetch(line, 0, M == 1 ? 2 : 3);
+}
+
 template <int M>
 __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead,
                                               I16* out) {
@@ -114,14 +120,14 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = i_set(0);
   for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, q += 64 * M, group_sums += 2 * M) {
     const I16 params = i_load(w);
-    prefetch(w + ahead);
+    ask_for_weights<M>(w + ahead);
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w4_offsets(acc[i], params, group_sums + 2 * i);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       G16 sum[M];
       PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
       PS_UNROLL for (int j = 0; j < 4; ++j) {
         const uint8_t* p = w + 64 + 256 * g + 64 * j;
-        prefetch(p + ahead);
+        ask_for_weights<M>(p + ahead);
         const W4 v = w4_load(p);
         PS_UNROLL for (int i = 0; i < M; ++i) {
           const int8_t* const x4 = q + 64 * i + 32 * g + 4 * j;

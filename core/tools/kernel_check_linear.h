@@ -290,23 +290,25 @@ inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, co
   }
 }
 
-inline void check_linear_case(const LinearCase& c, Random& random) {
+// Steps of so many rows, the last of them the most: alike at every level, and two of them as the reference has them.
+inline void check_linear_case(const LinearCase& c, Random& random, const std::vector<int32_t>& steps) {
   const int64_t x_stride = c.cols + 5;
-  Floats x = random.normals(33 * x_stride);
+  const int32_t most = steps.back();
+  Floats x = random.normals(most * x_stride);
   std::string shape =
       std::string("linear ") + c.scheme.name + " " + std::to_string(c.rows) + "x" + std::to_string(c.cols);
-  Floats all = run_linear(ps::kernels_generic, c, x, x_stride, 0, 33, 1000);
+  Floats all = run_linear(ps::kernels_generic, c, x, x_stride, 0, most, 1000);
   for (const ps::Kernels* k : levels()) {
     // A dot product of bf16 rounds differently: it is held to the reference and to itself.
-    if (c.scheme.index == ps::LINEAR_BF16 && k->bf16_bytes == 2) all = run_linear(k, c, x, x_stride, 0, 33, 1000);
-    for (int32_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 33}) {
+    if (c.scheme.index == ps::LINEAR_BF16 && k->bf16_bytes == 2) all = run_linear(k, c, x, x_stride, 0, most, 1000);
+    for (int32_t m : steps) {
       std::string what = shape + " m " + std::to_string(m);
       Floats y = run_linear(k, c, x, x_stride, 0, m, 1000);
       expect_same(y, Floats(all.begin(), all.begin() + long(y.size())), what, k->level);
       expect_same(run_linear(k, c, x, x_stride, 0, m, 3), y, what + " split", k->level);
-      if (m == 7 || m == 33) compare_with_reference(k, c, x, x_stride, y, m, what);
+      if (m == 7 || m == most) compare_with_reference(k, c, x, x_stride, y, m, what);
     }
-    for (int64_t i : {0, 6, 32}) {
+    for (int64_t i : {0, 6, most - 1}) {
       Floats one = run_linear(k, c, x, x_stride, i, 1, 2);
       expect_same(one, Floats(all.begin() + i * (c.rows + 3), all.begin() + i * (c.rows + 3) + c.rows),
                   shape + " alone", k->level);
@@ -358,9 +360,17 @@ inline void check_linear() {
       Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
       LinearCase c = {scheme, rows, cols, pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0), {}};
       if (rows != 16) c.bias = random.normals(rows);
-      check_linear_case(c, random);
+      check_linear_case(c, random, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33});
       if (scheme.planes) check_bad_rows(c, random);
       if (rows % 32 == 0) check_epilogues(c, random);
+    }
+  // As wide as models are, and as many rows as a prompt has: blocks, panels and what is left of both.
+  const int64_t large[][2] = {{40, 1024}, {48, 2817}};
+  for (const Scheme& scheme : kSchemes)
+    for (auto [rows, cols] : large) {
+      Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
+      LinearCase c = {scheme, rows, cols, pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0), {}};
+      check_linear_case(c, random, {1, 10, 64, 131});
     }
 }
 
