@@ -55,7 +55,9 @@ class Servables:
         return found
 
     def load(self, servable: str, *, versions: str = "", labels: Mapping[str, int] | None = None) -> None:
-        """Load it, or look at its folder again, with another policy or other labels; needs an admin's key."""
+        """Load it, or look at its folder again, with another policy or other labels if they are given; needs an admin's
+        key.
+        """
         self._ask(_load(servable, versions, labels))
 
     def unload(self, servable: str) -> None:
@@ -92,7 +94,9 @@ class AsyncServables:
         return found
 
     async def load(self, servable: str, *, versions: str = "", labels: Mapping[str, int] | None = None) -> None:
-        """Load it, or look at its folder again, with another policy or other labels; needs an admin's key."""
+        """Load it, or look at its folder again, with another policy or other labels if they are given; needs an admin's
+        key.
+        """
         await self._ask(_load(servable, versions, labels))
 
     async def unload(self, servable: str) -> None:

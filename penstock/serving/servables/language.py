@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError, UnavailableError
 from penstock.serving.refusals import RefusalError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class LanguageQueue:
         self._places = asyncio.Semaphore(plan.max_open)
         self._waiting: dict[Job, int] = {}  # prompts that have no place yet
         self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     @property
     def is_ready(self) -> bool:
@@ -61,7 +62,9 @@ class LanguageQueue:
             return False
 
     def add(self, job: Job) -> None:
-        """Begin its instances; QueueFullError."""
+        """Begin its instances; QueueFullError, UnavailableError."""
+        if self._is_closed:
+            raise UnavailableError(f"{self._name} is being unloaded")
         waiting = sum(self._waiting.values())
         if waiting and waiting + job.count > self._max_waiting:
             told = f"{waiting} prompts wait for {self._name} and {job.count} more are above max_waiting"
@@ -121,9 +124,11 @@ class LanguageQueue:
         return "".join(texts)
 
     async def close(self) -> None:
-        """End what runs, and the model's workers if they are this version's own."""
-        tasks = [*self._tasks.values()]
-        for task in tasks:
+        """End the model's workers if they are this version's own; what is open is refused."""
+        self._is_closed = True
+        open_ = [*self._tasks.items()]
+        for job, task in open_:
+            job.fail(UnavailableError(f"{self._name} is being unloaded"))
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in open_), return_exceptions=True)
         await self._end()

@@ -150,8 +150,15 @@ class Pool:
         return bool(self.free) and not self._again
 
     def run(self, flight: Flight) -> None:
-        """Give a batch to a process that is free."""
-        self.free.pop().run(flight)
+        """Give a batch to a process that is free.  One that cannot be sent fails."""
+        seat = self.free.pop()
+        try:
+            seat.run(flight)
+        except Exception as error:
+            seat.flight = None
+            self.free.append(seat)
+            for job, _, _ in flight.pieces:
+                job.fail(error)
 
     def again(self, flights: Sequence[Flight]) -> None:
         """Batches that run before others."""
@@ -241,14 +248,16 @@ class Pool:
             await self._pause(place, death, num_deaths)
 
     async def _replaced(self, place: int, seat: _Seat) -> _Seat:
-        """The process that takes the place of one that grew; that one, when none can be had yet."""
+        """The process that takes the place of one that grew; that one, when none can be had yet and it may go on."""
         try:
             process = await launch(self._start, self._patience.load_s)
         except PenstockError as error:
             tell("stage_gone", f"{self.title}: no replacement: {error}", logging.WARNING, stage=self.title)
+            if seat.is_leaving:  # it has far too much, so it goes all the same, as one that died
+                await self._retire(seat)
+                raise
             await asyncio.sleep(self._patience.most_pause_s)
-            if not seat.is_leaving:
-                seat.is_excessive.clear()
+            seat.is_excessive.clear()
             return seat
         found = self._sit(place, process)
         await self._retire(seat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -166,11 +167,11 @@ class Servables:
 
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """As Methods has it; other loads and unloads of the same servable come one after the other."""
-        asked = None if config is None else _wanted_of(config)
+        change = _change_of(config or {})
         servable = self._all.get(name) or await self._seen(name)
         async with servable.changing:
             self._check_open()
-            await self._load(servable, asked)
+            await self._load(servable, change)
 
     async def _seen(self, name: str) -> Servable:
         """A servable that came into a folder since it was looked at."""
@@ -198,23 +199,25 @@ class Servables:
         if self._is_closed:
             raise UnavailableError("the service is about to end", 5.0)
 
-    async def _load(self, servable: Servable, asked: Wanted | None) -> None:
+    async def _load(self, servable: Servable, change: Mapping[str, Any]) -> None:
+        """``change``: fields of what is wanted; the others stay as they were asked for, or as servable.py has them."""
         found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
         text = await asyncio.to_thread(read_script, found.script)
         loading = _Loading(servable, found, text, self._patience)
         try:
-            wanted = asked or servable.asked or await loading.settled()
+            is_whole = change.keys() == {"policy", "labels"}  # then nobody needs to know what servable.py says
+            wanted = replace(Wanted() if is_whole else servable.asked or await loading.settled(), **change)
             plan = make_plan(wanted, found, servable.prints, servable.labels)
-            if asked is not None:
-                check_there(plan, asked, found)
+            if change:
+                check_there(plan, wanted, found)
             await loading.load(plan, self._languages)
             self._check_open()
         except BaseException:
             await loading.give_up()
             raise
         await loading.close()
-        if asked is not None and not loading.failed:
-            servable.asked = asked
+        if change and not loading.failed:
+            servable.asked = wanted
         if not loading.failed:
             servable.policy = wanted.policy
         self._switch(servable, plan, loading)
@@ -377,14 +380,20 @@ def _wanted_by(settings: Settings) -> Wanted:
     return Wanted(Policy.parse(settings.versions), settings.labels)
 
 
-def _wanted_of(config: Mapping[str, Any]) -> Wanted:
-    """What an operator asks for over the protocol; InvalidArgumentError names the field."""
+def _change_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``Wanted`` that an operator asks for over the protocol; InvalidArgumentError names the field."""
     unknown = [name for name in config if name not in _CONFIG]
     if unknown:
         raise InvalidArgumentError(f"config has {' and '.join(_CONFIG)}, not {unknown[0]!r:.100}")
-    versions, labels = config.get("versions", "latest"), config.get("labels", {})
-    if not isinstance(versions, str):
-        raise InvalidArgumentError(f'versions must be like "latest:2", "all" or "1,3", not {versions!r:.100}')
-    if not isinstance(labels, dict):
-        raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {labels!r:.100}')
-    return Wanted(Policy.parse(versions), labels)
+    change: dict[str, Any] = {}
+    if "versions" in config:
+        versions = config["versions"]
+        if not isinstance(versions, str):
+            raise InvalidArgumentError(f'versions must be like "latest:2", "all" or "1,3", not {versions!r:.100}')
+        change["policy"] = Policy.parse(versions)
+    if "labels" in config:
+        labels = change["labels"] = config["labels"]
+        if not isinstance(labels, dict):
+            raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {labels!r:.100}')
+    Wanted(**change)  # refuses labels
+    return change

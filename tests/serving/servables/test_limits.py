@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.errors import QueueFullError
+from penstock.errors import QueueFullError, UnavailableError
 from penstock.serving.servables.language import LanguageQueue
 from penstock.serving.servables.plan import LanguagePlan
-from tests.serving.servables.folders import Host, ask, run, serving, write
+from tests.serving.servables.folders import PATIENCE, Host, ask, run, serving, write
 
 SIZES = """
     servable.settings(max_batch_mib=1, timeout_s=600)
@@ -190,6 +191,36 @@ def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
             await ask(servables, "it", {"text": given[:20]})  # nothing that left is counted any more
 
     run(work)
+
+
+def test_prompts_that_are_open_when_a_version_goes_are_refused(tmp_path: Path) -> None:
+    """Whoever waits for a language model hears of it when the time to drain is over, and does not wait on."""
+    write(tmp_path, "it", ASKING)
+
+    async def work() -> None:
+        model = Model()
+        async with serving(tmp_path, replace(PATIENCE, drain_s=0.2), languages=model) as servables:
+            asked = asyncio.ensure_future(ask(servables, "it", {"text": ["text"] * 5}))
+            while model.num_open < 3:
+                await asyncio.sleep(0.001)
+            await servables.unload("it")
+            with pytest.raises(UnavailableError, match="it is being unloaded"):
+                await asyncio.wait_for(asked, 10)
+            assert model.num_open == 0
+
+    run(work)
+
+
+def test_a_language_model_that_is_closed_takes_nothing() -> None:
+    async def work() -> None:
+        async def end() -> None: ...
+
+        queue = LanguageQueue("it", LanguagePlan("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
+        await queue.close()
+        with pytest.raises(UnavailableError, match="it is being unloaded"):
+            queue.add(None)  # type: ignore[arg-type]
+
+    asyncio.run(work())
 
 
 def test_prompts_that_are_cancelled_before_they_begin_take_no_place() -> None:

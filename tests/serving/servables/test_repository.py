@@ -70,6 +70,8 @@ def test_versions_and_labels(tmp_path: Path) -> None:
                     await servables.load("one", config)
             assert servables.find("one").running.policy == {"latest": {"num_versions": 2}}
             with pytest.raises(InvalidFileError, match="7"):
+                await servables.load("one", {"versions": "7", "labels": {}})
+            with pytest.raises(InvalidArgumentError, match="versions 7: one has no version 7"):
                 await servables.load("one", {"versions": "7"})
             assert await which(servables, "stable") == 2
             await servables.unload("one")
@@ -124,6 +126,31 @@ def test_names_that_models_have(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match=r"servable two .* model two "):
             async with serving(tmp_path, others=lambda: names):
                 pass
+
+    run(work)
+
+
+def test_what_a_load_does_not_name_stays(tmp_path: Path) -> None:
+    """Labels move and the policy of servable.py holds; then the policy changes and the labels hold."""
+    folder = write(tmp_path, "one", VERSION, versions=(1, 2, 3))
+    settings = '\nservable.settings(versions="all", labels={"stable": 1})\n'
+    (folder / "servable.py").write_text((folder / "servable.py").read_text() + settings)
+
+    def ready(servables) -> list[str]:
+        return [version for version, state in states(servables).items() if state == "READY"]
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            assert await which(servables, "stable") == 1
+            await servables.load("one", {"labels": {"stable": 2}})
+            assert (ready(servables), await which(servables, "stable")) == (["1", "2", "3"], 2)
+            await servables.load("one", {"versions": "latest"})
+            await until(lambda: ready(servables) == ["2", "3"])
+            assert await which(servables, "stable") == 2
+            await servables.load("one", {"labels": {}})
+            await until(lambda: ready(servables) == ["3"])
+            with pytest.raises(NotFoundError):
+                await which(servables, "stable")
 
     run(work)
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.errors import DeadlineError, QueueFullError
+from penstock.errors import DeadlineError, QueueFullError, UnavailableError
 from penstock.serving.refusals import RefusalError
+from penstock.serving.servables import pool
+from penstock.serving.servables.unit_queue import Flight
 from tests.serving.servables.folders import Host, is_gone, pids, request, write
 from tests.serving.workers import until
 
@@ -150,6 +152,38 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
 
     host.do(replaced())
     assert host.ask("gates", x=np.array([3.0]))["pid"].tolist() == pids(host.servables)
+
+
+def test_a_process_that_grew_far_too_large_goes_though_none_can_take_its_place(gated, monkeypatch) -> None:
+    """Who asks then is told so, as when processes die, and does not wait; later one can be had again."""
+    host = gated(limit=400)
+    launch = pool.launch
+
+    async def none(*_: object) -> None:
+        raise UnavailableError("planted")
+
+    monkeypatch.setattr(pool, "launch", none)
+    assert host.ask("gates", x=np.array([2.0, 2.0, 2.0]))["y"].tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(UnavailableError, match=r"die again and again \(planted\)"):
+        host.ask("gates", x=np.array([10.0]))
+    assert pids(host.servables) == []
+    monkeypatch.setattr(pool, "launch", launch)
+    host.do(until(lambda: pids(host.servables)))
+    assert host.ask("gates", x=np.array([10.0]))["y"].tolist() == [10.0]
+
+
+def test_a_batch_that_cannot_be_sent_fails_and_its_process_goes_on(gated, monkeypatch) -> None:
+    host = gated()
+    message = Flight.message
+
+    def broken(flight: Flight) -> object:
+        monkeypatch.setattr(Flight, "message", message)
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Flight, "message", broken)
+    with pytest.raises(ValueError, match="planted"):
+        host.ask("gates", x=np.array([10.0]))
+    assert host.ask("gates", x=np.array([11.0]))["y"].tolist() == [11.0]
 
 
 def test_threads_and_children_end_with_their_process(gated) -> None:
