@@ -103,8 +103,9 @@ class Client:
         """Arrays (or lists) by name to a servable, or a language model, and its outputs as arrays by name.
 
         ``options``: ``method``, ``version`` (a number or a label), ``outputs`` (names; all without), ``parameters``
-        (``priority``; fields of SamplingParams for a language model) and ``timeout_s``, for all tries together, which
-        is told to the service, too.  Every array has the instances of a batch as its first dimension.
+        (``priority``, ``per_instance_errors``; fields of SamplingParams for a language model) and ``timeout_s``, for
+        all tries together, which is told to the service, too.  Every array has the instances of a batch as its first
+        dimension.
         """
         found: InferResult = self._call(Inference.of(servable, inputs, binary=self._is_binary, **options))
         return found

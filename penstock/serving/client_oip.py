@@ -52,6 +52,15 @@ def _model(servable: str, method: str) -> str:
     return f"{servable}.{method}" if method else servable
 
 
+def version_of(version: str | int) -> str:
+    """A version as the protocol has it; InvalidArgumentError for what is neither a text nor a number from 1."""
+    if isinstance(version, str):
+        return version
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise InvalidArgumentError(f"version must be a number from 1 or a label, not {version!r:.100}")
+    return str(version)
+
+
 def path_of(model: str, version: str) -> str:
     return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
@@ -70,8 +79,9 @@ class Inference(OipCall):
 
     @classmethod
     def of(
-        cls, servable: str, inputs: Mapping[str, Any], *, binary: bool = True, method: str = "", version: str = "",
-        outputs: Sequence[str] = (), parameters: Mapping[str, Any] | None = None, timeout_s: float | None = None,
+        cls, servable: str, inputs: Mapping[str, Any], *, binary: bool = True, method: str = "",
+        version: str | int = "", outputs: Sequence[str] = (), parameters: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> Inference:  # fmt: skip
         """Of what a caller gives; InvalidArgumentError names what cannot be."""
         given = dict(parameters or {})
@@ -87,7 +97,7 @@ class Inference(OipCall):
         if isinstance(outputs, str):
             raise InvalidArgumentError("outputs must be a sequence of names, not one text")
         tensors = [tensor_of(name, value) for name, value in inputs.items()]
-        return cls(_model(servable, method), version, tensors, tuple(outputs), given, binary, timeout_s)
+        return cls(_model(servable, method), version_of(version), tensors, tuple(outputs), given, binary, timeout_s)
 
     def question(self) -> Question:
         """JSON, with the tensors' bytes behind it unless they are to be JSON, too."""

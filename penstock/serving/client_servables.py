@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from penstock.errors import ServiceError
-from penstock.serving.client_oip import Change, Index, OfModel, OipCall
+from penstock.serving.client_oip import Change, Index, OfModel, OipCall, version_of
 
 __all__ = ["AsyncServables", "Servables"]
 
@@ -37,21 +37,21 @@ class Servables:
         found: list[Answer] = self._ask(Index())
         return found
 
-    def metadata(self, servable: str, *, method: str = "", version: str = "") -> Answer:
+    def metadata(self, servable: str, *, method: str = "", version: str | int = "") -> Answer:
         """Its versions, and name, datatype and shape of its inputs and outputs."""
-        found: Answer = self._ask(OfModel("metadata", servable, method, version))
+        found: Answer = self._ask(OfModel("metadata", servable, method, version_of(version)))
         return found
 
-    def is_ready(self, servable: str, *, method: str = "", version: str = "") -> bool:
+    def is_ready(self, servable: str, *, method: str = "", version: str | int = "") -> bool:
         """Whether a request that comes now would be taken."""
         try:
-            return bool(self._ask(OfModel("ready", servable, method, version)))
+            return bool(self._ask(OfModel("ready", servable, method, version_of(version))))
         except ServiceError as error:
             return _not_ready(error)
 
-    def statistics(self, servable: str = "", *, method: str = "", version: str = "") -> list[Answer]:
+    def statistics(self, servable: str = "", *, method: str = "", version: str | int = "") -> list[Answer]:
         """Counts and times of one, or of all."""
-        found: list[Answer] = self._ask(OfModel("stats", servable, method, version))
+        found: list[Answer] = self._ask(OfModel("stats", servable, method, version_of(version)))
         return found
 
     def load(self, servable: str, *, versions: str = "", labels: Mapping[str, int] | None = None) -> None:
@@ -76,21 +76,21 @@ class AsyncServables:
         found: list[Answer] = await self._ask(Index())
         return found
 
-    async def metadata(self, servable: str, *, method: str = "", version: str = "") -> Answer:
+    async def metadata(self, servable: str, *, method: str = "", version: str | int = "") -> Answer:
         """Its versions, and name, datatype and shape of its inputs and outputs."""
-        found: Answer = await self._ask(OfModel("metadata", servable, method, version))
+        found: Answer = await self._ask(OfModel("metadata", servable, method, version_of(version)))
         return found
 
-    async def is_ready(self, servable: str, *, method: str = "", version: str = "") -> bool:
+    async def is_ready(self, servable: str, *, method: str = "", version: str | int = "") -> bool:
         """Whether a request that comes now would be taken."""
         try:
-            return bool(await self._ask(OfModel("ready", servable, method, version)))
+            return bool(await self._ask(OfModel("ready", servable, method, version_of(version))))
         except ServiceError as error:
             return _not_ready(error)
 
-    async def statistics(self, servable: str = "", *, method: str = "", version: str = "") -> list[Answer]:
+    async def statistics(self, servable: str = "", *, method: str = "", version: str | int = "") -> list[Answer]:
         """Counts and times of one, or of all."""
-        found: list[Answer] = await self._ask(OfModel("stats", servable, method, version))
+        found: list[Answer] = await self._ask(OfModel("stats", servable, method, version_of(version)))
         return found
 
     async def load(self, servable: str, *, versions: str = "", labels: Mapping[str, int] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, ServiceError
 from penstock.serving.infer import DTYPES, Tensor
 
 __all__ = ["InferResult", "array_of", "array_of_list", "listed", "raw_of", "tensor_of"]
@@ -31,6 +32,14 @@ class InferResult(dict[str, Any]):
     ) -> None:
         super().__init__(outputs)
         self.model, self.version, self.parameters = model, version, parameters
+
+    @property
+    def errors(self) -> dict[int, ServiceError]:
+        """By number the instances that failed, where the request has the parameter ``per_instance_errors``; their rows
+        of the outputs are zeros, or empty.
+        """
+        found = json.loads(self.parameters.get("errors", "[]"))
+        return {one["instance"]: ServiceError(one["message"], one["status"], code=one["code"]) for one in found}
 
 
 def tensor_of(name: str, value: Any) -> Tensor:

@@ -63,7 +63,8 @@ class InferRequest:
     the tensor's name as path).
 
     ``outputs``: the names that are asked for, all when empty.  ``deadline_s``: seconds that it may take from now.
-    ``priority``: lower goes first.
+    ``priority``: lower goes first.  ``per_instance_errors``: instances that fail are told in the answer's parameter
+    ``errors``, and the others are answered.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class InferRequest:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     deadline_s: float = float("inf")
     priority: int = 0
+    per_instance_errors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

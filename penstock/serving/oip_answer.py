@@ -91,23 +91,26 @@ async def run_method(call: Call, method: Method, request: InferRequest, remainin
     """What a method of a servable answers."""
     if call.models.is_draining:
         raise RefusalError(503, "the service is stopping", code="draining")
-    seconds, priority = min(call.settings.limits.request_s, remaining_s), 0
+    seconds, priority, is_each = min(call.settings.limits.request_s, remaining_s), 0, False
     for name, value in request.parameters.items():
         if name == "timeout":
             seconds = min(_TIMEOUT.check(value, name) / 1e6, seconds)
         elif name == "priority":
             priority = _PRIORITY.check(value, name)
+        elif name == "per_instance_errors":
+            is_each = Flag().check(value, name)
         elif name == _HINT:
             Flag().check(value, name)
         else:
             raise MisfitError(
                 name[:MAX_NAME_CHARS],
-                f"the parameter {show(name)} is not known; servables know timeout and priority", "unknown",
+                f"the parameter {show(name)} is not known; servables know timeout, priority and "
+                "per_instance_errors", "unknown",
             )  # fmt: skip
     if seconds <= 0:
         raise DeadlineError("the deadline was over when the request came")
     return await method.infer(
-        InferRequest(request.request_id, request.inputs, request.outputs, {}, seconds, priority)
+        InferRequest(request.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
     )  # fmt: skip
 
 

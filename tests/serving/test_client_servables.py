@@ -113,6 +113,9 @@ def test_what_is_no_tensor(inputs: dict[str, Any], told: str) -> None:
         ({"timeout_s": 5, "parameters": {"timeout": 5}}, "not both"),
         ({"parameters": {"a": [1]}}, "parameter a must be"),
         ({"outputs": "sum"}, "outputs must be a sequence"),
+        ({"version": 0}, "version must be a number from 1"),
+        ({"version": True}, "version must be a number from 1"),
+        ({"version": 1.0}, "version must be a number from 1"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], told: str) -> None:
@@ -185,10 +188,10 @@ def test_refusals_are_the_same_over_both(service: Service) -> None:
 
 def test_metadata_statistics_and_changes(service: Service, client: Client) -> None:
     servables = client.servables
-    assert servables.metadata("sums", method="both", version="1")["inputs"][0] == {
+    assert servables.metadata("sums", method="both", version=1)["inputs"][0] == {
         "name": "x", "datatype": "FP32", "shape": [-1, 2]
     }  # fmt: skip
-    before = servables.statistics("sums", version="2")
+    before = servables.statistics("sums", version=2)
     client.infer("sums", {"x": X, "y": Y})
     after = servables.statistics("sums", version="2")
     assert after[0]["inference_count"] == before[0]["inference_count"] + 2

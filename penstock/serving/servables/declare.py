@@ -14,6 +14,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.serving.servables.batcher import BatchRules
 from penstock.serving.servables.specs import Spec, read_specs
 from penstock.serving.servables.traced import Traced, Value, record
+from penstock.serving.servables.versions import Policy, Wanted
 
 __all__ = [
     "Declarations", "InputError", "Language", "Model", "Settings", "Stage", "declaring", "folder", "language_model",
@@ -142,10 +143,9 @@ class Settings:
             _whole("memory_limit_mib", self.memory_limit_mib, 16, 1 << 24)
         if not isinstance(self.versions, str):
             raise InvalidArgumentError(f'versions must be like "latest:2", "all" or "1,3", not {self.versions!r:.100}')
-        if not isinstance(self.labels, dict) or not all(
-            isinstance(name, str) and isinstance(number, int) for name, number in self.labels.items()
-        ):
+        if not isinstance(self.labels, dict):
             raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {self.labels!r:.100}')
+        Wanted(Policy.parse(self.versions), self.labels)  # refuses what is in them
         if not isinstance(self.default_method, str):
             raise InvalidArgumentError(f"default_method must be a method's name, not {self.default_method!r:.100}")
 

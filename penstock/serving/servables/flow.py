@@ -22,7 +22,10 @@ __all__ = ["Job", "Queue", "Route", "Run"]
 
 
 class Queue(Protocol):
-    """Where a unit's work waits and from where it comes back."""
+    """Where a unit's work waits and from where it comes back: ``max_waiting`` instances at most."""
+
+    @property
+    def max_waiting(self) -> int: ...
 
     def add(self, job: Job) -> None:
         """Take a job; QueueFullError, UnavailableError."""
@@ -58,15 +61,18 @@ class Route:
 
 
 class Run:
-    """One request.  ``outcome`` is set to the outputs' arrays, or to what it failed with."""
+    """One request, or some of its instances from ``first`` on, which errors are told by.
+
+    ``outcome`` is set to the outputs' arrays, or to what it failed with.
+    """
 
     __slots__ = (
-        "_jobs", "_left", "_values", "_waits", "compute_s", "count", "outcome", "priority", "queue_s", "request_id",
-        "route",
+        "_jobs", "_left", "_values", "_waits", "compute_s", "count", "first", "outcome", "priority", "queue_s",
+        "request_id", "route",
     )  # fmt: skip
 
-    def __init__(self, route: Route, count: int, priority: int, request_id: str) -> None:
-        self.route, self.count, self.priority, self.request_id = route, count, priority, request_id
+    def __init__(self, route: Route, count: int, priority: int, request_id: str, first: int = 0) -> None:
+        self.route, self.count, self.priority, self.request_id, self.first = route, count, priority, request_id, first
         self.outcome: asyncio.Future[list[NDArray[Any]]] = asyncio.get_running_loop().create_future()
         self.queue_s = self.compute_s = 0.0
         self._values: list[NDArray[Any] | None] = [None] * route.plan.num_values

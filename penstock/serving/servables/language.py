@@ -47,7 +47,7 @@ class LanguageQueue:
     ) -> None:
         self._name, self._find, self._end = name, find, end
         self._params = SamplingParams(**plan.sampling)
-        self._max_open, self._max_waiting = plan.max_open, plan.max_waiting
+        self._max_open, self.max_waiting = plan.max_open, plan.max_waiting
         self._places = asyncio.Semaphore(plan.max_open)
         self._waiting: dict[Job, int] = {}  # prompts that have no place yet
         self._tasks: dict[Job, asyncio.Task[None]] = {}
@@ -66,9 +66,9 @@ class LanguageQueue:
         if self._is_closed:
             raise UnavailableError(f"{self._name} is being unloaded")
         waiting = sum(self._waiting.values())
-        if waiting and waiting + job.count > self._max_waiting:
+        if waiting and waiting + job.count > self.max_waiting:
             told = f"{waiting} prompts wait for {self._name} and {job.count} more are above max_waiting"
-            raise QueueFullError(f"{told}, {self._max_waiting}")
+            raise QueueFullError(f"{told}, {self.max_waiting}")
         self._waiting[job] = job.count
         task = self._tasks[job] = asyncio.ensure_future(self._run(job))
         task.add_done_callback(lambda _: self._forget(job))  # a task that is cancelled at once runs not even to an end
@@ -120,7 +120,8 @@ class LanguageQueue:
                 async for delta in answer:
                     texts.append(delta.text)
         except InvalidArgumentError as error:
-            raise RefusalError(400, f"{self._name}, instance {number}: {error}", code="invalid_input") from None
+            told = f"{self._name}, instance {job.run.first + number}: {error}"
+            raise RefusalError(400, told, code="invalid_input") from None
         return "".join(texts)
 
     async def close(self) -> None:

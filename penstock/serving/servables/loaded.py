@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
 from penstock.serving.infer import InferRequest, InferResponse, MethodStatistics, Running, Tensor, TensorSpec
+from penstock.serving.refusals import RefusalError
+from penstock.serving.servables.each import Found, is_of_instances, run_each
 from penstock.serving.servables.flow import Queue, Route, Run
 from penstock.serving.servables.pool import Pool
 from penstock.serving.servables.unit_queue import UnitQueue
@@ -107,17 +109,11 @@ class LoadedMethod:
             statistics.num_rejected += 1
             raise QueueFullError(f"{route.num_open} requests of {self.name} are open, which is its max_open")
         began = time.monotonic()
-        run = Run(route, count, request.priority, request.request_id)
-        timer = None
         version.num_open += 1
         route.num_open += 1
         try:
-            run.start(arrays)
-            if request.deadline_s < float("inf"):
-                timer = asyncio.get_running_loop().call_later(request.deadline_s, _expire, run, request.deadline_s)
-            found = await run.outcome
+            found = await self._found(arrays, count, request, began + request.deadline_s)
         except asyncio.CancelledError:
-            run.cancel()
             statistics.num_cancelled += 1
             raise
         except QueueFullError:
@@ -128,22 +124,55 @@ class LoadedMethod:
             statistics.fail_ns += int((time.monotonic() - began) * 1e9)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
             route.num_open -= 1
             version.let_go()
-        self._note(run, time.monotonic() - began)
-        outputs = [Tensor(name, self._output_specs[n][1].wire_datatype, found[n]) for n, name in wanted]
-        return InferResponse(self.version, outputs)
+        self._note(found, count, time.monotonic() - began)
+        outputs = [Tensor(name, self._output_specs[n][1].wire_datatype, found.outputs[n]) for n, name in wanted]
+        told = {"errors": found.errors_text()} if request.per_instance_errors else {}
+        return InferResponse(self.version, outputs, told)
 
-    def _note(self, run: Run, took_s: float) -> None:
-        found = self.statistics
-        found.num_success += 1
-        found.num_inferences += run.count
-        found.success_ns += int(took_s * 1e9)
-        found.queue_ns += int(run.queue_s * 1e9)
-        found.compute_ns += int(run.compute_s * 1e9)
-        found.last_inference_ms = int(time.time() * 1000)
+    async def _found(self, arrays: Sequence[NDArray[Any]], count: int, request: InferRequest, until: float) -> Found:
+        """All instances together; where that fails and the request wants to know whose fault it is, each by itself."""
+        known = {}
+        try:
+            return Found.of(await self._run(arrays, request, until))
+        except RefusalError as error:
+            if not request.per_instance_errors or not is_of_instances(error):
+                raise
+            if count == 1:
+                known[0] = error
+
+        def one(index: int) -> Awaitable[Run]:
+            return self._run([array[index : index + 1] for array in arrays], request, until, index)
+
+        return await run_each(one, count, self._route, known)
+
+    async def _run(self, arrays: Sequence[NDArray[Any]], request: InferRequest, until: float, first: int = 0) -> Run:
+        """Run what may be a part of a request, until ``until`` of the clock; cancelling this cancels it."""
+        run = Run(self._route, len(arrays[0]), request.priority, request.request_id, first)
+        timer = None
+        try:
+            run.start(arrays)
+            if until < float("inf"):
+                left_s = until - time.monotonic()
+                timer = asyncio.get_running_loop().call_later(left_s, _expire, run, request.deadline_s)
+            await run.outcome
+            return run
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _note(self, found: Found, count: int, took_s: float) -> None:
+        noted = self.statistics
+        noted.num_success += 1
+        noted.num_inferences += count - len(found.errors)
+        noted.success_ns += int(took_s * 1e9)
+        noted.queue_ns += int(found.queue_s * 1e9)
+        noted.compute_ns += int(found.compute_s * 1e9)
+        noted.last_inference_ms = int(time.time() * 1000)
 
     def _taken(self, inputs: Mapping[str, Tensor]) -> tuple[list[NDArray[Any]], int]:
         """The inputs' arrays in the method's order, and how many instances they have; MisfitError."""

@@ -123,6 +123,11 @@ class UnitQueue:
         pool.queues.append(self)
 
     @property
+    def max_waiting(self) -> int:
+        """Instances that may be in no batch."""
+        return self.rules.max_waiting
+
+    @property
     def num_waiting(self) -> int:
         """Instances that are in no batch."""
         return self._batcher.num_waiting
@@ -195,7 +200,7 @@ class UnitQueue:
 
     def refusal(self, job: Job, failure: pb.Failure, first: int) -> RefusalError:
         """What a request is told whose instance a stage failed on; the log has the rest."""
-        instance = f", instance {first + failure.instance}" if failure.instance >= 0 else ""
+        instance = f", instance {job.run.first + first + failure.instance}" if failure.instance >= 0 else ""
         stage = failure.stage[:128] or " or ".join(self.unit.names)
         if failure.kind == "input":
             return RefusalError(400, f"{stage}{instance}: {failure.text}", code="invalid_input")
@@ -217,7 +222,7 @@ class UnitQueue:
         stage = names[at[0]] if at[0] < len(names) else " or ".join(names)
         for one in alone:
             job, first, _ = one.pieces[0]
-            instance = f", instance {first + at[1]}" if at[1] >= 0 and len(one.pieces) == 1 else ""
+            instance = f", instance {job.run.first + first + at[1]}" if at[1] >= 0 and len(one.pieces) == 1 else ""
             if is_hung:
                 error = RefusalError(504, f"stage {stage}{instance} took longer than it may", code="stage_hung")
             else:
