@@ -8,19 +8,50 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from penstock.lite.core import Model
 
 ROOT = Path(__file__).parents[2]
-FAULTS = {
-    "split_k": ("test_batch_matches_single", "test_chunked_matches_whole", "test_long_prompts_match"),
-    "split_threads": ("test_threads_match", "test_long_prompts_match", "test_save_load_matches"),
-    "level": ("test_levels_match",),
-}
+TESTS = "tests/invariants/test_same_in_any_company.py"
+# (fault, the test that must notice it, scheme, KV format): each kind of linear (float, bf16, integer with weights and
+# activations of either width) and each format of pages
+FAULTS = [
+    ("split_k", "test_batch_matches_single", "f32", "f32"),
+    ("split_k", "test_batch_matches_single", "bf16", "bf16"),
+    ("split_k", "test_batch_matches_single", "w8a16", "int8"),
+    ("split_k", "test_batch_matches_single", "w4a8", "int8"),
+    ("split_k", "test_chunked_matches_whole", "f32", "f32"),
+    ("split_k", "test_chunked_matches_whole", "f16", "int8"),
+    ("split_k", "test_chunked_matches_whole", "w8a8", "bf16"),
+    ("split_k", "test_chunked_matches_whole", "w4a16", "int8"),
+    ("split_k", "test_long_prompts_match", "f32", "f32"),
+    ("split_k", "test_long_prompts_match", "w4a8", "int8"),
+    ("split_threads", "test_threads_match", "f32", "f32"),
+    ("split_threads", "test_threads_match", "bf16", "bf16"),
+    ("split_threads", "test_threads_match", "w8a8", "bf16"),
+    ("split_threads", "test_threads_match", "w4a16", "int8"),
+    ("split_threads", "test_long_prompts_match", "f32", "f32"),
+    ("split_threads", "test_save_load_matches", "f32", "f32"),
+    ("split_threads", "test_save_load_matches", "w8a16", "int8"),
+    ("split_threads", "test_save_load_matches", "w4a8", "int8"),
+    ("level", "test_levels_match", "f32", "f32"),
+    ("level", "test_levels_match", "bf16", "bf16"),
+    ("level", "test_levels_match", "w8a16", "int8"),
+    ("level", "test_levels_match", "w4a8", "int8"),
+    ("kv", "test_batch_matches_single", "f32", "f32"),
+    ("kv", "test_batch_matches_single", "w4a8", "int8"),
+    ("kv", "test_chunked_matches_whole", "w8a8", "bf16"),
+    ("kv", "test_chunked_matches_whole", "w4a16", "int8"),
+    ("kv", "test_long_prompts_match", "w4a8", "int8"),
+]
+SOUND = [("f32", "f32"), ("w4a8", "int8")]
+Outcomes = dict[str, str]  # name of a test, with its parameters -> what it failed with; empty: it passed
 
 
 @pytest.fixture(scope="session")
@@ -32,43 +63,65 @@ def planted_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "libpenstock.so"
 
 
+def of_formats(names: Iterable[str], test: str, scheme: str, kv: str) -> list[str]:
+    """Those of a test with such formats: one for each level, where it has levels."""
+    ends = f"[{scheme}-kv_{kv}]", f"-{scheme}-kv_{kv}]"
+    return [name for name in names if name.startswith(test) and name.endswith(ends)]
+
+
 @pytest.fixture(scope="session")
 def run_planted(
-    planted_library: Path, bundles: Path, model_of: Callable[[str], Model]
-) -> Callable[[str | None, str], subprocess.CompletedProcess[str]]:
-    """(fault or None, test) -> the finished run, with scheme f32, where splitting a sum changes bits; integer sums are
-    exact in any order."""
-    model_of("f32")
+    planted_library: Path, bundles: Path, model_of: Callable[[str], Model], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str | None], Outcomes]:
+    """fault, or None -> what became of its tests in FAULTS or, without one, of every test with the formats in SOUND."""
     base = os.environ | {
         "PENSTOCK_LIBRARY": str(planted_library),
         "PENSTOCK_TEST_BUNDLES": str(bundles),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 
-    def run(fault: str | None, test: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--import-mode=importlib"]
-        command += ["tests/invariants/test_same_in_any_company.py", "-k"]
-        command += [f"{test} and kv_f32 and not f16 and not w8a and not w4a"]
+    @cache
+    def run(fault: str | None) -> Outcomes:
+        wanted = [case[1:] for case in FAULTS if case[0] == fault] or [("test_", *formats) for formats in SOUND]
+        for _, scheme, _ in wanted:
+            model_of(scheme)
+        report = tmp_path_factory.mktemp("report") / "outcomes.xml"
+        chosen = [f"{test} and ([{scheme}-kv_{kv}] or -{scheme}-kv_{kv}])" for test, scheme, kv in wanted]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib", "--tb=line"]
+        command += [TESTS, "-k", " or ".join(f"({each})" for each in chosen), f"--junitxml={report}"]
         environment = base | ({"PENSTOCK_PLANT": fault} if fault else {})
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1), done.stdout + done.stderr  # all passed, or some failed
+        cases = ElementTree.parse(report).iter("testcase")  # noqa: S314 - what pytest wrote just now
+        return {case.get("name", ""): _failure(case) for case in cases}
 
     return run
 
 
+def _failure(case: ElementTree.Element) -> str:
+    return "".join(part.get("message") or part.tag for part in case)
+
+
+@pytest.mark.parametrize(("scheme", "kv"), SOUND)
 def test_without_a_fault_the_planted_library_passes(
-    run_planted: Callable[[str | None, str], subprocess.CompletedProcess[str]],
+    scheme: str, kv: str, run_planted: Callable[[str | None], Outcomes]
 ) -> None:
-    done = run_planted(None, "test_")
-    assert done.returncode == 0, done.stdout
+    outcomes = run_planted(None)
+    names = of_formats(outcomes, "test_", scheme, kv)
+    assert {name.partition("[")[0] for name in names} >= {test for _, test, _, _ in FAULTS}
+    failures = {name: outcomes[name] for name in names if outcomes[name]}
+    assert not failures
 
 
-@pytest.mark.parametrize(("fault", "test"), [(fault, test) for fault, tests in FAULTS.items() for test in tests])
+@pytest.mark.parametrize(("fault", "test", "scheme", "kv"), FAULTS)
 def test_planted_fault_is_noticed(
-    fault: str, test: str, run_planted: Callable[[str | None, str], subprocess.CompletedProcess[str]]
+    fault: str, test: str, scheme: str, kv: str, run_planted: Callable[[str | None], Outcomes]
 ) -> None:
-    done = run_planted(fault, test)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "AssertionError" in done.stdout
+    outcomes = run_planted(fault)
+    names = of_formats(outcomes, test, scheme, kv)
+    assert names
+    missed = [name for name in names if not outcomes[name].startswith(("AssertionError", "assert "))]
+    assert not missed, [outcomes[name] for name in missed]
 
 
 @pytest.fixture(scope="session")
