@@ -20,7 +20,7 @@ help:
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
-	@echo "make check-kserve KServe's inference clients, and the published description of their protocol, against services of the demo"
+	@echo "make check-kserve KServe's inference clients, and the published descriptions of their protocol, against services of the demo"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -118,9 +118,12 @@ check-page: $(VENV)/.test
 
 # KServe's own clients, in an environment of their own; and the protocol as it is published
 OIP := https://raw.githubusercontent.com/kserve/open-inference-protocol/d49cc23f89d709d87b210ef9449e273ae243984e
-OIP_REST ?= build/open_inference_rest.yaml
-check-kserve: $(VENV)/.test
-	test -f $(OIP_REST) || curl -fsSL -o $(OIP_REST) --create-dirs $(OIP)/specification/protocol/open_inference_rest.yaml
+OIP_FILES ?= build/open-inference-protocol
+OIP_REST := $(addprefix $(OIP_FILES)/,open_inference_rest.yaml generate_rest.yaml)
+$(OIP_REST):
+	curl -fsSL -o $@ --create-dirs $(OIP)/specification/protocol/$(@F)
+
+check-kserve: $(VENV)/.test $(OIP_REST)
 	$(BIN)/python tests/serving/published_check.py $(OIP_REST)
 	$(PYTHON) -m venv build/kserve
 	build/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY
-from penstock.errors import DeadlineError
+from penstock.errors import DeadlineError, NotFoundError
 from penstock.serving.asked import check_count, options_of, prompts_of, sampling_of
 from penstock.serving.fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
 from penstock.serving.generation import Generation, Take, TakeNow
@@ -46,7 +46,19 @@ def model_called(call: Call, name: str) -> Backend:
     if not name:
         raise RefusalError(400, "name is missing", param="name", code="missing_required_parameter")
     call.facts["model"] = name[:128]
-    return call.models.get(name)
+    return _known(call, name)
+
+
+def _known(call: Call, name: str) -> Backend:
+    """The language model of a name; NotFoundError, which names the servables, too."""
+    try:
+        return call.models.get(name)
+    except NotFoundError:
+        if call.methods is None:
+            raise
+        ready = [one.name for one in call.methods.index() if one.state == "READY"]
+        there = dict.fromkeys([*(one.name for one in call.models.list()), *ready])
+        raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(there) or 'none'}") from None
 
 
 def check_version(backend: Backend, version: str, found: int = 0) -> None:
@@ -79,7 +91,7 @@ async def language_model(
 ) -> Inference:
     """A request to a language model, checked: beside the event loop when it is large.  NotFoundError before all."""
     if model:
-        call.models.get(model)
+        _known(call, model)
     is_large = any(one.array.size > _LARGE for one in request.inputs.values())
     asked = (await asyncio.to_thread(asked_of, request, model, version)) if is_large else (
         asked_of(request, model, version)
