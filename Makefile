@@ -74,13 +74,13 @@ bench-load: $(VENV)/.test
 
 # The storms of tests/serving/test_faults.py and test_grpc_faults.py, ten times as long: 200 switches of weights under
 # the traffic of either door, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
-# (CHAOS=32: 1,024). Then how long the service is away when a worker is killed or stops, and
+# (CHAOS=32: 1,024); 80 changes of models' versions. Then how long the service is away when a worker is killed or stops, and
 # three times what it can do, for OVERLOAD seconds at either door: best on an idle machine, as they look at times.
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
 	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py tests/serving/test_grpc_f*.py \
-	  tests/serving/servables/test_storms.py
+	  tests/serving/servables/test_*storms.py
 	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD) --grpc

@@ -16,8 +16,9 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import grpc
 import pytest
@@ -118,11 +119,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def headers(method: bytes, stream: int) -> bytes:
+def headers(method: bytes, stream: int, more: Mapping[bytes, bytes] = MappingProxyType({})) -> bytes:
     """Of a call, spelt out."""
     fields = {
         b":method": b"POST", b":scheme": b"http", b":path": method, b":authority": b"localhost", b"te": b"trailers",
-        b"content-type": b"application/grpc",
+        b"content-type": b"application/grpc", **more,
     }  # fmt: skip
     block = b"".join(b"\x00" + bytes([len(k)]) + k + bytes([len(v)]) + v for k, v in fields.items())
     return frame(1, 4, stream, block)

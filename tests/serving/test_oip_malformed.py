@@ -9,11 +9,11 @@ import random
 import zlib
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.serving.refusals import CODES
 from penstock.serving.settings import DoorLimits, DoorSettings
+from tests.serving.memory import check_flat
 from tests.serving.service import Service
 from tests.serving.stub_methods import StubMethods
 from tests.serving.test_door import raw
@@ -252,11 +252,7 @@ def test_memory_is_flat_under_what_is_refused(service):
         ):
             assert asked(service, body, headers)[0] in (400, 413)
 
-    storm()  # what the first takes stays with the process
-    before = psutil.Process().memory_info().rss
-    for _ in range(5):
-        storm()
-    assert psutil.Process().memory_info().rss - before < 64 * LIMIT
+    check_flat(storm, warm_up=5, rounds=12, largest=LIMIT, grown=2 * LIMIT)  # a round sends four
 
 
 SEEDS = [

@@ -25,8 +25,9 @@ HEAD = "import ctypes, os, sys, threading, time\nimport numpy as np\nfrom pensto
 def write(root: Path, name: str, text: str, *, versions: tuple[int, ...] = (1,)) -> Path:
     """A servable of this text, behind what all of them import, with empty folders of versions."""
     folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
     for number in versions:
-        (folder / str(number)).mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).mkdir(exist_ok=True)
     (folder / "servable.py").write_text(HEAD + textwrap.dedent(text))
     return folder
 
