@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.serving.remote import RemoteBackend
 from penstock.serving.servables.language import LanguageQueue
+from penstock.serving.servables.loaded import to_its_end
 
 if TYPE_CHECKING:
     from penstock.serving.backend import Backend, Models
@@ -41,11 +42,11 @@ class HiddenModels:
         try:
             await backend.load(str(path))
         except (InvalidFileError, UnsupportedError) as error:  # which do not always say of what
-            await backend.stop()
+            await to_its_end(backend.stop())
             told = "" if str(path) in str(error) else f"{path}: "
             raise type(error)(f"{told}{error}") from error
         except BaseException:
-            await backend.stop()
+            await to_its_end(backend.stop())
             raise
 
         def find() -> Backend:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         return method
 
 
-__all__ = ["LoadedMethod", "LoadedVersion"]
+__all__ = ["LoadedMethod", "LoadedVersion", "to_its_end"]
 
 MAX_INSTANCES: Final = 65_536
 
@@ -231,6 +231,20 @@ def _expire(run: Run, seconds: float) -> None:
     run.fail(DeadlineError(f"no answer within {seconds:g} s"))
 
 
+async def to_its_end(work: Awaitable[Any]) -> None:
+    """Wait until it is over, whatever comes of it; who is cancelled meanwhile learns of that afterwards."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not task.cancelled():
+        task.exception()  # looked at, or asyncio says that nobody did
+    if cancelled is not None:
+        raise cancelled
+
+
 class LoadedVersion:
     """A version whose processes run.  ``siblings`` tells the versions of its servable that are ready, ``policy`` which
     are wanted, as Triton's configuration has it.
@@ -254,7 +268,7 @@ class LoadedVersion:
         try:
             await found._start(opening, languages)
         except BaseException:
-            await found.stop()
+            await to_its_end(found.stop())
             raise
         finally:
             await opening.close()
@@ -313,10 +327,10 @@ class LoadedVersion:
             self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Let open requests end, and stop."""
+        """Let open requests end, for so long or until all is stopped, and stop."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.num_open:
+                while self.num_open and not self.is_closed:
                     self._idle.clear()
                     await self._idle.wait()
         await self.stop()
@@ -324,4 +338,5 @@ class LoadedVersion:
     async def stop(self) -> None:
         """End its processes; what is open is refused."""
         self.is_closed = True
+        self._idle.set()
         await asyncio.gather(*(one.stop() for one in self.pools), *(one.close() for one in self._languages))

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError, UnavailableError
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.serving.infer import ModelState
 from penstock.serving.logs import tell
-from penstock.serving.servables.loaded import LoadedMethod, LoadedVersion
-from penstock.serving.servables.opening import Opening, Source, read_script
+from penstock.serving.servables.loaded import LoadedMethod, LoadedVersion, to_its_end
+from penstock.serving.servables.loading import Loading
+from penstock.serving.servables.opening import read_script
 from penstock.serving.servables.versions import (
     SCRIPT,
     Plan,
     Policy,
-    ServableFolder,
     Wanted,
     check_there,
     find_version,
@@ -31,7 +30,6 @@ from penstock.serving.servables.versions import (
 if TYPE_CHECKING:
     from penstock.serving.fleet import Patience
     from penstock.serving.infer import Methods
-    from penstock.serving.servables.declare import Settings
     from penstock.serving.servables.language import LanguageModels
 
     def _fits(servables: Servables) -> Methods:
@@ -66,8 +64,8 @@ class Servable:
         self.labels: dict[str, int] = {}
         self.policy = Policy(latest=1)
         self.states: dict[int, tuple[str, str]] = {}
-        self.asked: Wanted | None = None
-        """What the operator asked for over the protocol, in place of what servable.py says."""
+        self.asked: dict[str, Any] = {}
+        """Fields of ``Wanted`` that the operator asked for over the protocol, in place of what servable.py says."""
         self.changing = asyncio.Lock()
 
     @property
@@ -100,7 +98,8 @@ class Servables:
         self._patience, self._languages, self._others = patience, languages, others
         self._all: dict[str, Servable] = {}
         self._found: dict[tuple[str, str], LoadedMethod] = {}
-        self._draining: set[asyncio.Task[None]] = set()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._draining: dict[asyncio.Task[None], LoadedVersion] = {}
         self._roots: list[Path] = []
         self._is_closed = False
 
@@ -150,8 +149,7 @@ class Servables:
         if not servable.versions:
             raise UnavailableError(f"{servable_name} is not loaded")
         found = servable.method(text, version)
-        if self._is_closed:
-            raise UnavailableError("the service is about to end", 5.0)
+        self._check_open()
         if not version:  # who asked for whichever is the newest gets it, though it changes meanwhile
             found = found.floating(partial(self.find, name))
         self._found[name, version] = found
@@ -166,12 +164,23 @@ class Servables:
         ]
 
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """As Methods has it; other loads and unloads of the same servable come one after the other."""
+        """As Methods has it; other loads and unloads of the same servable come one after the other.
+
+        It is done whole or not at all: who asked for it may go, and the service may end, meanwhile.
+        """
         change = _change_of(config or {})
         servable = self._all.get(name) or await self._seen(name)
-        async with servable.changing:
-            self._check_open()
-            await self._load(servable, change)
+        task = asyncio.ensure_future(self._load(servable, change))
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        try:
+            await asyncio.wait((task,))
+        finally:
+            task.cancel()
+            await to_its_end(task)
+        if task.cancelled():  # by the service's end
+            raise _about_to_end()
+        task.result()
 
     async def _seen(self, name: str) -> Servable:
         """A servable that came into a folder since it was looked at."""
@@ -197,36 +206,32 @@ class Servables:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise UnavailableError("the service is about to end", 5.0)
+            raise _about_to_end()
 
     async def _load(self, servable: Servable, change: Mapping[str, Any]) -> None:
         """``change``: fields of what is wanted; the others stay as they were asked for, or as servable.py has them."""
-        found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
-        text = await asyncio.to_thread(read_script, found.script)
-        loading = _Loading(servable, found, text, self._patience)
-        try:
-            is_whole = change.keys() == {"policy", "labels"}  # then nobody needs to know what servable.py says
-            wanted = replace(Wanted() if is_whole else servable.asked or await loading.settled(), **change)
-            plan = make_plan(wanted, found, servable.prints, servable.labels)
-            if change:
-                check_there(plan, wanted, found)
-            await loading.load(plan, self._languages)
+        async with servable.changing:
             self._check_open()
-        except BaseException:
-            await loading.give_up()
-            raise
-        await loading.close()
-        if change and not loading.failed:
-            servable.asked = wanted
-        if not loading.failed:
-            servable.policy = wanted.policy
-        self._switch(servable, plan, loading)
-        for error in loading.failed.values():
-            raise error
+            asked = {**servable.asked, **change}
+            found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
+            text = await asyncio.to_thread(read_script, found.script)
+            loading = Loading(servable, found, text, self._patience)
+            try:
+                wanted = await loading.wanted(asked)
+                plan = make_plan(wanted, found, servable.prints, servable.labels)
+                if change:
+                    check_there(plan, wanted, found)
+                await loading.load(plan, self._languages)
+                self._check_open()
+            except BaseException:
+                await to_its_end(loading.give_up())
+                raise
+            servable.asked, servable.policy = asked, wanted.policy  # from here on nothing waits, so nothing can end it
+            self._switch(servable, plan, loading)
 
-    def _switch(self, servable: Servable, plan: Plan, loading: _Loading) -> None:
+    def _switch(self, servable: Servable, plan: Plan, loading: Loading) -> None:
         """From now on requests go to what is loaded; what is not wanted any more is drained."""
-        switch = plan.switch(loading.failed)
+        switch = plan.switch()
         gone = [servable.versions[number] for number in loading.new if number in servable.versions]
         gone += [servable.versions.pop(number) for number in switch.drain]
         for number, (version, text) in loading.new.items():
@@ -236,7 +241,7 @@ class Servables:
         self._found.clear()
         for number in switch.drain:
             del servable.prints[number]
-        _note_states(servable, loading)
+        loading.note_states()
         for version in gone:
             self._drain(servable, version)
         if loading.new or gone:
@@ -245,7 +250,7 @@ class Servables:
                 servable=servable.name, versions=servable.ready, labels=servable.labels,
             )  # fmt: skip
         for label in switch.labels_kept:
-            told = f"{servable.name}: label {label} stays where it was: its version is not loaded"
+            told = f"{servable.name}: label {label} stays where it was: its version has no folder"
             tell("label_kept", told, logging.WARNING, servable=servable.name, label=label)
 
     def _drain(self, servable: Servable, version: LoadedVersion) -> asyncio.Task[None]:
@@ -259,8 +264,8 @@ class Servables:
         if number not in servable.versions:
             servable.states[number] = _UNLOADING
         task = asyncio.ensure_future(drain())
-        self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
+        self._draining[task] = version
+        task.add_done_callback(self._draining.pop)
         return task
 
     async def unload(self, name: str) -> None:
@@ -272,112 +277,41 @@ class Servables:
             if not servable.versions:
                 raise NotFoundError(f"{name} is not loaded")
             versions, servable.versions = [*servable.versions.values()], {}
-            servable.prints, servable.labels, servable.asked = {}, {}, None
+            servable.prints, servable.labels, servable.asked = {}, {}, {}
             self._found.clear()
             draining = [self._drain(servable, one) for one in versions]
             await asyncio.shield(asyncio.gather(*draining))
         tell("servable_unloaded", f"{name} is unloaded", servable=name)
 
     async def close(self) -> None:
-        """Take no more changes, let open requests end, end all processes."""
+        """Take no more changes, give up those that are not done, let open requests end, end all processes."""
         self._is_closed = True
         self._found.clear()
+        await self._end_loads()
         for servable in self._all.values():
             for version in servable.versions.values():
                 self._drain(servable, version)
         while self._draining:
-            await asyncio.gather(*self._draining, return_exceptions=True)
+            await asyncio.wait([*self._draining])
 
     async def stop(self) -> None:
         """End all processes at once; what is open is refused."""
         self._is_closed = True
+        await self._end_loads()
         versions = [one for servable in self._all.values() for one in servable.versions.values()]
-        await asyncio.gather(*(one.stop() for one in versions))
-        for task in self._draining:
+        await asyncio.gather(*(one.stop() for one in {*versions, *self._draining.values()}))
+        while self._draining:
+            await asyncio.wait([*self._draining])
+
+    async def _end_loads(self) -> None:
+        for task in self._loads:
             task.cancel()
-        await asyncio.gather(*self._draining, return_exceptions=True)
+        while self._loads:
+            await asyncio.wait([*self._loads])
 
 
-class _Loading:
-    """One look at a servable's folder: ``new`` versions with the texts of their files, and those that ``failed``."""
-
-    def __init__(self, servable: Servable, found: ServableFolder, text: bytes, patience: Patience) -> None:
-        self.new: dict[int, tuple[LoadedVersion, str]] = {}
-        self.failed: dict[int, PenstockError] = {}
-        self.found = found
-        self._servable, self._text, self._patience = servable, text, patience
-        self._opened: dict[int, Opening] = {}
-
-    async def settled(self) -> Wanted:
-        """What servable.py itself asks for, as its newest version says."""
-        versions, servable = self.found.versions, self._servable
-        if not versions:
-            return Wanted()
-        newest = max(versions)
-        if servable.prints.get(newest) == versions[newest]:
-            return _wanted_by(servable.versions[newest].plan.settings)
-        try:
-            self._opened[newest] = await self._begin(newest)
-        except PenstockError as error:
-            self._note_failed(newest, error)
-            raise
-        return _wanted_by(self._opened[newest].plan.settings)
-
-    async def load(self, plan: Plan, languages: LanguageModels | None) -> None:
-        """Load what a plan says, the newest first."""
-        for number in sorted(plan.load, reverse=True):
-            try:
-                opening = self._opened.pop(number, None) or await self._begin(number)
-                version = await LoadedVersion.load(opening, languages)
-            except PenstockError as error:
-                self.failed[number] = error
-                self._note_failed(number, error)
-            else:
-                self.new[number] = version, self.found.versions[number]
-
-    async def _begin(self, number: int) -> Opening:
-        servable, found = self._servable, self.found
-        source = Source(servable.name, found.script, self._text, str(number), found.version_path(number), servable.root)
-        if number not in servable.versions:
-            servable.states[number] = ("LOADING", "")
-        return await Opening.begin(source, self._patience)
-
-    def _note_failed(self, number: int, error: PenstockError) -> None:
-        servable = self._servable
-        tell("servable_failed", f"{servable.name} {number}: {error}", logging.WARNING, servable=servable.name)
-        if number not in servable.versions:
-            servable.states[number] = ("UNAVAILABLE", str(error))
-
-    async def close(self) -> None:
-        """End processes that only told what the file says."""
-        for one in self._opened.values():
-            await one.close()
-
-    async def give_up(self) -> None:
-        """Leave nothing."""
-        await self.close()
-        for number, (version, _) in self.new.items():
-            await version.stop()
-            if number not in self._servable.versions:
-                self._servable.states[number] = ("UNAVAILABLE", "its loading was given up")
-        for number, (state, _) in self._servable.states.items():
-            if state == "LOADING":
-                self._servable.states[number] = ("UNAVAILABLE", "its loading was given up")
-
-
-def _note_states(servable: Servable, loading: _Loading) -> None:
-    for number in loading.found.versions:
-        if number in servable.versions:
-            servable.states[number] = ("READY", "")
-        elif number not in loading.failed:
-            servable.states[number] = ("UNAVAILABLE", "the policy has others")
-    for number in [*servable.states]:
-        if number not in loading.found.versions and number not in servable.versions:
-            del servable.states[number]
-
-
-def _wanted_by(settings: Settings) -> Wanted:
-    return Wanted(Policy.parse(settings.versions), settings.labels)
+def _about_to_end() -> UnavailableError:
+    return UnavailableError("the service is about to end", 5.0)
 
 
 def _change_of(config: Mapping[str, Any]) -> dict[str, Any]:

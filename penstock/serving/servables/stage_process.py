@@ -106,8 +106,12 @@ class StageProcess:
     async def stop(self) -> None:
         """Let it end in good order, and end it when it does not."""
         self._stream.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_S)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_S)
+        except asyncio.CancelledError:  # nobody waits for it any more
+            self.kill()
+            raise
         await self._kill()
 
     def _how(self) -> str:

@@ -49,8 +49,9 @@ _LIKE_A_NUMBER: Final = re.compile(r"[+-]?[0-9][0-9_]*(\.[0-9]*)?")
 class ServableFolder:
     """What a servable's folder holds.
 
-    ``versions``: of each version a text that changes when one of its files, or one beside servable.py, does (by size
-    and time of change).  ``refused``: reasons by the names of entries that would be versions.
+    ``versions``: of each version a text that changes when one of its files, one beside servable.py, or a Python file of
+    a folder there does (by size and time of change).  ``refused``: reasons by the names of entries that would be
+    versions.
     """
 
     name: str
@@ -100,6 +101,7 @@ def scan_servable(root: Path, name: str) -> ServableFolder:
             continue
         if _LIKE_A_NUMBER.fullmatch(entry.name) is None:
             _mix(beside, entry.name, Path(entry.path))
+            _mix_package(beside, root, Path(entry.path))
         elif (reason := _reason(root, entry)) is not None:
             refused[entry.name] = reason
         else:
@@ -157,6 +159,28 @@ def _print(folder: Path, beside: hashlib._Hash) -> str:
             path = Path(place) / name
             _mix(digest, str(path.relative_to(folder)), path)
     return digest.hexdigest()
+
+
+def _mix_package(digest: hashlib._Hash, root: Path, folder: Path) -> None:
+    """Python files of a folder beside servable.py, and of those in it; the rest of what is there may be any data.
+
+    ``folder`` itself may be a link that stays in ``root``; further ones are not followed, so none leads in a circle.
+    """
+    try:
+        if not within(root, folder).is_dir():
+            return
+    except InvalidFileError:
+        return
+    num_seen = 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        names = sorted(name for name in names if name.endswith(".py") and not name.startswith("."))
+        num_seen += len(folders) + len(names)
+        if num_seen > MAX_FILES:
+            raise InvalidFileError(f"{folder} has more than {MAX_FILES} folders and Python files")
+        for name in names:
+            path = Path(place) / name
+            _mix(digest, str(path.relative_to(folder.parent)), path)
 
 
 def _mix(digest: hashlib._Hash, name: str, path: Path) -> None:
@@ -231,7 +255,7 @@ class Wanted:
 class Switch:
     """What is served after a plan's loads: all of it comes into force in one step, then ``drain`` are drained.
 
-    ``labels_kept``: labels that stay where they were, because the version that they should move to is not ready.
+    ``labels_kept``: labels that stay where they were, because the version that they should move to is not there.
     """
 
     ready: tuple[int, ...]
@@ -242,7 +266,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Plan:
-    """First ``load``, each in fresh processes beside what runs; then ``switch()``; then drain.
+    """First ``load``, each in fresh processes beside what runs; then, if all went well, ``switch()``; then drain.
 
     ``load``: versions that are new, or whose files changed since they were loaded.  ``missing``: versions that are
     asked for and have no folder (one of those that a policy names and that is loaded goes on).
@@ -255,13 +279,13 @@ class Plan:
     wanted_labels: Mapping[str, int]
     labels: Mapping[str, int]
 
-    def switch(self, failed: Collection[int] = ()) -> Switch:
-        """What comes of it when these loads failed.
+    def switch(self) -> Switch:
+        """What comes of it once all is loaded.
 
         For each version that is asked for and not there, one that ran before and is not asked for goes on, the newest
-        first; a version whose new files failed goes on with the old ones.
+        first.
         """
-        ready = (self.loaded & self.chosen) | (set(self.load) - set(failed))
+        ready = (self.loaded & self.chosen) | set(self.load)
         old = sorted(self.loaded - ready, reverse=True)
         num_kept = len(self.chosen - ready)
         labels, stay = dict(self.wanted_labels), []

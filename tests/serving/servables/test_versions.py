@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
+from penstock.serving.servables import versions as versions_module
 from penstock.serving.servables.versions import (
     Plan,
     Policy,
@@ -118,6 +119,40 @@ def test_the_text_of_a_version_changes_with_its_files(tmp_path: Path) -> None:
         assert all(text != before[number] for number, text in texts().items()), name
 
 
+def test_python_files_of_folders_beside_it_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that servable.py may import, and no data, caches, versions, links in a circle or out of the folder."""
+    root, outside = tmp_path / "root", put(tmp_path / "outside", "far.py")
+    counted = ("helpers/__init__.py", "helpers/a/_b.py", "near/c.py")
+    put(root / "a", "servable.py", "1/w", "2/code.py", *counted[:2])
+    others = ("helpers/__pycache__/b.py", "helpers/.ipynb_checkpoints/b.py", "helpers/.#b.py", "helpers/data/b.bin")
+    put(root / "a", *others, "_mine/b.py", "b.tmp/b.py")
+    put(root, "shared/c.py")
+    (root / "a" / "near").symlink_to("../shared")
+    (root / "a" / "far").symlink_to(outside)
+    (root / "a" / "helpers" / "circle").symlink_to("..")
+
+    def texts() -> Mapping[int, str]:
+        return scan_servable(root, "a").versions
+
+    before = texts()
+    for name in counted:
+        os.utime(root / "a" / name, (1, 1))
+        after = texts()
+        assert all(after[number] != text for number, text in before.items()), name
+        before = after
+    for name in (*others, "_mine/b.py", "b.tmp/b.py", "far/far.py"):
+        os.utime(root / "a" / name, (1, 1))
+        assert texts() == before, name
+    os.utime(root / "a" / "2" / "code.py", (1, 1))
+    assert [texts()[number] == before[number] for number in (1, 2)] == [True, False]
+    monkeypatch.setattr(versions_module, "MAX_FILES", 10)
+    put(root / "a", *(f"data/{number}" for number in range(20)))
+    texts()
+    put(root / "a", *(f"helpers/{number}.py" for number in range(20)))
+    with pytest.raises(InvalidFileError, match="helpers has more than 10 folders and Python files"):
+        texts()
+
+
 @pytest.mark.parametrize(
     ("text", "chosen", "written"),
     [
@@ -153,8 +188,8 @@ def loaded(*numbers: int) -> dict[int, str]:
     return {number: f"text of {number}" for number in numbers}
 
 
-def steps(plan: Plan, *failed: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    switch = plan.switch(failed)
+def steps(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    switch = plan.switch()
     return plan.load, switch.ready, switch.drain
 
 
@@ -170,17 +205,8 @@ def test_a_new_version_replaces_the_oldest() -> None:
     assert steps(make_plan(latest(1), folder(1), loaded(1, 2))) == ((), (1,), (2,)), "its folder is gone"
 
 
-def test_a_load_that_fails_keeps_the_old() -> None:
-    assert steps(make_plan(latest(1), folder(1, 2), loaded(1)), 2) == ((2,), (1,), ())
-    assert steps(make_plan(latest(2), folder(1, 2, 3, 4), loaded(1, 2)), 4) == ((3, 4), (2, 3), (1,))
-    assert steps(make_plan(latest(2), folder(1, 2, 3, 4), loaded(1, 2)), 3, 4) == ((3, 4), (1, 2), ())
-    assert steps(make_plan(latest(1), folder(1, 2), {}), 2) == ((2,), (), ()), "nothing that nobody asked for"
-
-
 def test_changed_files_are_loaded_beside_the_old_ones() -> None:
-    plan = make_plan(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))
-    assert steps(plan) == ((2,), (1, 2), ())
-    assert steps(plan, 2) == ((2,), (1, 2), ()), "the old files go on"
+    assert steps(make_plan(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))) == ((2,), (1, 2), ())
 
 
 def test_versions_that_are_named() -> None:
@@ -198,9 +224,11 @@ def test_nothing_that_is_wanted_is_there() -> None:
         make_plan(latest(1), refused, loaded(1))
 
 
-def test_labels_move_only_to_versions_that_are_loaded() -> None:
-    plan = make_plan(latest(1, stable=1, canary=2), folder(1, 2), loaded(1), {"stable": 1, "canary": 1})
-    moved, stayed = plan.switch(), plan.switch([2])
+def test_labels_move_only_to_versions_that_are_there() -> None:
+    moved, stayed = (
+        make_plan(latest(1, stable=1, canary=2), found, loaded(1), {"stable": 1, "canary": 1}).switch()
+        for found in (folder(1, 2), folder(1))
+    )
     assert (moved.ready, moved.labels, moved.labels_kept) == ((1, 2), {"stable": 1, "canary": 2}, ())
     assert (stayed.ready, stayed.labels, stayed.labels_kept) == ((1,), {"stable": 1, "canary": 1}, ("canary",))
 
@@ -208,10 +236,9 @@ def test_labels_move_only_to_versions_that_are_loaded() -> None:
 def test_a_label_keeps_its_version() -> None:
     plan = make_plan(latest(1, stable=1), folder(1, 2, 3), loaded(1, 2), {"stable": 1})
     assert steps(plan) == ((3,), (1, 3), (2,))
-    plan = make_plan(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1})
-    switch = plan.switch([2])
+    switch = make_plan(latest(1, stable=2), folder(1, 3), loaded(1, 3), {"stable": 1}).switch()
     assert (switch.ready, switch.labels, switch.drain) == ((1, 3), {"stable": 1}, ())
-    switch = plan.switch()
+    switch = make_plan(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1}).switch()
     assert (switch.ready, switch.labels, switch.drain) == ((2, 3), {"stable": 2}, (1,))
 
 

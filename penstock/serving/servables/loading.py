@@ -1,0 +1,107 @@
+"""One load of a servable: what is new is started beside what runs, all of it or nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError
+from penstock.serving.logs import tell
+from penstock.serving.servables.loaded import LoadedVersion
+from penstock.serving.servables.opening import Opening, Source
+from penstock.serving.servables.versions import Plan, Policy, ServableFolder, Wanted
+
+if TYPE_CHECKING:
+    from penstock.serving.fleet import Patience
+    from penstock.serving.servables.declare import Settings
+    from penstock.serving.servables.language import LanguageModels
+    from penstock.serving.servables.repository import Servable
+
+__all__ = ["Loading"]
+
+_FIELDS = {"policy", "labels"}
+
+
+class Loading:
+    """One look at a servable's folder, and the ``new`` versions that are loaded, with the texts of their files."""
+
+    def __init__(self, servable: Servable, found: ServableFolder, text: bytes, patience: Patience) -> None:
+        self.new: dict[int, tuple[LoadedVersion, str]] = {}
+        self._servable, self._found, self._text, self._patience = servable, found, text, patience
+        self._opened: dict[int, Opening] = {}
+
+    async def wanted(self, asked: Mapping[str, Any]) -> Wanted:
+        """What is asked for, and other fields as servable.py has them for the newest of the versions asked for."""
+        if asked.keys() == _FIELDS:  # nobody needs to know what servable.py says
+            return Wanted(**asked)
+        versions, policy = self._found.versions, asked.get("policy", Policy())
+        chosen = policy.choose(versions) & versions.keys() or versions.keys()
+        return replace(await self._settled(max(chosen)) if chosen else Wanted(), **asked)
+
+    async def _settled(self, number: int) -> Wanted:
+        """What servable.py itself asks for, as this version says."""
+        servable = self._servable
+        if servable.prints.get(number) == self._found.versions[number]:
+            return _wanted_by(servable.versions[number].plan.settings)
+        try:
+            opening = self._opened[number] = await self._begin(number)
+        except PenstockError as error:
+            self._note_failed(number, error)
+            raise
+        return _wanted_by(opening.plan.settings)
+
+    async def load(self, plan: Plan, languages: LanguageModels | None) -> None:
+        """Load what a plan says, the newest first; raises the first error."""
+        for number in sorted(plan.load, reverse=True):
+            try:
+                opening = self._opened.pop(number, None) or await self._begin(number)
+                version = await LoadedVersion.load(opening, languages)
+            except PenstockError as error:
+                self._note_failed(number, error)
+                raise
+            self.new[number] = version, self._found.versions[number]
+        await self._close()
+
+    async def _begin(self, number: int) -> Opening:
+        servable, found = self._servable, self._found
+        source = Source(servable.name, found.script, self._text, str(number), found.version_path(number), servable.root)
+        if number not in servable.versions:
+            servable.states[number] = ("LOADING", "")
+        return await Opening.begin(source, self._patience)
+
+    def _note_failed(self, number: int, error: PenstockError) -> None:
+        servable = self._servable
+        tell("servable_failed", f"{servable.name} {number}: {error}", logging.WARNING, servable=servable.name)
+        if number not in servable.versions:
+            servable.states[number] = ("UNAVAILABLE", str(error))
+
+    def note_states(self) -> None:
+        """What is to be said of each version once the new ones are in the servable."""
+        servable, found = self._servable, self._found.versions
+        for number in found:
+            is_ready = number in servable.versions
+            servable.states[number] = ("READY", "") if is_ready else ("UNAVAILABLE", "the policy has others")
+        for number in [*servable.states]:
+            if number not in found and number not in servable.versions:
+                del servable.states[number]
+
+    async def _close(self) -> None:
+        """End processes that only told what the file says."""
+        for one in self._opened.values():
+            await one.close()
+
+    async def give_up(self) -> None:
+        """Leave nothing."""
+        await self._close()
+        servable = self._servable
+        for version, _ in self.new.values():
+            await version.stop()
+        for number, (state, _) in servable.states.items():
+            if state == "LOADING":
+                servable.states[number] = ("UNAVAILABLE", "its loading was given up")
+
+
+def _wanted_by(settings: Settings) -> Wanted:
+    return Wanted(Policy.parse(settings.versions), settings.labels)
