@@ -12,7 +12,7 @@ __all__ = [
     "use_reference",
 ]  # fmt: skip
 
-CPU_LEVELS = ("generic", "avx2", "avx512", "neon", "neon_dot")
+CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
 
 
 def cpu_level() -> str | None:

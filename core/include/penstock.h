@@ -73,7 +73,7 @@ PS_API int32_t ps_abi_version(void);     /* the library's PS_ABI_VERSION */
 typedef struct ps_context_options {
   uint32_t struct_size;
   int32_t num_threads;   /* the caller's counts; 0: as many as the affinity mask and the cgroup allow */
-  const char* cpu_level; /* null: PENSTOCK_CPU, else the best; "generic" | "avx2" | "avx512" | "neon" | "neon_dot" */
+  const char* cpu_level; /* null: PENSTOCK_CPU, else the best; "generic" | "avx2" | "avx512" | "amx" | "neon" | "neon_dot" */
 } ps_context_options;
 /* Starts the threads, which sleep between steps.  PS_UNSUPPORTED: the machine lacks the level's instructions. */
 PS_API ps_status ps_context_create(const ps_context_options* options, ps_context** out);

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "amx.h"
 #include "avx512_bf16.h"
 #include "kernels.h"
 #include "penstock_dev.h"
@@ -28,6 +29,17 @@ constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr, kBf16 ? round_
                                kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_bf16_dot : nullptr,
                                kAttention ? attention_part_bf16_dot : nullptr};
 constexpr Kernels bf16_table = table_with(kDots), near_table = table_with(kDots, true);
+#ifdef PENSTOCK_AMX
+int64_t peak_with_tiles(int32_t dtype, int64_t iterations, float* sink) {
+  return dtype == PS_BF16 || dtype == PS_I8 ? peak_amx(dtype, iterations) : peak(dtype, iterations, sink);
+}
+constexpr Bf16Kernels kTileHalves = {kBf16 ? linear_bf16_amx : nullptr, kBf16 ? round_rows_bf16_amx : nullptr, 2,
+                                     kBuildsDev ? peak_with_tiles : nullptr, kAttention ? attention : nullptr,
+                                     kAttention ? attention_part : nullptr};
+constexpr IntegerKernels kTileIntegers = {kInteger ? linear_integer_amx : nullptr, kInteger ? quantize_rows_amx : nullptr,
+                                          linear_panel_bytes_amx};
+constexpr Kernels amx_table = table_with(kTileHalves, false, kTileIntegers, "amx");
+#endif
 }  // namespace
 
 void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, float* v) {
@@ -41,6 +53,11 @@ int64_t ahead_by_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { 
 const Kernels* const kernels_avx512 = &table;
 const Kernels* const kernels_avx512_bf16 = &bf16_table;
 const Kernels* const kernels_avx512_near = &near_table;
+#ifdef PENSTOCK_AMX
+const Kernels* const kernels_amx = &amx_table;
+#else
+const Kernels* const kernels_amx = nullptr;
+#endif
 }  // namespace ps
 
 #else
@@ -49,6 +66,7 @@ namespace ps {
 const Kernels* const kernels_avx512 = nullptr;
 const Kernels* const kernels_avx512_bf16 = nullptr;
 const Kernels* const kernels_avx512_near = nullptr;
+const Kernels* const kernels_amx = nullptr;
 }
 
 #endif

@@ -24,6 +24,7 @@
 #include "elementary.h"
 #include "norms.h"
 #include "quantize.h"
+#include "bf16_rows.h"
 #include "pairs.h"
 #include "kv_pages.h"
 #include "attention_partition.h"
@@ -34,8 +35,6 @@ namespace {
 
 // Up to so many rows wait for memory and read tile after tile, a single run of addresses; and how far ahead they ask for it.
 constexpr int64_t kStreamRows = 8, kAhead = 16384;
-
-PS_INLINE __mmask16 lanes_below(int64_t n) { return n >= 16 ? __mmask16(0xffff) : __mmask16((1u << n) - 1u); }
 
 // What a pass over tiles asks for meanwhile: `step` bytes further on with each pair of columns, one place a tile.
 struct Ahead {
@@ -137,22 +136,9 @@ void linear_bf16_dot(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// Rows lie as those of integers do (QuantizedRows), 32 columns in place of 64.
 void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
                          int64_t end) {
-  const int64_t blocks = num_row_blocks(m, 1);
-  for (int64_t row = begin; row < end; ++row) {
-    const float *src = x + row * x_stride, *next = row + 1 < end ? src + x_stride : src;  // asked for meanwhile
-    if (row == begin) ask_for_row(src, cols);
-    const RowBlock block = block_of_row(m, blocks, row);
-    uint8_t* y = (uint8_t*)out.q + block.first * out.stride + 64 * (row - block.first);
-    for (int64_t i = 0; i < out.stride / 2; i += 32, y += 64 * block.count)
-      for (int64_t j = i; j < i + 32; j += 16) {
-        __builtin_prefetch(next + j, 0, 3);
-        const __m512 v = j < cols ? _mm512_maskz_loadu_ps(lanes_below(cols - j), src + j) : _mm512_setzero_ps();
-        _mm256_storeu_si256((__m256i*)(y + 2 * (j - i)), (__m256i)_mm512_cvtneps_pbh(v));
-      }
-  }
+  round_rows_to_pairs(x, x_stride, cols, m, out, begin, end);
 }
 
 void attention_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch) {

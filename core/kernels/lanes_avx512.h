@@ -8,7 +8,12 @@ namespace ps {
 namespace {
 
 constexpr const char* kLevel = "avx512";
-constexpr int kFloatM = 6, kFloatN = 4, kIntRows = 12, kIntTiles = 2, kGroupRows = 2, kQueries = 8;
+#ifdef __AMX_INT8__
+constexpr int kIntRows = 16;  // of a tile register
+#else
+constexpr int kIntRows = 12;
+#endif
+constexpr int kFloatM = 6, kFloatN = 4, kIntTiles = 2, kGroupRows = 2, kQueries = 8;
 // Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
 constexpr int kWeighQueries = 4, kWeighColumns = 4, kScoreChains = 4;
 

@@ -41,14 +41,23 @@ constexpr Bf16Kernels kWidened = {kBf16 ? linear<LinearFloat<WeightBf16>> : null
                                   kBuildsDev ? peak : nullptr, kAttention ? attention : nullptr,
                                   kAttention ? attention_part : nullptr};
 
+// And with integers.
+struct IntegerKernels {
+  void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout, const QuantizedRows& out,
+                        int64_t begin, int64_t end);
+  int64_t (*panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
+};
+constexpr IntegerKernels kVectors = {kInteger ? linear_integer : nullptr, kInteger ? quantize_rows : nullptr, linear_panel_bytes};
+
 // In the order of LinearScheme, then of Kernels; null where a build leaves it out (build.h).
-constexpr Kernels table_with(const Bf16Kernels& bf16, bool asks_near = false) {
+constexpr Kernels table_with(const Bf16Kernels& bf16, bool asks_near = false, const IntegerKernels& integers = kVectors,
+                             const char* level = kLevel) {
   return {
-    kLevel,
+    level,
     {builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr, builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr,
-     bf16.linear, kInteger ? linear_integer : nullptr, kInteger ? linear_integer : nullptr, kInteger ? linear_integer : nullptr,
-     kInteger ? linear_integer : nullptr},
-    kInteger ? quantize_rows : nullptr, linear_panel_bytes, bf16.round_rows, bf16.element_bytes, asks_near,
+     bf16.linear, integers.linear, integers.linear, integers.linear, integers.linear},
+    integers.quantize_rows, integers.panel_bytes, bf16.round_rows, bf16.element_bytes, asks_near,
     builds_op("embedding") ? embedding : nullptr,
     builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr, builds_op("layer_norm") ? layer_norm : nullptr,
     builds_op("rope") ? rope : nullptr, builds_op("rotary_embedding") ? rotary_embedding : nullptr,

@@ -12,7 +12,7 @@ struct CpuLevel {
   const Kernels* kernels;
   bool runnable;
 };
-constexpr int32_t kMaxCpuLevels = 4;
+constexpr int32_t kMaxCpuLevels = 5;
 int32_t cpu_levels(CpuLevel* out);  // compiled in, best first; returns how many
 
 // Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/numerics.md): the odd product added

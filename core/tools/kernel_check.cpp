@@ -5,6 +5,7 @@
 #include "kernel_check_attention.h"
 #include "kernel_check_linear.h"
 #include "kernel_check_rows.h"
+#include "kernel_check_tiles.h"
 
 namespace check {
 
@@ -43,6 +44,7 @@ int main() {
   std::printf("levels:%s\n", names.c_str());
   check::check_weights();
   check::check_linear();
+  check::check_tiles();
   check::check_rows();
   check::check_attention();
   std::printf("%d failures\n", check::failures);

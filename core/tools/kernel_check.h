@@ -13,6 +13,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "cpu.h"
 #include "kernels.h"
 #include "penstock_dev.h"
 
@@ -38,6 +39,9 @@ inline std::vector<const ps::Kernels*> levels() {
     found.push_back(ps::kernels_avx512);
   if (ps::kernels_avx512_bf16 && found.back() == ps::kernels_avx512 && __builtin_cpu_supports("avx512bf16"))
     found.push_back(ps::kernels_avx512_bf16);
+  ps::CpuLevel known[ps::kMaxCpuLevels];  // asks the system for the tile registers
+  for (int32_t i = 0, count = ps::cpu_levels(known); i < count; ++i)
+    if (known[i].kernels == ps::kernels_amx && known[i].runnable) found.push_back(ps::kernels_amx);
 #endif
   if (ps::kernels_neon) found.push_back(ps::kernels_neon);
 #if defined(__aarch64__)

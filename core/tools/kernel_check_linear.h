@@ -335,8 +335,8 @@ inline void check_bad_rows(const LinearCase& c, Random& random) {
 }
 
 // Gated and residual forms against the plain linear and what follows it: equal in bits.
-inline void check_epilogues(const LinearCase& c, Random& random) {
-  const int64_t half = c.rows / 2, m = 7;
+inline void check_epilogues(const LinearCase& c, Random& random, int64_t m) {
+  const int64_t half = c.rows / 2;
   Floats x = random.normals(m * c.cols), residual = random.normals(m * half);
   for (const ps::Kernels* k : levels()) {
     Floats plain = run_linear(k, c, x, c.cols, 0, int32_t(m), 1000), expected(size_t(m * half));
@@ -362,7 +362,8 @@ inline void check_linear() {
       if (rows != 16) c.bias = random.normals(rows);
       check_linear_case(c, random, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33});
       if (scheme.planes) check_bad_rows(c, random);
-      if (rows % 32 == 0) check_epilogues(c, random);
+      if (rows % 32 == 0)
+        for (int64_t m : {7, 45}) check_epilogues(c, random, m);
     }
   // As wide as models are, and as many rows as a prompt has: blocks, panels and what is left of both.
   const int64_t large[][2] = {{40, 1024}, {48, 2817}};

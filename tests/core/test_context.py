@@ -26,7 +26,7 @@ def test_op_tables_of_core_and_package_are_equal() -> None:
 def test_levels_are_known_and_generic_runs_everywhere() -> None:
     levels = dict(cpu_levels())
     assert levels["generic"]
-    assert set(levels) <= {"generic", "avx2", "avx512", "neon", "neon_dot"}
+    assert set(levels) <= {"generic", "avx2", "avx512", "amx", "neon", "neon_dot"}
     best = next(name for name, runnable in cpu_levels() if runnable)
     with Context(1) as context:
         assert context.cpu_level == os.environ.get("PENSTOCK_CPU", best)

@@ -109,6 +109,7 @@ def test_wrong_bundles_levels_and_layouts_end_the_configuration(tmp_path: Path) 
         ("-DPENSTOCK_OPS_FROM=bad.psm", f"{tmp_path}/bad.psm: header.file_bytes"),
         (f"-DPENSTOCK_OPS_FROM={tmp_path}/none.psm", "none.psm: No such file"),
         ("-DPENSTOCK_LEVELS=sse9", "has no level sse9"),
+        ("-DPENSTOCK_LEVELS=amx", "expected avx512 with amx"),
         (f"-DPENSTOCK_OPS_FROM={DEMO};-DPENSTOCK_KV_LAYOUTS=f64", "expected f32, bf16 or int8, found f64"),
         ("-DPENSTOCK_KV_LAYOUTS=int8", "PENSTOCK_KV_LAYOUTS: expected with PENSTOCK_OPS_FROM"),
     )):  # fmt: skip

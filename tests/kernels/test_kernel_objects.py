@@ -16,8 +16,18 @@ ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 DOTS = ["attention_bf16_dot", "attention_part_bf16_dot", "linear_bf16_dot", "peak_bf16_dot", "round_rows_bf16_dot"]
 DOTS = [f"ps::{name}" for name in [*DOTS, "dot_pairs"]] if X86 else []
 STORE = ["ps::ahead_by_bf16_dot", "ps::store_bf16_dot"] if X86 else []
-TABLES = ["ps::kernels_avx512", "ps::kernels_avx512_bf16", "ps::kernels_avx512_near"]
-EXPORTS = {"avx512": [*TABLES, *STORE], "avx512_bf16": DOTS}
+TABLES = ["ps::kernels_amx", "ps::kernels_avx512", "ps::kernels_avx512_bf16", "ps::kernels_avx512_near"]
+# Tile registers, too, are in a file of their own, and their table with those of the level that the rest is of.
+TILES = [
+    "linear_bf16_amx",
+    "linear_integer_amx",
+    "linear_panel_bytes_amx",
+    "peak_amx",
+    "quantize_rows_amx",
+    "round_rows_bf16_amx",
+]
+TILES = [f"ps::{name}" for name in TILES] if X86 else []
+EXPORTS = {"avx512": [*TABLES, *STORE], "avx512_bf16": DOTS, "amx": TILES}
 
 
 def tool(name: str) -> str:
@@ -46,7 +56,7 @@ def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_bui
 def objects(release_build: Path) -> dict[str, Path]:
     paths = {
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
-        for level in ("generic", "avx2", "avx512", "avx512_bf16", "neon", "neon_dot")
+        for level in ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
     }
     run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")
     return {level: release_build / path for level, path in paths.items()}
@@ -102,7 +112,17 @@ def test_avx512_level_holds_its_own_instructions(objects: dict[str, Path]) -> No
         assert re.search(r"vpdpbusd.*zmm", instructions(code, kernel))
     for name in ("LinearFloat", ATTENTION):
         assert re.search(r"vfmadd\w+ps.*zmm", instructions(code, name))
-    assert "vdpbf16ps" not in "\n".join(code.values())
+    assert not re.search("vdpbf16ps|tmm", "\n".join(code.values()))
+
+
+@pytest.mark.skipif(not X86, reason="x86 levels")
+def test_amx_level_multiplies_tiles(objects: dict[str, Path]) -> None:
+    code = functions(objects["amx"])
+    assert "tdpbssd" in instructions(code, "run<.*Integers, 2, 2>")
+    assert "tdpbf16ps" in instructions(code, "run<.*Halves, 2, 2>")
+    for name in ("linear_tiles<.*Integers", "linear_tiles<.*Halves"):
+        text = instructions(code, name)
+        assert text.count("ldtilecfg") == text.count("tilerelease") == 1  # a caller's thread is left as it was
 
 
 @pytest.mark.skipif(not X86, reason="x86 levels")
