@@ -58,27 +58,28 @@ class FrameStream(Generic[Incoming]):
         self._came = asyncio.Event()
         self._loop.add_reader(own, self._read)
 
-    def send(self, *messages: _Message) -> None:
+    def send(self, *messages: _Message) -> bool:
         """Send messages, from any thread and without waiting: what the socket does not take is kept and follows.  Of a
-        stream that has ended nothing is sent."""
+        stream that has ended nothing is sent: False."""
         found = [message.SerializeToString() for message in messages]
         data = b"".join(_LENGTH.pack(len(one)) + one for one in found)
         with self._lock:
             if self._closed:
-                return
+                return False
             if self._unsent:
                 self._unsent += data
-                return
+                return True
             try:
                 num_sent = self._socket.send(data)
             except (BlockingIOError, InterruptedError):
                 num_sent = 0
             except OSError:  # the reader finds the same
-                return
+                return False
             if num_sent < len(data):
                 self._unsent += data[num_sent:]
                 with suppress(RuntimeError):  # the event loop is closed
                     self._loop.call_soon_threadsafe(self._await_room)
+            return True
 
     @property
     def has_room(self) -> bool:

@@ -60,7 +60,7 @@ TEXT_FILES: Final = ("tokenizer.json", "tokenizer.bin", "tokenizer_config.json",
 class Stream(Protocol):
     """The way to the primary and back."""
 
-    def send(self, message: pb.FromWorker) -> None:
+    def send(self, message: pb.FromWorker) -> object:
         """Send a message, from any thread and without waiting."""
 
     async def read(self) -> pb.ToWorker | None:

@@ -51,7 +51,7 @@ def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
         await stream.ended.wait()
         assert stream.error is None
         assert await stream.read() is None
-        stream.send(step(6))  # nobody is there: nothing happens
+        assert stream.send(step(6)) is False, "nobody is there: nothing happens"
         stream.close()
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from penstock.errors import InvalidArgumentError, QueueFullError
 
-__all__ = ["OLDEST_EVERY", "Batch", "BatchRules", "Batcher", "Part"]
+__all__ = ["MAX_BATCH_SIZE", "OLDEST_EVERY", "Batch", "BatchRules", "Batcher", "Part"]
 
 R = TypeVar("R", bound=Hashable)
 T = TypeVar("T", bound=Hashable)

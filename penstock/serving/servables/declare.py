@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar
 
 from penstock.errors import InvalidArgumentError
-from penstock.serving.servables.batcher import BatchRules
+from penstock.serving.servables.batcher import MAX_BATCH_SIZE, BatchRules
 from penstock.serving.servables.specs import Spec, read_specs
 from penstock.serving.servables.traced import Traced, Value, record
 from penstock.serving.servables.versions import Policy, Wanted
@@ -25,16 +25,18 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MAX_PROCESSES: Final = 256
 MAX_OPEN: Final = 65_536
+MAX_DELAY_MS: Final = 1_000_000_000
 TEXT_SPEC: Final = Spec("TEXT", ())
 
 
 class InputError(Exception):
     """Raise it in a stage when what a client sent cannot be used: status 400 with this text.
 
-    ``instance``: which one of those that a stage with a batch was given; a stage without one needs not say it.
+    ``instance``: which one of those that a stage with a batch was given, a whole number of any kind; a stage without
+    one needs not say it.  The client is told no instance for what is none of them, as a row of padding is.
     """
 
-    def __init__(self, message: str, instance: int | None = None) -> None:
+    def __init__(self, message: str, instance: SupportsIndex | None = None) -> None:
         super().__init__(message)
         self.instance = instance
 
@@ -331,14 +333,27 @@ def version() -> str:
 
 
 def _rules(batch_size: int, preferred: Sequence[int], max_delay_ms: float, padded: Sequence[int]) -> BatchRules:
-    if isinstance(max_delay_ms, bool) or not isinstance(max_delay_ms, int | float):
-        raise InvalidArgumentError(f"max_delay_ms must be a number, not {max_delay_ms!r:.100}")
+    if (
+        isinstance(max_delay_ms, bool)
+        or not isinstance(max_delay_ms, int | float)
+        or not 0 <= max_delay_ms <= MAX_DELAY_MS
+    ):
+        raise InvalidArgumentError(
+            f"max_delay_ms must be a number from 0 to {MAX_DELAY_MS:,}, not {max_delay_ms!r:.100}"
+        )
     return BatchRules(
-        max_size=batch_size,
-        preferred_sizes=tuple(preferred),
+        max_size=_whole("batch_size", batch_size, 1, MAX_BATCH_SIZE),
+        preferred_sizes=_sizes("preferred_sizes", preferred),
         max_delay_s=max_delay_ms / 1000,
-        padded_sizes=tuple(padded),
+        padded_sizes=_sizes("padded_sizes", padded),
     )
+
+
+def _sizes(name: str, value: object) -> tuple[Any, ...]:
+    """What BatchRules looks at one by one."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidArgumentError(f"{name} must be like (2, 4), not {value!r:.100}")
+    return tuple(value)
 
 
 def _whole(name: str, value: object, low: int, high: int) -> int:

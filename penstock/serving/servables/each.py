@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from penstock.serving.servables.flow import Route, Run
     from penstock.serving.servables.specs import Spec
 
-__all__ = ["Found", "is_of_instances", "run_each"]
+__all__ = ["Found", "is_of_instances", "room", "run_each"]
 
 _CODES: Final = frozenset({"invalid_input", "stage_failed", "stage_died", "stage_hung"})
 _WINDOW: Final = 256
 """Instances that are on their way at once, where so many may wait."""
+_LEAST_PAUSE_S: Final = 0.005
+_MOST_PAUSE_S: Final = 0.2
 
 
 def is_of_instances(error: RefusalError) -> bool:
@@ -93,6 +96,19 @@ async def run_each(
         for n, spec in enumerate(route.plan.outputs.values())
     ]
     return Found(outputs, times[0], times[1], errors)
+
+
+async def room(route: Route, left_s: float) -> None:
+    """Until an instance that a full queue refused may try again, or for ``left_s``: others of its request have run, so
+    that it waits rather than spoil them.  It is not told when there is room: it looks, and less often with time.
+    """
+    over = time.monotonic() + left_s
+    pause_s = _LEAST_PAUSE_S
+    while (left_s := over - time.monotonic()) > 0:
+        await asyncio.sleep(min(pause_s, left_s))
+        if route.has_room:
+            return
+        pause_s = min(_MOST_PAUSE_S, 2 * pause_s)
 
 
 def _together(spec: Spec, rows: Sequence[NDArray[Any] | None]) -> NDArray[Any]:

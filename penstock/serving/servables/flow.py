@@ -22,10 +22,13 @@ __all__ = ["Job", "Queue", "Route", "Run"]
 
 
 class Queue(Protocol):
-    """Where a unit's work waits and from where it comes back: ``max_waiting`` instances at most."""
+    """Where a unit's work waits and from where it comes back: ``num_waiting`` instances, ``max_waiting`` at most."""
 
     @property
     def max_waiting(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
 
     def add(self, job: Job) -> None:
         """Take a job; QueueFullError, UnavailableError."""
@@ -51,6 +54,11 @@ class Route:
         for index, step in enumerate(plan.steps):
             for value in set(step.inputs):
                 self.feeds[value].append(index)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether each of its queues would take an instance."""
+        return all(one.num_waiting < one.max_waiting for one in self.queues)
 
     def note_batch(self, size: int, took_s: float) -> None:
         """Count a batch."""

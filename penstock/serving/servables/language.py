@@ -61,11 +61,16 @@ class LanguageQueue:
         except PenstockError:
             return False
 
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that have no place yet."""
+        return sum(self._waiting.values())
+
     def add(self, job: Job) -> None:
         """Begin its instances; QueueFullError, UnavailableError."""
         if self._is_closed:
             raise UnavailableError(f"{self._name} is being unloaded")
-        waiting = sum(self._waiting.values())
+        waiting = self.num_waiting
         if waiting and waiting + job.count > self.max_waiting:
             told = f"{waiting} prompts wait for {self._name} and {job.count} more are above max_waiting"
             raise QueueFullError(f"{told}, {self.max_waiting}")

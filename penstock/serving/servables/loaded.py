@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
 from penstock.serving.infer import InferRequest, InferResponse, MethodStatistics, Running, Tensor, TensorSpec
 from penstock.serving.refusals import RefusalError
-from penstock.serving.servables.each import Found, is_of_instances, run_each
+from penstock.serving.servables.each import Found, is_of_instances, room, run_each
 from penstock.serving.servables.flow import Queue, Route, Run
 from penstock.serving.servables.pool import Pool
 from penstock.serving.servables.unit_queue import UnitQueue
@@ -142,8 +142,15 @@ class LoadedMethod:
             if count == 1:
                 known[0] = error
 
-        def one(index: int) -> Awaitable[Run]:
-            return self._run([array[index : index + 1] for array in arrays], request, until, index)
+        async def one(index: int) -> Run:
+            while True:
+                try:
+                    return await self._run([array[index : index + 1] for array in arrays], request, until, index)
+                except QueueFullError:
+                    left_s = until - time.monotonic()
+                    if left_s <= 0:
+                        raise DeadlineError(_told_late(request.deadline_s)) from None
+                    await room(self._route, left_s)
 
         return await run_each(one, count, self._route, known)
 
@@ -228,7 +235,11 @@ def _check_texts(name: str, array: NDArray[Any]) -> None:
 
 
 def _expire(run: Run, seconds: float) -> None:
-    run.fail(DeadlineError(f"no answer within {seconds:g} s"))
+    run.fail(DeadlineError(_told_late(seconds)))
+
+
+def _told_late(seconds: float) -> str:
+    return f"no answer within {seconds:g} s"
 
 
 async def to_its_end(work: Awaitable[Any]) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.columns import read_column
+from penstock.serving.servables.failures import MisfitResultError, plain
 from penstock.serving.servables.plan import read_model
-from penstock.serving.servables.programs import MAX_TRACE_CHARS, MisfitResultError, as_spec, column_data, texts_of
+from penstock.serving.servables.programs import as_spec, column_data, texts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,10 +122,10 @@ class OnnxModel:
         try:
             found = self._results(feeds, size)
         except MisfitResultError as error:
-            result.failures.add(part=-1, instance=-1, stage=self._plan.path, kind="result", text=str(error)[:500])
+            result.failures.add(part=-1, instance=-1, stage=self._plan.path, kind="result", text=plain(str(error), 500))
             return result
         except Exception as error:
-            text, trace = type(error).__name__, str(error)[:MAX_TRACE_CHARS]
+            text, trace = type(error).__name__, plain(str(error), 4000)
             result.failures.add(part=-1, instance=-1, stage=self._plan.path, kind="exception", text=text, trace=trace)
             return result
         for array, spec in zip(found, self._plan.outputs.values(), strict=True):

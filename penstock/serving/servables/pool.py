@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError, UnavailableError
@@ -18,6 +17,7 @@ from penstock.serving.backend import WorkerState
 from penstock.serving.fleet import LOOP_DEATHS, Patience
 from penstock.serving.logs import tell
 from penstock.serving.process import Death
+from penstock.serving.servables.seat import Seat
 from penstock.serving.servables.stage_process import StageProcess, launch
 
 if TYPE_CHECKING:
@@ -31,71 +31,6 @@ _FAR_ABOVE: Final = 2
 """Times the memory limit: a process that has so much gets no further batch while its replacement starts."""
 
 
-class _Seat:
-    """A process in the pool, and the batch that it has."""
-
-    def __init__(self, pool: Pool, process: StageProcess) -> None:
-        self.process, self.pool = process, pool
-        self.flight: Flight | None = None
-        self.num_batches = 0
-        self.is_leaving = False
-        self.is_excessive = asyncio.Event()
-        self.idle = asyncio.Event()
-        self._since = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        process.on_result = self._hear
-
-    def run(self, flight: Flight) -> None:
-        """Give it a batch."""
-        self.flight = flight
-        self.process.give(flight.message())
-        self._since = flight.began
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.pool.timeout_s, self._look)
-
-    def _look(self) -> None:
-        """Whether its batch takes too long; the timer is that of a batch before, most often."""
-        self._timer = None
-        if self.flight is None:
-            return
-        left_s = self._since + self.pool.timeout_s - time.monotonic()
-        if left_s <= 0:
-            self.process.is_hung = True
-            self.process.kill()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
-
-    def _hear(self, result: pb.Result) -> None:
-        flight = self.flight
-        if flight is None:
-            raise ValueError("a result of no batch")
-        flight.land(result)  # an error ends its stream: then it is as if it had died with the batch
-        self.flight = None
-        self.num_batches += 1
-        if result.excess_bytes and not self.is_excessive.is_set():
-            self.pool.note_excess(self, result.excess_bytes, flight)
-        if self.is_leaving:
-            self.idle.set()
-        else:
-            self.pool.free.append(self)
-        self.pool.pump()
-
-    def leave(self) -> None:
-        """Give it no further batch."""
-        self.is_leaving = True
-        with suppress(ValueError):
-            self.pool.free.remove(self)
-        if self.flight is None:
-            self.idle.set()
-
-    def close(self) -> None:
-        """It is gone."""
-        self.leave()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 class Pool:
     """``size`` processes that are started with ``start``.  ``title`` names it to people."""
 
@@ -105,16 +40,17 @@ class Pool:
         self.max_batch_bytes = settings.max_batch_mib << 20
         self._limit_bytes = (settings.memory_limit_mib or 0) << 20
         self.queues: list[UnitQueue] = []
-        self.free: list[_Seat] = []
+        self.free: list[Seat] = []
         self.deaths: Counter[str] = Counter()
         self.error = ""
         self.size = size
         self._start, self._patience = start, patience
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         self._again: deque[Flight] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._keepers: list[asyncio.Task[None]] = []
+        self._retiring: set[asyncio.Task[None]] = set()
         self._failing: set[int] = set()
         self._turn = 0
         self._is_stopping = False
@@ -151,14 +87,17 @@ class Pool:
 
     def run(self, flight: Flight) -> None:
         """Give a batch to a process that is free.  One that cannot be sent fails."""
-        seat = self.free.pop()
-        try:
-            seat.run(flight)
-        except Exception as error:
-            seat.flight = None
-            self.free.append(seat)
-            for job, _, _ in flight.pieces:
-                job.fail(error)
+        while self.free:
+            seat = self.free.pop()
+            try:
+                if seat.run(flight):
+                    return
+            except Exception as error:
+                self.free.append(seat)
+                for job, _, _ in flight.pieces:
+                    job.fail(error)
+                return
+        self._again.appendleft(flight)  # those that seemed free are gone
 
     def again(self, flights: Sequence[Flight]) -> None:
         """Batches that run before others."""
@@ -224,7 +163,7 @@ class Pool:
             await self.stop()
             raise
 
-    async def _keep(self, place: int, first: asyncio.Future[None], seat: _Seat | None) -> None:
+    async def _keep(self, place: int, first: asyncio.Future[None], seat: Seat | None) -> None:
         num_deaths = 0
         while not self._is_stopping:
             try:
@@ -242,25 +181,30 @@ class Pool:
             except Exception as error:  # whatever it is, nobody else would start the next one
                 death = Death("start", str(error) or type(error).__name__)
             num_deaths = 1 if seat is not None and seat.num_batches > 0 else num_deaths + 1
-            if seat is not None and seat in self._seats:
+            if seat is not None:
                 await self._bury(seat, death)
             seat = None
             await self._pause(place, death, num_deaths)
 
-    async def _replaced(self, place: int, seat: _Seat) -> _Seat:
-        """The process that takes the place of one that grew; that one, when none can be had yet and it may go on."""
+    async def _replaced(self, place: int, seat: Seat) -> Seat:
+        """The process that takes the place of one that grew; that one, when none can be had yet and it may go on.  That
+        it dies meanwhile is found by whoever attends to it.
+        """
         try:
             process = await launch(self._start, self._patience.load_s)
         except PenstockError as error:
             tell("stage_gone", f"{self.title}: no replacement: {error}", logging.WARNING, stage=self.title)
-            if seat.is_leaving:  # it has far too much, so it goes all the same, as one that died
+            if seat.is_leaving:  # it has far too much, or is gone, so this ends as if it had died
                 await self._retire(seat)
                 raise
-            await asyncio.sleep(self._patience.most_pause_s)
+            await asyncio.wait((seat.gone,), timeout=self._patience.most_pause_s)
             seat.is_excessive.clear()
             return seat
         found = self._sit(place, process)
-        await self._retire(seat)
+        retiring = asyncio.ensure_future(self._retire(seat))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        await asyncio.wait((retiring, found.gone), return_when=asyncio.FIRST_COMPLETED)
         return found
 
     async def _launch(self, first: asyncio.Future[None]) -> StageProcess | None:
@@ -273,51 +217,66 @@ class Pool:
             first.set_exception(error)
             return None
 
-    def _sit(self, place: int, process: StageProcess) -> _Seat:
+    def _sit(self, place: int, process: StageProcess) -> Seat:
         self._failing.discard(place)
-        seat = _Seat(self, process)
+        seat = Seat(self, process)
+        seat.gone = asyncio.ensure_future(self._attend(seat))
         self._seats.append(seat)
         self.free.append(seat)
         tell("stage_ready", f"{self.title}: process {process.pid} is ready", stage=self.title, pid=process.pid)
         self.pump()
         return seat
 
-    async def _watch(self, seat: _Seat) -> Death | None:
+    async def _watch(self, seat: Seat) -> Death | None:
         """How its process ended; None when it should be replaced."""
-        ended = asyncio.ensure_future(seat.process.ended())
         grown = asyncio.ensure_future(seat.is_excessive.wait())
         try:
-            await asyncio.wait((ended, grown), return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else None
+            await asyncio.wait((seat.gone, grown), return_when=asyncio.FIRST_COMPLETED)
+            return seat.gone.result() if seat.gone.done() else None
         finally:
-            for one in (ended, grown):
-                one.cancel()
+            grown.cancel()
 
-    async def _retire(self, seat: _Seat) -> None:
+    async def _attend(self, seat: Seat) -> Death:
+        """Until its process has ended, however that came, and what it had is with others."""
+        death = await seat.process.ended()
+        await self._bury(seat, death)
+        return death
+
+    async def _retire(self, seat: Seat) -> None:
         """Let it finish its batch and end."""
         seat.leave()
-        ended = asyncio.ensure_future(seat.process.ended())
         idle = asyncio.ensure_future(seat.idle.wait())
         try:
-            await asyncio.wait((ended, idle), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                await self._bury(seat, ended.result())
+            await asyncio.wait((seat.gone, idle), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended.cancel()
             idle.cancel()
+        if seat.gone.done():
+            death = seat.gone.result()
+            self.deaths[death.cause] += 1
+            tell(
+                "stage_gone", f"{self.title}: a process is gone while it was replaced ({death.why})", logging.WARNING,
+                stage=self.title, cause=death.cause,
+            )  # fmt: skip
+            return
+        seat.gone.cancel()
         seat.close()
         await seat.process.stop()
         if seat in self._seats:
             self._seats.remove(seat)
 
-    async def _bury(self, seat: _Seat, death: Death) -> None:
-        """Its process is gone, or is ended now: what it had goes to others."""
+    async def _bury(self, seat: Seat, death: Death) -> None:
+        """Its process is gone, or is ended now: what it had goes to others.  Doing it again does nothing."""
         seat.close()
         await seat.process.stop()
-        self._seats.remove(seat)
+        if seat in self._seats:
+            self._seats.remove(seat)
         flight, seat.flight = seat.flight, None
-        if flight is not None:
+        if flight is None:
+            return
+        if seat.process.has_begun:
             flight.queue.lost(flight, seat.process.at(), death.cause == "hang", death.why)
+        else:  # whatever ended it, this batch did not
+            self.again([flight])
 
     async def _pause(self, place: int, death: Death, num_deaths: int) -> None:
         """Say what happened, and wait before the next one."""
@@ -336,7 +295,7 @@ class Pool:
         )  # fmt: skip
         await asyncio.sleep(pause_s)
 
-    def note_excess(self, seat: _Seat, used_bytes: int, flight: Flight) -> None:
+    def note_excess(self, seat: Seat, used_bytes: int, flight: Flight) -> None:
         """A process has more memory than it may: another one is started, and takes its place."""
         seat.is_excessive.set()
         limit = self._limit_bytes
@@ -363,9 +322,10 @@ class Pool:
     async def stop(self) -> None:
         """End all processes; what is open is refused."""
         self._is_stopping = True
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        tasks = [*self._keepers, *self._retiring, *(one.gone for one in self._seats)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         seats, self._seats = self._seats, []

@@ -6,7 +6,6 @@ that takes a batch fails, the primary finds out whose fault it is.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.columns import encode_bytes, read_column
-from penstock.serving.servables.declare import InputError
+from penstock.serving.servables.failures import MisfitResultError, failure_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,21 +22,14 @@ if TYPE_CHECKING:
     from penstock.serving.servables.graph import Call, Program
     from penstock.serving.servables.specs import Spec
 
-__all__ = ["MisfitResultError", "as_spec", "column_data", "run_batch", "texts_of"]
-
-MAX_TRACE_CHARS = 4000
-MAX_TEXT_CHARS = 500
-
-
-class MisfitResultError(Exception):
-    """What a stage returned is not what it declares."""
+__all__ = ["as_spec", "column_data", "run_batch", "texts_of"]
 
 
 def as_spec(value: Any, spec: Spec, count: int | None, name: str) -> Any:
     """A returned value as an array of its own [count, ...]; where ``count`` is None one instance's: an array, or a
     single number, ``str`` or ``bytes``.
 
-    Numbers are cast within their kind (float64 to FP32, int64 to INT32 where they fit); MisfitResultError.
+    Numbers are cast within their kind (float64 to FP32, int64 to INT32) where they fit; MisfitResultError.
     """
     if spec.is_bytes:
         found = _as_bytes(value, spec, name)
@@ -61,13 +53,16 @@ def as_spec(value: Any, spec: Spec, count: int | None, name: str) -> Any:
 def _cast(found: NDArray[Any], spec: Spec, name: str) -> NDArray[Any]:
     if spec.datatype == "BF16" and found.dtype.kind == "f":
         raise MisfitResultError(f"{name} is {found.dtype}: BF16 is held as its bits, in uint16")
-    if found.dtype.kind == "b" or spec.dtype.kind != "b":
+    if found.dtype.kind in "fiub" and (found.dtype.kind == "b" or spec.dtype.kind != "b"):
         with np.errstate(all="ignore"):
             cast = found.astype(spec.dtype)
         both_whole = found.dtype.kind in "iub" and spec.dtype.kind in "iu"
         if both_whole and np.array_equal(cast, found) and not ((cast < 0) != (found < 0)).any():
             return cast
-        if spec.dtype.kind == "f" and found.dtype.kind in "fiub":
+        if spec.dtype.kind == "f":
+            lost = np.isinf(cast) & np.isfinite(found)
+            if lost.any():
+                raise MisfitResultError(f"{name} holds {found[lost].flat[0]:g}, which {spec.datatype} cannot hold")
             return cast
     raise MisfitResultError(f"{name} is {found.dtype}, which is not {spec.datatype} without loss")
 
@@ -136,7 +131,7 @@ def _run_each(
             count = 0
         for index in range(count):
             values: dict[int, Any] = {place: one[index] for place, one in zip(program.inputs, given, strict=True)}
-            failure = _chain(program.calls, values, None, partial(_mark_at, mark, position + index))
+            failure = _chain(program.calls, values, None, 0, partial(_mark_at, mark, position + index))
             if failure is not None:
                 failure.part, failure.instance = part, index
                 break
@@ -208,7 +203,7 @@ def _run_whole(
         stage = program.calls[0].stage.name
         result.failures.add(part=-1, instance=-1, stage=stage, kind="input", text="a text is not UTF-8")
         return
-    failure = _chain(program.calls, values, size, partial(_mark_at, mark, -1))
+    failure = _chain(program.calls, values, size, num_rows, partial(_mark_at, mark, -1))
     if failure is not None:
         failure.part = -1
         result.failures.append(failure)
@@ -221,26 +216,17 @@ def _run_whole(
 
 
 def _chain(
-    calls: Sequence[Call], values: dict[int, Any], size: int | None, mark: Callable[[int], None]
+    calls: Sequence[Call], values: dict[int, Any], size: int | None, num_rows: int, mark: Callable[[int], None]
 ) -> pb.Failure | None:
-    """Call the stages in order; what failed first."""
+    """Call the stages in order; what failed first.  ``size``: of a batch, ``num_rows`` of it being no padding."""
     for index, call in enumerate(calls):
         mark(index)
         stage = call.stage
         try:
             returned = stage.function(**_arguments(call, values))
             _take(call, returned, values, size)
-        except InputError as error:
-            instance = error.instance if size is not None and isinstance(error.instance, int) else -1
-            text = str(error)[:MAX_TEXT_CHARS]
-            return pb.Failure(instance=instance, stage=stage.name, kind="input", text=text)
-        except MisfitResultError as error:
-            return pb.Failure(instance=-1, stage=stage.name, kind="result", text=str(error)[:MAX_TEXT_CHARS])
         except Exception as error:
-            trace = "".join(traceback.format_exception(error))[-MAX_TRACE_CHARS:]
-            return pb.Failure(
-                instance=-1, stage=stage.name, kind="exception", text=type(error).__name__[:100], trace=trace
-            )
+            return failure_of(error, stage.name, num_rows)
     return None
 
 

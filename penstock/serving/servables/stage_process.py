@@ -7,7 +7,6 @@ import mmap
 import os
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,26 +16,30 @@ from penstock.errors import InvalidFileError, UnavailableError
 from penstock.serving.frames import FrameStream
 from penstock.serving.process import Death
 from penstock.serving.servables import stages_pb2 as pb
-from penstock.serving.servables.stage_worker import MARK_BYTES, MAX_FRAME_BYTES
+from penstock.serving.servables.stage_worker import BEGUN, MARK_BYTES, MAX_FRAME_BYTES, PLACE
 
 __all__ = ["StageProcess", "launch"]
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "penstock.serving.servables.stage_worker")
-_MARK: Final = struct.Struct("<II")
+_NOWHERE: Final = (0xFFFFFFFF, 0)
+"""The place in a batch that no stage has been called with."""
 _STOP_S: Final = 2.0
 _LAST_WORDS_S: Final = 1.0
 
 
 class StageProcess:
-    """``on_result`` is called with what comes back of the batch that was given last; ``plan`` is what it told."""
+    """``on_result`` is called with what comes back of the batch that was given last, ``on_end`` as soon as ``ended``
+    knows that nothing more is run; ``plan`` is what it told.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, stream: FrameStream[pb.FromStage], mark: mmap.mmap) -> None:
         self.pid = process.pid
         self.plan = ""
         self.is_hung = False
         self.on_result: Callable[[pb.Result], None] = lambda result: None
+        self.on_end: Callable[[], None] = lambda: None
         self._process, self._stream, self._mark = process, stream, mark
-        self._last_mark = (0, 0)
+        self._has_begun, self._place = False, _NOWHERE
         self._is_gone = False
 
     async def ready(self, start: pb.Start) -> None:
@@ -51,15 +54,31 @@ class StageProcess:
         self.plan = first.ready.plan
         self._stream.listen(self._hear)
 
-    def give(self, batch: pb.ToStage) -> None:
-        """Run a batch."""
-        self._stream.send(batch)
+    def give(self, batch: pb.ToStage) -> bool:
+        """Run a batch, the one before having come back; False when it cannot get it any more."""
+        if self._mark.closed:
+            return False
+        BEGUN.pack_into(self._mark, 0, 0)  # it waits for the batch, so that nobody else writes here
+        PLACE.pack_into(self._mark, BEGUN.size, *_NOWHERE)
+        return self._stream.send(batch)
+
+    def _read_mark(self) -> None:
+        if not self._mark.closed:
+            (begun,) = BEGUN.unpack_from(self._mark)
+            self._has_begun, self._place = bool(begun), PLACE.unpack_from(self._mark, BEGUN.size)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has read anything of the batch that it was given last."""
+        self._read_mark()
+        return self._has_begun
 
     def at(self) -> tuple[int, int]:
-        """Which stage of its unit it is at, or was when it died, and which instance of the batch; -1: all of them."""
-        if not self._mark.closed:
-            self._last_mark = _MARK.unpack_from(self._mark)
-        stage, instance = self._last_mark
+        """Which stage of its unit it is at, or was when it died, and which instance of the batch; -1: all of them.  A
+        stage that there is not: none yet.
+        """
+        self._read_mark()
+        stage, instance = self._place
         return stage, instance - 1
 
     def _hear(self, message: pb.FromStage) -> None:
@@ -71,6 +90,7 @@ class StageProcess:
         gone = asyncio.ensure_future(self._stream.ended.wait())
         try:
             await asyncio.wait((exited, gone), return_when=asyncio.FIRST_COMPLETED)
+            self.on_end()
             if not gone.done():  # its last result is on its way, unless what it started holds the stream open
                 await asyncio.wait((gone,), timeout=_LAST_WORDS_S)
         finally:
@@ -100,7 +120,7 @@ class StageProcess:
         await self._process.wait()
         self._is_gone = True  # the number may be another one's from now on
         self._stream.close()
-        self.at()
+        self._read_mark()
         self._mark.close()  # a mapping holds a descriptor
 
     async def stop(self) -> None:

@@ -27,13 +27,17 @@ from penstock.errors import PenstockError
 from penstock.serving.parent import die_with_parent
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.declare import declaring
+from penstock.serving.servables.failures import plain
 
-__all__ = ["MARK_BYTES", "MAX_FRAME_BYTES", "main"]
+__all__ = ["BEGUN", "MARK_BYTES", "MAX_FRAME_BYTES", "PLACE", "main"]
 
 _LENGTH: Final = struct.Struct("<I")
-_MARK: Final = struct.Struct("<II")
 MARK_BYTES: Final = mmap.PAGESIZE
-"""Of the memory in which a process notes what it is at: which stage of its unit, and which instance of the batch."""
+"""Of the memory in which a process notes what it is at, from its beginning on ``BEGUN`` and ``PLACE``."""
+BEGUN: Final = struct.Struct("<I")
+"""Whether it has begun to read what it was given last: 1, or 0 as the primary left it."""
+PLACE: Final = struct.Struct("<II")
+"""Which stage of its unit it is at, and which instance of the batch, counted from 1; 0 is all of them."""
 MAX_FRAME_BYTES: Final = 1 << 30
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -86,10 +90,10 @@ def _told(error: BaseException, file: str) -> str:
 
 
 class _Stream:
-    """Frames over a socket that blocks."""
+    """Frames over a socket that blocks.  ``begin`` is called with each that comes, before anything is done with it."""
 
-    def __init__(self, own: socket.socket) -> None:
-        self._socket = own
+    def __init__(self, own: socket.socket, begin: Callable[[], None]) -> None:
+        self._socket, self._begin = own, begin
         self._file = own.makefile("rb", 1 << 16)
 
     def read(self) -> pb.ToStage | None:
@@ -97,6 +101,7 @@ class _Stream:
         head = self._file.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
             return None
+        self._begin()
         (size,) = _LENGTH.unpack(head)
         data = self._file.read(size)
         return pb.ToStage.FromString(data) if len(data) == size else None
@@ -144,7 +149,7 @@ def serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
         text = _told(error, start.file) if not start.model else str(error)
         if not isinstance(error, PenstockError):
             traceback.print_exc()
-        stream.send(pb.FromStage(failed=pb.Failed(text=text[:2000])))
+        stream.send(pb.FromStage(failed=pb.Failed(text=plain(text, 2000))))
         return 1
     memory = _Memory(limit_bytes)
     stream.send(pb.FromStage(ready=pb.Ready(plan=plan)))
@@ -175,11 +180,14 @@ def main(arguments: list[str]) -> int:
     os.close(mark_fd)
 
     def note(stage: int, instance: int) -> None:
-        _MARK.pack_into(mark, 0, stage, instance + 1)
+        PLACE.pack_into(mark, BEGUN.size, stage, instance + 1)
+
+    def begin() -> None:
+        BEGUN.pack_into(mark, 0, 1)
 
     with socket.socket(fileno=own_fd) as own:
         own.setblocking(True)
-        return serve(_Stream(own), note)
+        return serve(_Stream(own, begin), note)
 
 
 if __name__ == "__main__":

@@ -83,11 +83,15 @@ class Flight:
 
     def _failed_whole(self, failure: pb.Failure) -> None:
         """Somebody's instance made a stage fail: alone each request finds out whether it was its own."""
-        alone = self.alone()
-        if len(alone) > 1:
-            self.queue.pool.again(alone)
+        if self.is_shared:
+            self.queue.pool.again(self.alone())
             return
         self._failed(self.pieces[0], failure)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it has instances of several requests, be they over or not."""
+        return len({job for job, _, _ in self.pieces}) > 1
 
     def alone(self) -> list[Flight]:
         """A batch of its own for each of the requests that still wait for it."""
@@ -215,7 +219,7 @@ class UnitQueue:
     def lost(self, flight: Flight, at: tuple[int, int], is_hung: bool, why: str) -> None:
         """The process of a batch is gone: each of its requests runs once more, alone; who was alone is refused."""
         alone = flight.alone()
-        if len({job for job, _, _ in flight.pieces}) > 1:
+        if flight.is_shared:
             self.pool.again(alone)
             return
         names = self.unit.names

@@ -15,8 +15,11 @@ import tritonclient.http
 
 from penstock import Client, ServiceError
 from penstock.errors import DeadlineError, QueueFullError
-from penstock.serving.infer import InferResponse
+from penstock.serving.infer import InferResponse, MethodStatistics
 from penstock.serving.refusals import RefusalError
+from penstock.serving.servables.each import room
+from penstock.serving.servables.flow import Route
+from penstock.serving.servables.plan import MethodPlan
 from tests.cli.test_serve import serving as service
 from tests.serving.servables.folders import Host, arrays, children, request, run, serving, write
 from tests.serving.service import until
@@ -165,6 +168,78 @@ def test_what_is_about_no_instance_ends_the_request(host: Host) -> None:
         assert len((await others).outputs) == 2
 
     host.do(beside())
+
+
+CROWD = """
+    servable.settings(max_waiting=8, workers=2, timeout_s=600)
+
+    @servable.stage(outputs={{"y": "FP32[]"}}, batch_size=8)
+    def quick(x):
+        if len(x) == 8: open({folder!r} + f"/in{{x[0]:g}}", "w").close()
+        while not os.path.exists({folder!r} + "/out"): time.sleep(0.005)
+        if 1 in x: raise servable.InputError("one is not taken")
+        return x
+
+    @servable.stage(outputs={{"z": "FP32[]"}}, batch_size=1)
+    def slow(y):
+        time.sleep(0.02)
+        return y
+
+    @servable.method(inputs={{"x": "FP32[]"}}, outputs={{"z": "FP32[]"}})
+    def crowd(x):
+        return slow(quick(x))
+"""
+
+
+def test_instances_of_several_requests_wait_for_room(tmp_path: Path) -> None:
+    """More of them than may wait: none is refused for that, and their time ends all the same."""
+    write(tmp_path / "root", "crowd", CROWD.format(folder=str(tmp_path)))
+
+    async def work() -> None:
+        async with serving(tmp_path / "root") as servables:
+            method = servables.find("crowd")
+            several = []
+            for first in (20.0, 40.0):
+                x = np.arange(first, first + 8)
+                x[3] = 1
+                several.append(asyncio.ensure_future(method.infer(asked(x))))
+                while not (tmp_path / f"in{first:g}").exists():
+                    await asyncio.sleep(0.005)
+            (tmp_path / "out").touch()
+            for first, found in zip((20, 40), await asyncio.gather(*several), strict=True):
+                assert arrays(found)["z"].tolist() == [0 if n == 3 else first + n for n in range(8)]
+                assert [one["instance"] for one in errors_of(found)] == [3]
+            assert method.statistics.num_rejected == 0
+
+    run(work)
+
+
+class Full:
+    """A queue that takes nothing until it was asked for its room so often."""
+
+    max_waiting = 1
+
+    def __init__(self, looks: float) -> None:
+        self.left = looks
+
+    @property
+    def num_waiting(self) -> int:
+        self.left -= 1
+        return int(self.left > 0)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.0, -1.0])
+def test_waiting_for_room_ends(seconds: float) -> None:
+    async def work() -> None:
+        free, full = Full(3), Full(float("inf"))
+        route = Route(MethodPlan("it", {}, {}, 0, (), (), 0), (), MethodStatistics(), 0)
+        route.queues = [free]  # type: ignore[list-item]
+        await room(route, float("inf"))
+        assert free.left == 0
+        route.queues = [full]  # type: ignore[list-item]
+        await room(route, seconds)
+
+    run(work)
 
 
 def test_cancelling_ends_all_of_it(tmp_path: Path) -> None:
