@@ -136,6 +136,7 @@ __attribute__((noinline)) void run(const Pass& pass, Waiting<Type>& waiting, voi
     const uint8_t* const copies[2] = {last[0], last[N - 1]};
     for (int t = 0; t < N; ++t) __builtin_memcpy(last[t], w[t], size_t(64 * lines));
     multiply<Type, A, N>(x, copies);
+    written_for_tiles();  // before the place of the copies serves for something else
   }
   waiting.finish_until(waiting.rows);
   store_sums<A, N>(y);
@@ -241,7 +242,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
-  // Of the largest block: a smaller one reads a row of what comes after it, whose sums nobody looks at.
+  // Of the largest block.  A smaller one reads a token of what comes after it, whose sums nobody looks at; the last is never smaller
+  // (row_block), so that what comes after it is rows.
   const TileShapes shapes((a.m + blocks - 1) / blocks * planes);
   int turn = 0;
   for (int64_t first = begin; first < end; first += group)

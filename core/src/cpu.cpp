@@ -110,16 +110,20 @@ bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)
   return true;
 }
 
-int32_t cpu_levels(CpuLevel* out) {
+int32_t cpu_levels(CpuLevel* out, bool tiles) {
   int32_t count = 0;
 #if defined(__x86_64__)
   const X86 machine = detect();
   // Two fused multiply-adds do the same in half the time on processors of Intel that have the instruction.
   const bool dots = machine.avx512 && machine.bf16 && machine.amd && kernels_avx512_bf16 && dots_in_order(dot_pairs);
   const Kernels* const with_dots = machine.zen4 ? kernels_avx512_near : kernels_avx512_bf16;
-  add_level(out, &count, "amx", kernels_amx, machine.avx512 && machine.bf16 && machine.tiles && may_use_tiles());
+  const bool amx = kernels_amx && machine.avx512 && machine.bf16 && machine.tiles;
+  add_level(out, &count, "amx", kernels_amx, amx && tiles && may_use_tiles());
   add_level(out, &count, "avx512", dots ? with_dots : kernels_avx512, machine.avx512);
   add_level(out, &count, "avx2", kernels_avx2, machine.avx2);
+#endif
+#if !defined(__x86_64__)
+  (void)tiles;
 #endif
 #if defined(__aarch64__)
   // What all cores have: the kernel takes features together, also of big and little ones.
@@ -132,14 +136,14 @@ int32_t cpu_levels(CpuLevel* out) {
 }
 
 ps_status choose_kernels(const char* name, const Kernels** out) {
-  CpuLevel levels[kMaxCpuLevels];
-  const int32_t count = cpu_levels(levels);
   const char* source = "cpu_level";
   if (!name || !*name) {
     name = getenv("PENSTOCK_CPU");
     source = "PENSTOCK_CPU";
   }
   const bool any = !name || !*name;
+  CpuLevel levels[kMaxCpuLevels];
+  const int32_t count = cpu_levels(levels, any || strcmp(name, "amx") == 0);
   char names[128] = "";
   for (int32_t i = 0; i < count; ++i) {
     const bool chosen = any ? levels[i].runnable : strcmp(name, levels[i].name) == 0;

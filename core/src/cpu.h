@@ -13,7 +13,9 @@ struct CpuLevel {
   bool runnable;
 };
 constexpr int32_t kMaxCpuLevels = 5;
-int32_t cpu_levels(CpuLevel* out);  // compiled in, best first; returns how many
+// Compiled in, best first; returns how many.  Whether tile registers may be used is asked of the system, for the whole process and
+// for good: `tiles` false does not ask, and says they are not.
+int32_t cpu_levels(CpuLevel* out, bool tiles = true);
 
 // Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/numerics.md): the odd product added
 // first, then the even one, each sum rounded.

@@ -209,7 +209,7 @@ extern const Kernels* const kernels_avx2;
 extern const Kernels* const kernels_avx512;
 extern const Kernels* const kernels_avx512_bf16;  // the same level, for machines that multiply bf16 too
 extern const Kernels* const kernels_avx512_near;  // and for those of them that ask for weights shortly before (Zen 4)
-extern const Kernels* const kernels_amx;  // tile registers for linear, else as kernels_avx512_bf16
+extern const Kernels* const kernels_amx;  // tile registers for linears of integers and bf16, else as kernels_avx512
 extern const Kernels* const kernels_neon;
 extern const Kernels* const kernels_neon_dot;
 

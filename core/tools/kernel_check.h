@@ -2,6 +2,7 @@
 #ifndef PENSTOCK_KERNEL_CHECK_H
 #define PENSTOCK_KERNEL_CHECK_H
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

@@ -230,7 +230,7 @@ struct LinearCase {
 
 // rows first..first+m of x, and tiles in steps of `split`; columns past the weight's must stay as they are.
 inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, int64_t first,
-                         int32_t m, int64_t split, const Floats* gated_residual = nullptr) {
+                         int32_t m, int64_t split, const Floats* residual = nullptr, bool gated = true) {
   const int64_t stride = (c.cols + 63) / 64 * 64, y_stride = c.rows + 3, planes = c.scheme.planes;
   std::vector<int8_t> q(size_t(m * stride * planes));
   Floats scales(size_t(m), 0.f), y(size_t((m - 1) * y_stride + c.rows), 777.f);
@@ -250,7 +250,11 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
   }
   Bytes panel(size_t(k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
   ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0, panel.data()};
-  if (gated_residual) a.gated = 1, a.residual = gated_residual->data(), a.residual_stride = c.rows / 2;
+  if (residual) {
+    a.gated = gated;
+    a.residual_stride = gated ? c.rows / 2 : c.rows;
+    if (!residual->empty()) a.residual = residual->data();
+  }
   const int64_t tiles = (c.rows / (a.gated ? 2 : 1) + 15) / 16;
   for (int64_t t = 0; t < tiles; t += split) k->linear[c.scheme.index](a, t, t + split < tiles ? t + split : tiles);
   return y;
@@ -335,20 +339,33 @@ inline void check_bad_rows(const LinearCase& c, Random& random) {
 }
 
 // Gated and residual forms against the plain linear and what follows it: equal in bits.
-inline void check_epilogues(const LinearCase& c, Random& random, int64_t m) {
-  const int64_t half = c.rows / 2;
-  Floats x = random.normals(m * c.cols), residual = random.normals(m * half);
+inline void check_epilogue(const LinearCase& c, Random& random, int64_t m, bool gated, bool added) {
+  const int64_t wide = gated ? c.rows / 2 : c.rows, stride = c.rows + 3;
+  const Floats x = random.normals(m * c.cols), residual = added ? random.normals(m * wide) : Floats{};
   for (const ps::Kernels* k : levels()) {
-    Floats plain = run_linear(k, c, x, c.cols, 0, int32_t(m), 1000), expected(size_t(m * half));
-    const int64_t stride = c.rows + 3;
-    ps::BinaryArgs silu = {plain.data(), plain.data() + half, stride, stride, expected.data(), half, half};
-    k->silu_mul(silu, 0, m);
-    ps::BinaryArgs add = {expected.data(), residual.data(), half, half, expected.data(), half, half};
-    k->add(add, 0, m);
-    Floats got = run_linear(k, c, x, c.cols, 0, int32_t(m), 3, &residual);
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < half; ++j)
-        if (!same_bits(got[size_t(i * stride + j)], expected[size_t(i * half + j)])) fail("gated", k->level, c.scheme.name);
+    const Floats plain = run_linear(k, c, x, c.cols, 0, int32_t(m), 1000);
+    Floats expected(size_t(m * wide));
+    for (int64_t i = 0; i < m; ++i) std::copy_n(plain.begin() + i * stride, wide, expected.begin() + i * wide);
+    if (gated) k->silu_mul({plain.data(), plain.data() + wide, stride, stride, expected.data(), wide, wide}, 0, m);
+    if (added) k->add({expected.data(), residual.data(), wide, wide, expected.data(), wide, wide}, 0, m);
+    for (int64_t split : {3, 1000}) {
+      const Floats got = run_linear(k, c, x, c.cols, 0, int32_t(m), split, &residual, gated);
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < wide; ++j)
+          if (!same_bits(got[size_t(i * stride + j)], expected[size_t(i * wide + j)])) {
+            const std::string what = std::string(gated ? "gated" : "plain") + (added ? " with a residual " : " ") + c.scheme.name;
+            return fail(what, k->level, "token " + std::to_string(i) + " output " + std::to_string(j));
+          }
+    }
+  }
+}
+
+inline void check_epilogues(LinearCase c, Random& random) {
+  for (bool bias : {true, false}) {
+    if (!bias) c.bias.clear();
+    for (int64_t m : {7, 45})
+      for (bool gated : {true, false})
+        for (bool added : {true, false}) check_epilogue(c, random, m, gated, added);
   }
 }
 
@@ -362,8 +379,7 @@ inline void check_linear() {
       if (rows != 16) c.bias = random.normals(rows);
       check_linear_case(c, random, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33});
       if (scheme.planes) check_bad_rows(c, random);
-      if (rows % 32 == 0)
-        for (int64_t m : {7, 45}) check_epilogues(c, random, m);
+      if (rows % 32 == 0) check_epilogues(c, random);
     }
   // As wide as models are, and as many rows as a prompt has: blocks, panels and what is left of both.
   const int64_t large[][2] = {{40, 1024}, {48, 2817}};

@@ -35,7 +35,7 @@ inline void check_bf16_tiles(Random& random) {
 // More rows than the second-level cache holds, which tile registers take in another order: the same bits as by vectors, and of
 // bf16, which those round otherwise, as few rows have.
 inline void check_many_rows(Random& random) {
-  const int64_t rows = 200, cols = 2817;
+  const int64_t rows = 384, cols = 2817;
   const int32_t most = 401;
   for (const Scheme& scheme : kSchemes) {
     if (!scheme.planes && scheme.index != ps::LINEAR_BF16) continue;
@@ -48,6 +48,9 @@ inline void check_many_rows(Random& random) {
       const Floats all = run_linear(k, c, x, cols, 0, most, 1000);
       if (scheme.planes) expect_same(run_linear(ps::kernels_avx512, c, x, cols, 0, most, 1000), all, what, k->level);
       expect_same(run_linear(k, c, x, cols, 0, most, 7), all, what + " split", k->level);
+      const Floats none, gated = run_linear(k, c, x, cols, 0, most, 1000, &none);
+      if (scheme.planes) expect_same(run_linear(ps::kernels_avx512, c, x, cols, 0, most, 1000, &none), gated, what + " gated", k->level);
+      expect_same(run_linear(k, c, x, cols, 0, most, 7, &none), gated, what + " gated, split", k->level);
       for (int64_t i : {0, 211, 400})
         expect_same(run_linear(k, c, x, cols, i, 1, 1000),
                     Floats(all.begin() + i * (rows + 3), all.begin() + i * (rows + 3) + rows), what + " alone", k->level);
