@@ -14,22 +14,25 @@ ENCODINGS: Final = {"gzip": 31, "deflate": 15}
 _LEVEL: Final = 1
 
 
-def inflated(data: bytes, encoding: str, most: int) -> bytes:
-    """What was compressed.  413 as soon as it has more than ``most`` bytes, 400 when it is not one whole stream."""
+def inflated(data: bytes, encoding: str, most: int, noun: str = "body") -> bytes:
+    """What was compressed.  413 as soon as it has more than ``most`` bytes, 400 when it is not one whole stream.
+
+    Refusals call it ``noun``.
+    """
     unpacker = zlib.decompressobj(ENCODINGS[encoding])
     try:
         found = unpacker.decompress(data, most + 1)
     except zlib.error as error:
-        raise _wrong(encoding, str(error)) from None
+        raise _wrong(noun, encoding, str(error)) from None
     if len(found) > most:
-        raise RefusalError(413, f"the body has more than {most} bytes once it is unpacked", code="body_too_large")
+        raise RefusalError(413, f"the {noun} has more than {most} bytes once it is unpacked", code="body_too_large")
     if not unpacker.eof or unpacker.unused_data:
-        raise _wrong(encoding, "bytes behind its end" if unpacker.eof else "it ends too early")
+        raise _wrong(noun, encoding, "bytes behind its end" if unpacker.eof else "it ends too early")
     return found
 
 
-def _wrong(encoding: str, why: str) -> RefusalError:
-    return RefusalError(400, f"the body is not one {encoding} stream: {why}", code="invalid_compression")
+def _wrong(noun: str, encoding: str, why: str) -> RefusalError:
+    return RefusalError(400, f"the {noun} is not one {encoding} stream: {why}", code="invalid_compression")
 
 
 def deflated(data: bytes, encoding: str) -> bytes:

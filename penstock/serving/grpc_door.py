@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from penstock.errors import UnavailableError
 from penstock.serving.call import Call, new_id
 from penstock.serving.door import LOG, REQUEST_ID
+from penstock.serving.grpc_packed import encoding_of, unpacked
 from penstock.serving.grpc_untaken import Untaken
 from penstock.serving.message_bounds import BadMessageError, check_fields
 from penstock.serving.operations import Operation
@@ -158,16 +159,19 @@ class GrpcCall:
         return GoneError("slow reader")
 
     async def parsed(self, data: bytes) -> Any:
-        """A message of the method's type; RefusalError for bytes that are none."""
+        """A message of the method's type, also of packed bytes; RefusalError for bytes that are none."""
+        most = _OPEN_MESSAGE if self.method.is_open else self.door.limits.body_bytes
+        is_small = len(data) < _LARGE_MESSAGE and not encoding_of(data)
 
         def parse() -> Any:
             try:
-                check_fields(data, self.method.request.DESCRIPTOR)
-                return self.method.request.FromString(data)
+                message = unpacked(data, most)
+                check_fields(message, self.method.request.DESCRIPTOR)
+                return self.method.request.FromString(message)
             except (BadMessageError, DecodeError) as error:
                 raise RefusalError(400, f"this is no {self.method.request.DESCRIPTOR.name}: {error}") from None
 
-        return parse() if len(data) < _LARGE_MESSAGE else await asyncio.to_thread(parse)
+        return parse() if is_small else await asyncio.to_thread(parse)
 
 
 async def _no_send(message: Any) -> None:

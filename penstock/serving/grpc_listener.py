@@ -33,7 +33,7 @@ def _options(limits: DoorLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.header_bytes),
         ("grpc.absolute_max_metadata_size", limits.header_bytes),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is small on the way may be large
+        ("grpc.per_message_decompression", 0),  # gRPC would unpack a message whole, however large
         ("grpc.max_concurrent_streams", _STREAMS_OF_CONNECTION),
         ("grpc.max_allowed_incoming_connections", limits.num_connections),
         ("grpc.max_connection_idle_ms", int(limits.keep_alive_s * 1000)),

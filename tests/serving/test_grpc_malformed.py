@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -62,6 +63,7 @@ MALFORMED = {
     "a datatype that is none": asked("FP8", [2], bytes(2)),
     "no message": b"\xff" * (LIMIT - 200),
 }
+REFUSED = f"the message has more than {LIMIT} bytes once it is unpacked".encode()
 TOO_LARGE = asked("UINT8", [LIMIT], bytes(LIMIT))
 
 
@@ -84,26 +86,59 @@ def test_tensors_that_are_refused(service: Service, name: str) -> None:
         assert code_of(found, GOOD) == "OK", "the connection goes on"
 
 
-def packed(data: bytes) -> bytes:
+PACKED_WRONG = {
+    "gzip that ends early": gzip.compress(GOOD)[:-1],
+    "zlib that ends early": zlib.compress(GOOD)[:-1],
+    "only gzip's first bytes": b"\x1f\x8b",
+    "only zlib's first bytes": b"\x78\x9c",
+    "gzip and a byte": gzip.compress(GOOD) + b"\0",
+    "zlib and a message": zlib.compress(GOOD) + GOOD,
+    "gzip twice": gzip.compress(GOOD) * 2,
+    "gzip of another sum": gzip.compress(GOOD)[:-8] + bytes(4) + gzip.compress(GOOD)[-4:],
+    "zlib of another sum": zlib.compress(GOOD)[:-1] + b"\0",
+    "no gzip behind its head": b"\x1f\x8b\x08" + b"\xff" * (LIMIT - 200),
+    "packed twice": gzip.compress(gzip.compress(GOOD)),
+}
+
+
+@pytest.mark.parametrize("name", PACKED_WRONG)
+def test_packed_messages_that_are_refused(service: Service, name: str) -> None:
+    with channel(service) as found:
+        for method in (INFER, STREAM):
+            assert code_of(found, PACKED_WRONG[name], method) == "INVALID_ARGUMENT"
+            for data in (GOOD, gzip.compress(GOOD), zlib.compress(GOOD)):
+                assert code_of(found, data, method) == "OK", "the connection goes on"
+
+
+def packed(data: bytes, method: str = INFER, encoding: bytes = b"gzip") -> bytes:
     """A call whose message says that it is packed, byte by byte: a client's library would hold what it grows to."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
     message = b"\x01" + struct.pack(">I", len(data)) + data
     parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
     frames = [frame(0, int(one is parts[-1]), 1, one) for one in parts]
-    return preface + headers(INFER.encode(), 1, {b"grpc-encoding": b"gzip"}) + b"".join(frames)
+    return preface + headers(method.encode(), 1, {b"grpc-encoding": encoding}) + b"".join(frames)
 
 
 def test_memory_is_flat_under_what_is_refused(service: Service) -> None:
     """Sizes of all there is, bombs, messages beyond the limit, whole and in streams."""
-    bomb = packed(gzip.compress(bytes(48 * MIB)))
+    data, check = bytes(48 * MIB), "/grpc.health.v1.Health/Check"
+    bombs = [(gzip.compress(data), b"gzip"), (zlib.compress(data), b"deflate")]
+    bombs += [(pack(TOO_LARGE), name) for pack, name in ((gzip.compress, b"gzip"), (zlib.compress, b"deflate"))]
+    calls = [packed(bomb, method, name) for bomb, name in bombs for method in (INFER, STREAM)]
+    small = packed(gzip.compress(bytes(2000)), check)
+    del data
     with channel(service) as found:
 
         def storm() -> None:
             for method in (INFER, STREAM):
                 for name, data in MALFORMED.items():
                     assert code_of(found, data, method) == "INVALID_ARGUMENT", name
+                for name, data in PACKED_WRONG.items():
+                    assert code_of(found, data, method) == "INVALID_ARGUMENT", name
             assert code_of(found, TOO_LARGE) == "RESOURCE_EXHAUSTED"
-            assert b"'gzip' is disabled" in answers_to(service, bomb)
+            for one in calls:
+                assert REFUSED in answers_to(service, one, text=REFUSED)
+            assert b"more than 1024 bytes once" in answers_to(service, small, text=b"unpacked")
 
         # A round sends three MiB; gRPC's own pools fill slowly.
         check_flat(storm, warm_up=8, rounds=8, largest=LIMIT, grown=4 * MIB)

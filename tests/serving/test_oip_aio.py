@@ -10,6 +10,8 @@ import tritonclient.http.aio as over_http
 from tritonclient.utils import InferenceServerException
 
 from penstock import __version__
+from penstock.serving import grpc_packed
+from penstock.serving.compression import inflated
 from tests.serving.aio_clients import ADMIN, GREEDY, PROMPT, WAYS, as_json, plain, refusal, service_of, talk, tensor
 
 
@@ -142,13 +144,37 @@ def test_compression_both_ways(service, algorithm):
     talk(service, "http", work)
 
 
-def test_compressed_messages_are_refused(service):
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_messages(service, algorithm, monkeypatch):
+    x, seen = np.zeros((1000, 2), np.float32), []
+
+    def noting(data, encoding, *others):
+        seen.append(encoding)
+        return inflated(data, encoding, *others)
+
+    monkeypatch.setattr(grpc_packed, "inflated", noting)
+
     async def work(client):
-        x = tensor("grpc", "x", np.zeros((1000, 2)))
-        with pytest.raises(InferenceServerException) as error:
-            await client.infer("numbers", [x], compression_algorithm="gzip")
-        assert error.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert np.array_equal((await client.infer("numbers", [x])).as_numpy("y"), np.zeros((1000, 2)))
+        inputs = [tensor("grpc", "x", x)]
+        found = await client.infer("numbers", inputs, compression_algorithm=algorithm)
+        assert np.array_equal(found.as_numpy("y"), x)
+        assert seen == [algorithm]
+
+        async def requests():
+            for n in range(3):
+                inputs = [tensor("grpc", "x", x + n)]
+                yield {"model_name": "numbers", "inputs": inputs, "request_id": str(n)}
+
+        found = {}
+        async for result, error in client.stream_infer(requests(), compression_algorithm=algorithm):
+            assert error is None
+            found[result.get_response().id] = result.as_numpy("y")
+        assert seen == [algorithm] * 4
+        assert all(np.array_equal(found[str(n)], 2 * (x + n)) for n in range(3))
+        wrong = tensor("grpc", "x", x.reshape(-1))
+        assert await refusal("grpc", client.infer("numbers", [wrong], compression_algorithm=algorithm)) == (
+            "400", "x must have the shape [-1, 2], batch first, not [2000]"
+        )  # fmt: skip
 
     talk(service, "grpc", work)
 
