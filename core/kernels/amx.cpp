@@ -148,19 +148,6 @@ void run_of(int blocks, int tiles, const Pass& pass, Waiting<Type>& waiting, voi
   return tiles == 2 ? run<Type, 1, 2>(pass, waiting, y) : run<Type, 1, 1>(pass, waiting, y);
 }
 
-// 64 columns of a tile of 4-bit weights on their lines, int8 [16][16][4].
-PS_INLINE void put_on_lines(const uint8_t* w, uint8_t* y) {
-  const I16 params = i_load(w);
-  PS_UNROLL for (int g = 0; g < 2; ++g) {
-    const W4Line line = w4_line(params, g, false);
-    PS_UNROLL for (int j = 0; j < 4; ++j) {
-      const I16 bytes = i_load(w + 64 + 256 * g + 64 * j);
-      i_store(y + 512 * g + 64 * j, w4_low(bytes, line));
-      i_store(y + 512 * g + 256 + 64 * j, w4_high(bytes, line));
-    }
-  }
-}
-
 // A blocks of rows, all there are, against N tiles of 4-bit weights: each step is put on its lines a little before it is multiplied.
 template <int A, int N>
 __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Integers>& waiting, void* y) {
@@ -172,8 +159,7 @@ __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Int
   for (int64_t s = 0; s < pairs + kEarly; ++s) {
     if (s < pairs)
       PS_UNROLL for (int t = 0; t < N; ++t) {
-        PS_UNROLL for (int i = 0; i < kI4Pair; i += 64) prefetch(w[t] + ahead + i);
-        put_on_lines(w[t], ready[s % kSteps][t]);
+        put_on_lines(w[t], ahead, ready[s % kSteps][t]);
         w[t] += kI4Pair;
       }
     if (s < kEarly) continue;
@@ -199,8 +185,8 @@ struct Tiles {
   int64_t ahead;                 // bytes, where one pass asks for what follows
   bool four;
 
-  PS_INLINE Pair pair_at(const LinearArgs& a, int64_t tile, int64_t end, int64_t group) const {
-    Pair p = {a.gated || tile + 2 <= end ? 2 : 1, {}, {}};
+  PS_INLINE TilePair pair_at(const LinearArgs& a, int64_t tile, int64_t end, int64_t group) const {
+    TilePair p = {a.gated || tile + 2 <= end ? 2 : 1, {}, {}};
     p.data[0] = a.weight.data + tile * bytes;
     p.data[1] = a.gated ? p.data[0] + a.weight.rows / 32 * bytes : p.count == 2 ? p.data[0] + bytes : p.data[0];
     for (int t = 0; t < 2; ++t) p.next[t] = p.data[t] + group * bytes;
@@ -209,7 +195,7 @@ struct Tiles {
 };
 
 // One pass asks for what comes a little later in memory; of several each for its share of the next tiles.
-PS_INLINE void ask_ahead(Pass* pass, const Tiles& tiles, const Pair& pair, int64_t index, int64_t passes) {
+PS_INLINE void ask_ahead(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t index, int64_t passes) {
   const int64_t at = passes == 1 ? 0 : tiles.bytes * index / passes / 64 * 64;
   const int64_t lines = (tiles.bytes / passes + 63) / 64, steps = pass->lines / 16 > 0 ? pass->lines / 16 : 1;
   for (int t = 0; t < 2; ++t) pass->next[t] = passes == 1 ? pair.data[t] + tiles.ahead : pair.next[t] + at;
@@ -249,7 +235,7 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
   for (int64_t first = begin; first < end; first += group)
     for (int64_t p = 0; p < passes; ++p)
       for (int64_t tile = first; tile < end && tile < first + group; tile += step, turn = 1 - turn) {
-        const Pair pair = tiles.pair_at(a, tile, end, group);
+        const TilePair pair = tiles.pair_at(a, tile, end, group);
         Waiting<Type> next = {&a, tile, pair, planes, 0, 0, {}, sums[turn]};
         Pass pass = {};
         pass.lines = tiles.lines;
@@ -262,9 +248,12 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
           if (p == 0) fill_panel(pass.w[t], tiles.lines / 16, kI4Ahead, panel);
           pass.w[t] = panel;
         }
-        ask_ahead(&pass, tiles, pair, p, passes);
-        if (tiles.four && passes == 1) run4_of<Type>(count, pair.count, pass, tiles.ahead, waiting, sums[turn]);
-        else run_of<Type>(count, pair.count, pass, waiting, sums[turn]);
+        if (tiles.four && passes == 1) {
+          run4_of<Type>(count, pair.count, pass, tiles.ahead, waiting, sums[turn]);
+        } else {
+          ask_ahead(&pass, tiles, pair, p, passes);
+          run_of<Type>(count, pair.count, pass, waiting, sums[turn]);
+        }
         waiting = next;
       }
   waiting.finish_until(waiting.rows);

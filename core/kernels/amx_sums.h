@@ -6,14 +6,14 @@ namespace ps {
 namespace {
 
 // Tiles that are multiplied together: two neighbours, or one of the gate and its twin of `up`.
-struct Pair {
+struct TilePair {
   int count;
   const uint8_t *data[2], *next[2];
 };
 
 // The sums of whole tiles without bias, two beside each other or gate and up, one row after the other.
 template <class Type, bool kGated, bool kResidual>
-__attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const Pair& pair,
+__attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair,
                                             const typename Type::Sum* sums) {
   const typename Type::Scales scales(a, pair);
   float* y = a.y + block.first * a.y_stride + tile * 16;
@@ -28,7 +28,7 @@ __attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock&
 
 // Whether finish_whole could do it, and did.
 template <class Type>
-PS_INLINE bool finished_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const Pair& pair, const typename Type::Sum* sums) {
+PS_INLINE bool finished_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair, const typename Type::Sum* sums) {
   const int64_t stop = (tile + (a.gated ? 1 : 2)) * 16;
   if (a.bias || a.qx.planes == 2 || pair.count != 2 || stop > (a.gated ? a.weight.rows / 2 : a.weight.rows)) return false;
   if (a.gated) {
@@ -47,7 +47,7 @@ struct Integers {
   struct Scales {
     F16 weight[2];
     const float* token;
-    PS_INLINE Scales(const LinearArgs& a, const Pair& pair)
+    PS_INLINE Scales(const LinearArgs& a, const TilePair& pair)
         : weight{f_load((const float*)pair.data[0]), f_load((const float*)pair.data[1])}, token(a.qx.scale) {}
     PS_INLINE F16 value(I16 sum, int64_t row, int t) const { return f_from_i(sum) * (weight[t] * f_set(token[row])); }
   };
@@ -55,7 +55,7 @@ struct Integers {
   PS_INLINE static void dot1() { _tile_dpbssd(1, 4, 7); }
   PS_INLINE static void dot2() { _tile_dpbssd(2, 5, 6); }
   PS_INLINE static void dot3() { _tile_dpbssd(3, 5, 7); }
-  static void finish(const LinearArgs& a, const RowBlock& block, int64_t tile, const Pair& pair, I16* sums) {
+  static void finish(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair, I16* sums) {
     if (finished_whole<Integers>(a, block, tile, pair, sums)) return;
     const F16 first = f_load((const float*)pair.data[0]), second = f_load((const float*)pair.data[1]);
     if (a.gated) return finish_gated(a, block, {tile * 16, first, sums}, {0, second, sums + 1});
@@ -68,14 +68,14 @@ struct Halves {
   using Sum = F16;
   static constexpr bool kFour = false;
   struct Scales {
-    PS_INLINE Scales(const LinearArgs&, const Pair&) {}
+    PS_INLINE Scales(const LinearArgs&, const TilePair&) {}
     PS_INLINE F16 value(F16 sum, int64_t, int) const { return sum; }
   };
   PS_INLINE static void dot0() { _tile_dpbf16ps(0, 4, 6); }
   PS_INLINE static void dot1() { _tile_dpbf16ps(1, 4, 7); }
   PS_INLINE static void dot2() { _tile_dpbf16ps(2, 5, 6); }
   PS_INLINE static void dot3() { _tile_dpbf16ps(3, 5, 7); }
-  static void finish(const LinearArgs& a, const RowBlock& block, int64_t tile, const Pair& pair, F16* sums) {
+  static void finish(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair, F16* sums) {
     if (finished_whole<Halves>(a, block, tile, pair, sums)) return;
     if (a.gated) store_gated(a, block.first, tile, block.count, 2, sums, sums + 1);
     else store_block(a, block.first, tile, block.count, pair.count, sums);
@@ -87,7 +87,7 @@ template <class Type>
 struct Waiting {
   const LinearArgs* args;
   int64_t tile;
-  Pair pair;
+  TilePair pair;
   int planes, rows, done;  // tokens
   RowBlock blocks[2];
   typename Type::Sum* sums;  // [2][16][pair.count]

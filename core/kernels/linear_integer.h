@@ -141,22 +141,25 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
   PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
 }
 
-// Puts a tile of 4-bit weights on its lines: int8 [pairs * 16][16][4].
-__attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64_t ahead, uint8_t* panel) {
-  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair) {
-    const I16 params = i_load(w);
-    prefetch(w + ahead);
-    PS_UNROLL for (int g = 0; g < 2; ++g, panel += 512) {
-      const W4Line line = w4_line(params, g, false);
-      PS_UNROLL for (int j = 0; j < 4; ++j) {
-        const uint8_t* p = w + 64 + 256 * g + 64 * j;
-        prefetch(p + ahead);
-        const I16 bytes = i_load(p);
-        i_store(panel + 64 * j, w4_low(bytes, line));
-        i_store(panel + 256 + 64 * j, w4_high(bytes, line));
-      }
+// Puts 64 columns of a tile of 4-bit weights on their lines: int8 [16][16][4].
+PS_INLINE void put_on_lines(const uint8_t* w, int64_t ahead, uint8_t* y) {
+  const I16 params = i_load(w);
+  prefetch(w + ahead);
+  PS_UNROLL for (int g = 0; g < 2; ++g, y += 512) {
+    const W4Line line = w4_line(params, g, false);
+    PS_UNROLL for (int j = 0; j < 4; ++j) {
+      const uint8_t* p = w + 64 + 256 * g + 64 * j;
+      prefetch(p + ahead);
+      const I16 bytes = i_load(p);
+      i_store(y + 64 * j, w4_low(bytes, line));
+      i_store(y + 256 + 64 * j, w4_high(bytes, line));
     }
   }
+}
+
+// All columns of a tile: int8 [pairs * 16][16][4].
+__attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64_t ahead, uint8_t* panel) {
+  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, panel += 1024) put_on_lines(w, ahead, panel);
 }
 
 // One or two tiles of int8 for a block of rows: out [rows][n].
