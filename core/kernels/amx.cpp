@@ -39,8 +39,12 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kTileBytes = 1024, kBf16Ahead = 16384;
+constexpr int64_t kTileBytes = 1024;
 static_assert(kIntRows == 16, "blocks of rows are those of a tile register");
+
+// How far ahead one pass over weights, which waits for memory, asks for each of its two tiles: what is asked for and the rows share the
+// nearest cache, 48 KiB here, and what it cannot keep is fetched twice.
+PS_INLINE int64_t ahead_of_tiles(int64_t blocks) { return blocks == 1 ? 4096 : 2048; }
 
 // What the compiler is to have in memory: gcc's intrinsics do not say what they read.
 PS_INLINE void written_for_tiles() { __asm__ volatile("" : : : "memory"); }
@@ -182,7 +186,6 @@ void run4_of(int blocks, int tiles, const Pass& pass, int64_t ahead, Waiting<Typ
 // The weight as it lies in memory.
 struct Tiles {
   int64_t header, bytes, lines;  // before the columns; of a whole tile; of 64 bytes once they are int8 or bf16
-  int64_t ahead;                 // bytes, where one pass asks for what follows
   bool four;
 
   PS_INLINE TilePair pair_at(const LinearArgs& a, int64_t tile, int64_t end, int64_t group) const {
@@ -195,10 +198,10 @@ struct Tiles {
 };
 
 // One pass asks for what comes a little later in memory; of several each for its share of the next tiles.
-PS_INLINE void ask_ahead(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t index, int64_t passes) {
+PS_INLINE void ask_ahead(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index, int64_t passes) {
   const int64_t at = passes == 1 ? 0 : tiles.bytes * index / passes / 64 * 64;
   const int64_t lines = (tiles.bytes / passes + 63) / 64, steps = pass->lines / 16 > 0 ? pass->lines / 16 : 1;
-  for (int t = 0; t < 2; ++t) pass->next[t] = passes == 1 ? pair.data[t] + tiles.ahead : pair.next[t] + at;
+  for (int t = 0; t < 2; ++t) pass->next[t] = passes == 1 ? pair.data[t] + ahead : pair.next[t] + at;
   pass->next_lines = (lines + steps - 1) / steps;
 }
 
@@ -224,7 +227,7 @@ PS_INLINE void put_rows(const LinearArgs& a, int planes, int64_t blocks, int64_t
 
 template <class Type>
 void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t begin, int64_t end) {
-  const int64_t blocks = num_row_blocks(a.m, planes), passes = (blocks + 1) / 2, step = a.gated ? 1 : 2;
+  const int64_t blocks = num_row_blocks(a.m, planes), passes = (blocks + 1) / 2, step = a.gated ? 1 : 2, ahead = ahead_of_tiles(blocks);
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
@@ -249,9 +252,9 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
           pass.w[t] = panel;
         }
         if (tiles.four && passes == 1) {
-          run4_of<Type>(count, pair.count, pass, tiles.ahead, waiting, sums[turn]);
+          run4_of<Type>(count, pair.count, pass, ahead, waiting, sums[turn]);
         } else {
-          ask_ahead(&pass, tiles, pair, p, passes);
+          ask_ahead(&pass, tiles, pair, ahead, p, passes);
           run_of<Type>(count, pair.count, pass, waiting, sums[turn]);
         }
         waiting = next;
@@ -266,8 +269,8 @@ void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   if (a.m * a.qx.planes <= kGroupRows) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
   const bool four = is_int4(a.weight.layout);
   const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64;
-  const Tiles tiles = four ? Tiles{kI4Header, kI4Header + pairs * kI4Pair, pairs * 16, kI4Ahead, true}
-                           : Tiles{kI8Header, kI8Header + steps * 64, steps, kI8Ahead, false};
+  const Tiles tiles = four ? Tiles{kI4Header, kI4Header + pairs * kI4Pair, pairs * 16, true}
+                           : Tiles{kI8Header, kI8Header + steps * 64, steps, false};
   linear_tiles<Integers>(a, tiles, a.qx.planes, begin, end);
 }
 
@@ -284,7 +287,7 @@ int64_t linear_panel_bytes_amx(int32_t layout, int64_t cols, int64_t m, int32_t 
 
 void linear_bf16_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = (a.weight.cols + 1) / 2;
-  linear_tiles<Halves>(a, Tiles{0, pairs * 64, pairs, kBf16Ahead, false}, 1, begin, end);
+  linear_tiles<Halves>(a, Tiles{0, pairs * 64, pairs, false}, 1, begin, end);
 }
 
 void round_rows_bf16_amx(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
