@@ -119,12 +119,10 @@ def _object(report: ProfileReport, per_node: bool) -> dict[str, Any]:
 
 def _text(args: argparse.Namespace, report: ProfileReport) -> str:
     width = shutil.get_terminal_size((_WIDE, 24)).columns
-    peaks = ", ".join(f"{name} {value / 1e9:,.0f}" for name, value in report.ops_per_s.items())
     threads = _count(report.num_threads, "thread")
     lines = [
         f"{args.model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}",
         f"weights {report.weights}, keys and values {report.kv_cache}",
-        f"arithmetic peaks in GOP/s: {peaks}",
     ]
     for phase in report.phases:
         lines += ["", *_head(phase, report.num_threads), "", *_table(phase, args.per_node, width)]
@@ -147,10 +145,12 @@ def _head(phase: PhaseReport, num_threads: int) -> list[str]:
     if phase.alike == phase.passes and phase.step_threads == num_threads:
         threads = ""
     rate = phase.num_tokens / phase.plain_s
+    peaks = ", ".join(f"{name} {value / 1e9:,.0f}" for name, value in phase.ops_per_s.items())
     return [
         f"{phase.phase}: {what}{threads}",
-        f"{phase.wall_s * 1e3:,.3f} ms ({phase.plain_s * 1e3:,.3f} ms, {rate:,.1f} tokens/s, when nothing is noted); "
-        f"memory reads {phase.read_bytes_per_s / 1e9:.1f} GB/s",
+        f"{phase.wall_s * 1e3:,.3f} ms ({phase.plain_s * 1e3:,.3f} ms, {rate:,.1f} tokens/s, when nothing is noted)",
+        f"limits of {_count(phase.step_threads, 'thread')}: memory {phase.read_bytes_per_s / 1e9:.1f} GB/s, "
+        f"arithmetic in GOP/s {peaks}",
     ]
 
 

@@ -77,7 +77,8 @@ def draw_roofline(report: ProfileReport, model: str) -> str:
     """The picture: limits measured in the run, a point for each kind of op that computes, its area its share."""
     points = [point for phase in report.phases for point in _points(phase)]
     used = {row.peak for phase in report.phases for row in phase.kinds if row.num_ops}
-    roofs = {name: value for name, value in report.ops_per_s.items() if name in used}
+    roofs = {name: max(phase.ops_per_s[name] for phase in report.phases) for name in ("int8", "bf16", "f32")}
+    roofs = {name: value for name, value in roofs.items() if name in used}
     bandwidth = max(phase.read_bytes_per_s for phase in report.phases)
     scale = _Scale(points, roofs, bandwidth)
     parts = [

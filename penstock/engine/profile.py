@@ -89,7 +89,8 @@ class PhaseReport:
 
     Of ``passes``, ``alike`` were walked by ``step_threads`` threads, the others by more or fewer: a step goes on
     without a thread that comes late.  ``wall_s`` is the mean of the middle half by time of those alike, ``plain_s`` the
-    median of as many passes that noted nothing.  ``kinds`` plus ``between`` are ``wall_s``.  ``fused`` are ops that
+    median of as many passes that noted nothing.  ``read_bytes_per_s`` and ``ops_per_s``, by type, are what so many
+    threads can do at most, measured with the phase.  ``kinds`` plus ``between`` are ``wall_s``.  ``fused`` are ops that
     others do in their stores, with their number.  ``spans`` are those of the steps of the median pass.
     """
 
@@ -104,6 +105,7 @@ class PhaseReport:
     wall_s: float
     plain_s: float
     read_bytes_per_s: float
+    ops_per_s: dict[str, float]
     kinds: list[Row]
     nodes: list[Row]
     between: dict[str, float]
@@ -113,7 +115,7 @@ class PhaseReport:
 
 @dataclass
 class ProfileReport:
-    """What was profiled, the limits that were measured with it, and its phases."""
+    """What was profiled, and its phases."""
 
     network: str
     scheme: str
@@ -121,7 +123,6 @@ class ProfileReport:
     num_threads: int
     kv_cache: str
     weights: str
-    ops_per_s: dict[str, float]
     phases: list[PhaseReport]
 
 
@@ -185,19 +186,23 @@ class _Profiler:
         phases = [self._phase(phase) for phase in PHASES if phase in self.what.phases]
         for phase in phases:  # the peaks are known now
             for row in [*phase.kinds, *phase.nodes]:
-                self._compare(row, phase.read_bytes_per_s)
+                _compare(row, phase)
         return ProfileReport(
             info.network, info.scheme, info.cpu_level, info.num_threads, self.program.limits.kv_layout,
-            self.what.weights, self.peaks.ops_per_s, phases,
+            self.what.weights, phases,
         )  # fmt: skip
 
     def _phase(self, phase: str) -> PhaseReport:
         steps = self._prompt(self.what.prompt_tokens) if phase == "prefill" else self._decode()
-        before = self._probe()
+        bandwidth = _probe(self.peaks)
         passes, plain = self._passes(steps)
-        bandwidth = max(before, self._probe())
+        bandwidth, peaks = max(bandwidth, _probe(self.peaks)), self.peaks
         counts = Counter(one.threads for one in passes)
         threads = max(counts, key=lambda number: (counts[number], number))
+        if threads < self.program.info.num_threads:  # a step too short to be shared
+            with core.Context(threads, self.program.info.cpu_level) as context:
+                peaks = Peaks(context)
+                bandwidth = max(_probe(peaks), _probe(peaks))
         kept = sorted((one for one in passes if one.threads == threads), key=lambda one: one.wall)
         quarter = len(kept) // 4
         kept = kept[quarter : len(kept) - quarter]
@@ -215,17 +220,13 @@ class _Profiler:
             wall_s=statistics.fmean(one.wall for one in kept) * 1e-9,
             plain_s=statistics.median(plain) * 1e-9,
             read_bytes_per_s=bandwidth,
+            ops_per_s=peaks.ops_per_s,
             kinds=_kinds(self.graph, nodes),
             nodes=nodes,
             between=between,
             fused=dict(Counter(row.op for row in nodes if not row.calls)),
             spans=middle.spans,
         )
-
-    def _probe(self) -> float:
-        """Read bandwidth now, and a look at the arithmetic."""
-        self.peaks.probe_compute(0.05)
-        return self.peaks.probe_bandwidth()
 
     def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> _Step:
         """A step: request i has ``lens[i]`` random tokens from position ``starts[i]`` and pages of its own."""
@@ -335,7 +336,7 @@ class _Profiler:
                     len(steps),
                     cost.num_bytes,
                     cost.num_ops,
-                    peak_of(node),
+                    peak_of(node, self.program.limits.kv_layout, self.program.info.cpu_level),
                 )
             rows.append(row)
         between = {
@@ -346,10 +347,17 @@ class _Profiler:
         }
         return rows, between
 
-    def _compare(self, row: Row, bandwidth: float) -> None:
-        memory, arithmetic = row.num_bytes / bandwidth, row.num_ops / self.peaks.ops_per_s[row.peak]
-        row.limit = "memory" if memory >= arithmetic else row.peak
-        row.share_of_limit = max(memory, arithmetic) / row.busy_seconds if row.busy_seconds > 0 else 0.0
+
+def _probe(peaks: Peaks) -> float:
+    """Read bandwidth now, and a look at the arithmetic."""
+    peaks.probe_compute(0.05)
+    return peaks.probe_bandwidth()
+
+
+def _compare(row: Row, phase: PhaseReport) -> None:
+    memory, arithmetic = row.num_bytes / phase.read_bytes_per_s, row.num_ops / phase.ops_per_s[row.peak]
+    row.limit = "memory" if memory >= arithmetic else row.peak
+    row.share_of_limit = max(memory, arithmetic) / row.busy_seconds if row.busy_seconds > 0 else 0.0
 
 
 def _kinds(graph: Graph, nodes: list[Row]) -> list[Row]:

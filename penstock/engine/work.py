@@ -68,8 +68,14 @@ class Cost:
         self.num_ops += other.num_ops
 
 
-def peak_of(node: Node) -> str:
-    """The arithmetic whose peak bounds a node: int8 where weights are integers, else bf16 or f32."""
+def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
+    """The arithmetic whose peak bounds a node: int8 where weights are integers, else bf16 or f32.
+
+    Attention multiplies pairs of bf16, but over f32 pages, and on the level ``amx``, whose tile registers have another
+    order of additions than attention's bits ask for.
+    """
+    if node.op == "attention":
+        return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
     scheme = str(node.attrs.get("scheme", ""))
     return "int8" if scheme.startswith("w") else "bf16" if scheme == "bf16" else "f32"
 
@@ -110,7 +116,8 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
         return cost
     values = [graph.values[o.name] for o in node.inputs if o.kind == "value"]
     outputs = [graph.values[name] for name in node.outputs]
-    cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*values, *outputs]))
+    taken = [*outputs, *values[1:]] if node.op == "gather_rows" else values  # of the first as many rows as come out
+    cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*taken, *outputs]))
     for operand in node.inputs:
         if operand.kind == "weight":
             weight = graph.weights[operand.name]

@@ -43,6 +43,7 @@ def test_rows_and_what_lies_between_are_the_whole_time(profiled):
         assert sum(row["wait_seconds"] for row in phase["kinds"]) <= phase["between"]["waiting for other threads"]
         assert all(row["busy_seconds"] >= row["seconds"] * (1 - 1e-9) for row in phase["nodes"])
         assert phase["plain_s"] > 0
+        assert set(phase["ops_per_s"]) == {"f32", "bf16", "int8"}
 
 
 def test_phases_have_the_size_that_was_asked_for(profiled):
@@ -61,7 +62,9 @@ def test_phases_have_the_size_that_was_asked_for(profiled):
     body = sum(row["num_ops"] for row in prefill["kinds"] if row["op"] == "linear" and row is not head)
     whole = 256 * 256 + 3 * 256 * 704  # of a layer, beside its queries, keys and values: the last has it for one token
     assert 2 * 700 * (6 * 256 * 512 + 5 * whole) <= body < 2 * 700 * 6 * (256 * 512 + whole)
-    assert {row["limit"] for row in decode["kinds"]} <= {"memory", "int8", "f32"}
+    assert {row["limit"] for row in decode["kinds"]} <= {"memory", "int8", "bf16", "f32"}
+    gathered = next(row for row in prefill["kinds"] if row["op"] == "gather_rows")
+    assert gathered["num_bytes"] < 4096  # one row of 700, read and written
 
 
 def test_the_trace_holds_every_node_on_every_thread_in_order(profiled):

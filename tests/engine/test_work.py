@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.engine.profile import Profile, _Profiler
+from penstock.engine.profile import Profile, _Profiler, profile
 from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
@@ -57,6 +57,12 @@ def test_attention_counts_keys_within_the_window(graph):
         assert cost.num_bytes - read * per_token / 2 - activations <= 4 * (5 + 3 + 2 * 2 * 3)  # positions, tables
 
 
+def test_rows_that_are_gathered_are_read_alone(graph):
+    costs = zip(graph.nodes, costs_of(graph, STEP, 1.0), strict=True)
+    (gather,) = (cost for node, cost in costs if node.op == "gather_rows")
+    assert gather.num_bytes == 2 * 2 * 4 * HIDDEN + 2 * 4  # two of five rows, and which
+
+
 def test_kept_nodes_cost_what_the_wanted_tokens_do(graph):
     prompt = StepSize(starts=(5, 40), lens=(30, 20), width=3, num_rows=1)
     last = StepSize(starts=(59,), lens=(1,), width=3, num_rows=1)  # the second request's last token
@@ -86,8 +92,16 @@ def test_a_token_reads_the_weights_that_the_core_counts():
 
 def test_peaks_follow_the_scheme():
     graph, _ = read_graph(DEMO)
-    assert {peak_of(node) for node in graph.nodes if node.op == "linear"} == {"int8"}
-    assert {peak_of(node) for node in graph.nodes if node.op != "linear"} == {"f32"}
+
+    def peaks(is_it, kv_layout, cpu_level):
+        return {peak_of(node, kv_layout, cpu_level) for node in graph.nodes if is_it(node.op)}
+
+    assert peaks(lambda op: op == "linear", "bf16", "avx512") == {"int8"}
+    assert peaks(lambda op: op not in ("linear", "attention"), "bf16", "avx512") == {"f32"}
+    for kv_layout, cpu_level, peak in (
+        ("bf16", "avx512", "bf16"), ("int8", "avx2", "bf16"), ("f32", "avx512", "f32"), ("bf16", "amx", "f32"),
+    ):  # fmt: skip
+        assert peaks(lambda op: op == "attention", kv_layout, cpu_level) == {peak}
 
 
 def test_kinds_are_told_apart_by_as_little_as_it_takes():
@@ -120,6 +134,26 @@ def test_decode_steps_have_their_contexts():
         assert logits[0].tobytes() == logits[1].tobytes() == logits[2].tobytes()
         found.append(logits[0])
     assert not np.allclose(found[0], found[1])
+
+
+def test_a_step_that_one_thread_walks_has_the_limits_of_one(monkeypatch):
+    class Told:
+        def __init__(self, context):
+            self.ops_per_s = dict.fromkeys(("f32", "bf16", "int8"), 1e9 * context.num_threads)
+            self.read = 1e9 * context.num_threads
+
+        def probe_compute(self, seconds):
+            pass
+
+        def probe_bandwidth(self):
+            return self.read
+
+    monkeypatch.setattr("penstock.engine.profile.Peaks", Told)
+    what = Profile(DEMO, phases=("decode", "prefill"), threads=2, context=4, prompt_tokens=400, steps=9)
+    prefill, decode = profile(what).phases
+    assert decode.step_threads == 1
+    for phase in (prefill, decode):
+        assert phase.read_bytes_per_s == phase.ops_per_s["int8"] == 1e9 * phase.step_threads
 
 
 def test_profiles_of_nothing_are_refused():
