@@ -120,9 +120,10 @@ def _object(report: ProfileReport, per_node: bool) -> dict[str, Any]:
 def _text(args: argparse.Namespace, report: ProfileReport) -> str:
     width = shutil.get_terminal_size((_WIDE, 24)).columns
     threads = _count(report.num_threads, "thread")
+    copied = f" (copied in {report.populate_s * 1e3:,.0f} ms)" if report.populate_s else ""
     lines = [
         f"{args.model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}",
-        f"weights {report.weights}, keys and values {report.kv_cache}",
+        f"weights {report.weights}{copied}, keys and values {report.kv_cache}",
     ]
     for phase in report.phases:
         lines += ["", *_head(phase, report.num_threads), "", *_table(phase, args.per_node, width)]

@@ -115,7 +115,7 @@ class PhaseReport:
 
 @dataclass
 class ProfileReport:
-    """What was profiled, and its phases."""
+    """What was profiled, and its phases; ``populate_s``: seconds of copying weights, 0 where they are mapped."""
 
     network: str
     scheme: str
@@ -123,6 +123,7 @@ class ProfileReport:
     num_threads: int
     kv_cache: str
     weights: str
+    populate_s: float
     phases: list[PhaseReport]
 
 
@@ -164,11 +165,11 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
         kv_layout=what.kv_cache,
         weights=what.weights,
     )
-    with open_subject(what, limits, "profile", progress) as (_, program, graph):
+    with open_subject(what, limits, "profile", progress) as (opened, program, graph):
         if program.info.context_len < longest:
             asked = f"prompt_tokens {longest}" if longest > what.context + 1 else f"context {what.context} and one more"
             raise InvalidArgumentError(f"{asked} is over the model's context of {program.info.context_len} tokens")
-        return _Profiler(what, program, graph, pages_for(longest)).report()
+        return _Profiler(what, program, graph, pages_for(longest)).report(opened.populate_s)
 
 
 class _Profiler:
@@ -181,7 +182,7 @@ class _Profiler:
         self.kept = [node.kept for node in spans.node_infos(program.model)]
         self.peaks = Peaks(program.context)
 
-    def report(self) -> ProfileReport:
+    def report(self, populate_s: float) -> ProfileReport:
         info = self.program.info
         phases = [self._phase(phase) for phase in PHASES if phase in self.what.phases]
         for phase in phases:  # the peaks are known now
@@ -189,7 +190,7 @@ class _Profiler:
                 _compare(row, phase)
         return ProfileReport(
             info.network, info.scheme, info.cpu_level, info.num_threads, self.program.limits.kv_layout,
-            self.what.weights, phases,
+            self.what.weights, populate_s, phases,
         )  # fmt: skip
 
     def _phase(self, phase: str) -> PhaseReport:

@@ -172,6 +172,7 @@ class Fleet:
             path=self.config.path,
             version=self.config.version,
             load_s=0.0 if link.plan is None else round(link.plan.load_s, 3),
+            populate_s=0.0 if link.plan is None else round(link.plan.populate_s, 3),
         )
         self._on_change()
 

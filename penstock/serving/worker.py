@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.lite.core import Plan
     from penstock.runtime.program import ProgramLimits
 
-__all__ = ["Stream", "Worker", "main", "weights_id"]
+__all__ = ["Stream", "Worker", "main", "ready", "weights_id"]
 
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: what it is, and where its metadata lies."""
@@ -113,7 +113,7 @@ class Worker:
             return 1
         self._feed = Feed(llm, self._hand_over, asyncio.get_running_loop().call_soon)
         gc.freeze()  # what loading made stays: else full collections look at it, and a step waits for that
-        self._stream.send(pb.FromWorker(ready=_ready(llm, self._config, time.perf_counter() - start)))
+        self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_far:
             told = f"penstock worker: {self._config.name} is loaded, and offered to {self._config.address}"
             print(told, file=sys.stderr, flush=True)
@@ -251,12 +251,14 @@ def _plan_told(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:
     return told
 
 
-def _ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
+def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
+    """What a worker tells once its model takes requests; ``load_s``: seconds that it took to open, copying included."""
     from penstock.serving.local import card_of
 
     program = llm.engine.program
     told = _plan_told(program.limits, llm.info.plan)
     told.num_threads, told.cpu_level, told.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
+    told.populate_s = llm.populate_s
     most = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))

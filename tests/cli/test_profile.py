@@ -32,6 +32,11 @@ def profiled(tmp_path_factory):
     return json.loads(texts[0]), json.loads((folder / "t.json").read_text()), folder / "p.svg", texts[1]
 
 
+def test_mapped_weights_take_no_copying(profiled):
+    assert profiled[0]["populate_s"] == 0
+    assert "weights mmap, keys" in profiled[3]
+
+
 def test_rows_and_what_lies_between_are_the_whole_time(profiled):
     found = profiled[0]
     assert [phase["phase"] for phase in found["phases"]] == ["prefill", "decode"]
@@ -128,6 +133,7 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["scheme"], found["weights"], found["kv_cache"], found["num_threads"]) == ("w4a8", "huge", "int8", 1)
+    assert found["populate_s"] > 0
     assert [phase["phase"] for phase in found["phases"]] == ["prefill"]
     (phase,) = found["phases"]
     assert "nodes" not in phase

@@ -283,6 +283,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
             await running.models.update("v0", str(versions[1]))
             await running.models.unload("v0")
         told = [record.facts for record in caplog.records if "event" in getattr(record, "facts", {})]
+        ready = [one for one in told if one["event"] == "worker_ready"]
+        assert all(0 <= one["populate_s"] < one["load_s"] for one in ready)
         assert [(one["event"], one.get("cause"), one["model"]) for one in told] == [
             ("worker_ready", None, "v0"),
             ("worker_gone", "signal", "v0"),

@@ -34,7 +34,7 @@ from penstock.serving.config import WorkerConfig
 from penstock.serving.frames import FIRST_BYTES
 from penstock.serving.own_folder import OwnFolder, remove_stale
 from penstock.serving.process import unwritten_bytes
-from penstock.serving.worker import open_llm
+from penstock.serving.worker import open_llm, ready
 from tests.cli.conftest import environment
 from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
@@ -239,7 +239,7 @@ def test_a_folder_is_planned_beside_what_others_hold(tmp_path, monkeypatch) -> N
     llm, _ = open_llm(replace(config, reserved_bytes=0), plans.append)
     with llm:
         assert [plan.total_bytes for plan in plans] == [llm.info.plan.total_bytes]
-        assert llm.populate_s > 0, "weights are copied as asked"
+        assert ready(llm, config, 1.0).plan.populate_s == llm.populate_s > 0, "weights are copied as asked"
         assert len(llm.generate([5, 6], replace_tokens(3)).token_ids) == 3
     llm, _ = open_llm(replace(config, reserved_bytes=0, options=replace(options, scheme="w8a8")), plans.append)
     with llm:
