@@ -25,6 +25,8 @@ TITLES = {
     "memory:32": "memory 32",
 }
 MIB = 1 << 20
+PREFILL_SHARE = 0.8
+"""Of the arithmetic peak, that a whole prefill is to reach."""
 
 
 def lines_of(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -60,7 +62,20 @@ def ratio_lines(results: Results) -> list[str]:
             below += [found for found in cells if found is not None and not found.met]
         lines += lines_of(rows)
     names = [f"{c.shape} {c.precision} {TITLES[c.column]} ({c.ratio:.2f} of {c.goal:g})" for c in below]
-    return [*lines, f"Below their goal: {', '.join(names)}." if names else "Every cell that was measured is met.", ""]
+    told = f"Below their goal: {', '.join(names)}." if names else "Every cell that was measured is met."
+    return [*lines, told, *absent_lines(results), ""]
+
+
+def absent_lines(results: Results) -> list[str]:
+    """A ratio is to the best of those that were run: who was not, of the precisions that were."""
+    lines = []
+    for shape in shapes_in(results):
+        ran = {row["system"] for row in results.rows if row["shape"] == shape}
+        precisions = {system.precision for system in SYSTEMS if system.name in ran}
+        absent = [one.name for one in SYSTEMS if one.name not in ran and one.precision in precisions]
+        if absent:
+            lines.append(f"{shape}, not run: {', '.join(absent)}.")
+    return lines
 
 
 def peak_lines(results: Results) -> list[str]:
@@ -73,7 +88,8 @@ def peak_lines(results: Results) -> list[str]:
                 rate = statistics.median(value_of(row, "prefill:512") for row in rows)
                 peak = limits["bf16" if system.precision == "bf16" else "int8"]
                 share = 2 * results.header["layer_weights"][shape] * rate / peak
-                shares.append(f"{shape} {system.precision} {share:.0%}")
+                below = "" if share >= PREFILL_SHARE else f" **below** {PREFILL_SHARE:.0%}"
+                shares.append(f"{shape} {system.precision} {share:.0%}{below}")
     return [f"Penstock's prefill as a share of the arithmetic peak: {', '.join(shares)}.", ""] if shares else []
 
 

@@ -167,7 +167,8 @@ def test_the_report_names_what_is_below_its_goal_and_what_failed() -> None:
     assert "1.03 **below** (goal 1.5, openvino int8)" in text
     assert "Below their goal: 348m 8 bit decode 8 (1.03 of 1.5)." in text
     assert "1.12 (goal 1.05, openvino int8)" in text
-    assert "share of the arithmetic peak: 348m 8 bit 56%." in text  # 900 x 2 x 250 M of 800 G
+    assert "share of the arithmetic peak: 348m 8 bit 56% **below** 80%." in text  # 900 x 2 x 250 M of 800 G
+    assert "348m, not run: onnxruntime int8, ctranslate2 int8, vllm w8a8." in text
     assert "- 348m llama.cpp Q8_0 decode:8: out of memory" in text
 
 
