@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cached_property
 from pathlib import Path
@@ -83,12 +83,12 @@ class AsyncClient:
 
     async def infer(self, servable: str, inputs: Inputs, **options: Any) -> InferResult:
         """As Client.infer; cancelling the caller cancels the request."""
-        found: InferResult = await self._call(Inference.of(servable, inputs, binary=self._is_binary, **options))
+        found: InferResult = await self._call(self._inference("infer", servable, inputs, options))
         return found
 
     def infer_async(self, servable: str, inputs: Inputs, **options: Any) -> asyncio.Task[InferResult]:
         """The same as a task."""
-        return asyncio.ensure_future(self.infer(servable, inputs, **options))
+        return asyncio.ensure_future(self._call(self._inference("infer_async", servable, inputs, options)))
 
     async def infer_many(
         self, servable: str, inputs: Iterable[Inputs], *, in_flight: int = 32, **options: Any
@@ -97,7 +97,8 @@ class AsyncClient:
         waiting: deque[asyncio.Task[InferResult]] = deque()
         try:
             for one in inputs:
-                waiting.append(self.infer_async(servable, one, **options))
+                call = self._inference("infer_many", servable, one, options)
+                waiting.append(asyncio.ensure_future(self._call(call)))
                 if len(waiting) >= in_flight:
                     yield await _or_error_of(waiting.popleft())
             while waiting:
@@ -109,7 +110,7 @@ class AsyncClient:
 
     def stream_infer(self, servable: str, inputs: Inputs, **options: Any) -> AsyncIterator[InferResult]:
         """As Client.stream_infer; closing the iterator ends the request."""
-        call = Inference.of(servable, inputs, **options)
+        call = self._inference("stream_infer", servable, inputs, options)
         return self._channel.stream(call) if self._address.is_grpc else self._pieces(Generated(call))
 
     async def close(self) -> None:
@@ -130,6 +131,9 @@ class AsyncClient:
         from penstock.serving.client_grpc import AsyncChannel
 
         return AsyncChannel(self._address)
+
+    def _inference(self, caller: str, servable: str, inputs: Inputs, options: Mapping[str, Any]) -> Inference:
+        return Inference.asked(f"AsyncClient.{caller}", servable, inputs, options, binary=self._is_binary)
 
     async def _call(self, call: OipCall) -> Any:
         if not self._address.is_grpc:

@@ -107,13 +107,12 @@ class Client:
         all tries together, which is told to the service, too.  Every array has the instances of a batch as its first
         dimension.
         """
-        found: InferResult = self._call(Inference.of(servable, inputs, binary=self._is_binary, **options))
+        found: InferResult = self._call(self._inference("infer", servable, inputs, options))
         return found
 
     def infer_async(self, servable: str, inputs: Inputs, **options: Any) -> Future[InferResult]:
         """The same in the background; up to 64 at a time are under way, others wait."""
-        call = Inference.of(servable, inputs, binary=self._is_binary, **options)
-        return self._threads.submit(self._call, call)
+        return self._threads.submit(self._call, self._inference("infer_async", servable, inputs, options))
 
     def infer_many(
         self, servable: str, inputs: Iterable[Inputs], *, in_flight: int = 32, **options: Any
@@ -125,7 +124,8 @@ class Client:
         waiting: deque[Future[InferResult]] = deque()
         try:
             for one in inputs:
-                waiting.append(self.infer_async(servable, one, **options))
+                call = self._inference("infer_many", servable, one, options)
+                waiting.append(self._threads.submit(self._call, call))
                 if len(waiting) >= in_flight:
                     yield _or_error(waiting.popleft())
             while waiting:
@@ -139,7 +139,7 @@ class Client:
 
         Over HTTP to one prompt at a time; over gRPC to several, and a servable's answer is one piece.
         """
-        call = Inference.of(servable, inputs, **options)
+        call = self._inference("stream_infer", servable, inputs, options)
         return self._channel.stream(call) if self._address.is_grpc else self._pieces(Generated(call))
 
     def close(self) -> None:
@@ -166,6 +166,9 @@ class Client:
         from penstock.serving.client_grpc import Channel
 
         return Channel(self._address)
+
+    def _inference(self, caller: str, servable: str, inputs: Inputs, options: Mapping[str, Any]) -> Inference:
+        return Inference.asked(f"Client.{caller}", servable, inputs, options, binary=self._is_binary)
 
     def _call(self, call: OipCall) -> Any:
         if not self._address.is_grpc:

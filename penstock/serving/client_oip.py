@@ -18,6 +18,12 @@ __all__ = ["Change", "Index", "Inference", "OfModel", "OipCall", "Rpc", "path_of
 
 _LENGTH: Final = "inference-header-content-length"
 _MAX_TIMEOUT_S: Final = 86_400.0
+_OPTIONS: Final = ("method", "version", "outputs", "parameters", "timeout_s")
+_MEANT: Final = {
+    "binary": "it is given to the client itself",
+    "timeout": "timeout_s is its time in seconds",
+    "priority": 'parameters={"priority": 1} has it',
+}
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,27 @@ class Inference(OipCall):
     timeout_s: float | None = None
 
     @classmethod
+    def asked(
+        cls, caller: str, servable: str, inputs: Mapping[str, Any], options: Mapping[str, Any], *, binary: bool = True
+    ) -> Inference:
+        """Of what a public method, ``caller``, was given; InvalidArgumentError names what cannot be."""
+        for name in options:
+            if name not in _OPTIONS:
+                meant = f" ({_MEANT[name]})" if name in _MEANT else ""
+                raise InvalidArgumentError(f"{caller} has the options {', '.join(_OPTIONS)}, not {name}{meant}")
+        return cls.of(servable, inputs, binary=binary, **options)
+
+    @classmethod
     def of(
         cls, servable: str, inputs: Mapping[str, Any], *, binary: bool = True, method: str = "",
         version: str | int = "", outputs: Sequence[str] = (), parameters: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Inference:  # fmt: skip
         """Of what a caller gives; InvalidArgumentError names what cannot be."""
+        if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in inputs):
+            raise InvalidArgumentError(f'inputs must be arrays by name, like {{"x": [[1.0]]}}, not {inputs!r:.100}')
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise InvalidArgumentError(f'parameters must be like {{"priority": 1}}, not {parameters!r:.100}')
         given = dict(parameters or {})
         for name, value in given.items():
             if not isinstance(value, bool | int | float | str):

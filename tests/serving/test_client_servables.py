@@ -99,9 +99,11 @@ def test_lists(client: Client) -> None:
         ({"x": [None]}, "x: expected numbers, texts or bytes, found NoneType"),
         ({"x": ["a", 1]}, "x: expected numbers"),
         ({"x": [{}]}, "found dict"),
+        ([1], r"inputs must be arrays by name, .*, not \[1\]"),
+        ({1: [1]}, r"inputs must be arrays by name, .*, not \{1: \[1\]\}"),
     ],
 )
-def test_what_is_no_tensor(inputs: dict[str, Any], told: str) -> None:
+def test_what_is_no_tensor(inputs: Any, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         Client().infer("echo", inputs)
 
@@ -112,6 +114,7 @@ def test_what_is_no_tensor(inputs: dict[str, Any], told: str) -> None:
         ({"timeout_s": 0}, "timeout_s"),
         ({"timeout_s": 5, "parameters": {"timeout": 5}}, "not both"),
         ({"parameters": {"a": [1]}}, "parameter a must be"),
+        ({"parameters": [1]}, "parameters must be like"),
         ({"outputs": "sum"}, "outputs must be a sequence"),
         ({"version": 0}, "version must be a number from 1"),
         ({"version": True}, "version must be a number from 1"),
@@ -121,6 +124,41 @@ def test_what_is_no_tensor(inputs: dict[str, Any], told: str) -> None:
 def test_options_that_cannot_be(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         Client().infer("sums", {"x": X}, **options)
+
+
+async def of_async(client: AsyncClient, name: str, inputs: Any, **options: Any) -> None:
+    found = getattr(client, name)("sums", [inputs] if name == "infer_many" else inputs, **options)
+    if name in ("infer", "infer_async"):
+        await found
+    else:
+        async for _ in found:
+            pass
+
+
+INFERENCES = ("infer", "infer_async", "infer_many", "stream_infer")
+
+
+@pytest.mark.parametrize("name", INFERENCES)
+def test_what_was_called_and_its_options_are_named(name: str) -> None:
+    told = f"Client.{name} has the options method, version, outputs, parameters, timeout_s, not"
+    for options, why in (
+        ({"binary": False}, "binary .it is given to the client itself"),
+        ({"timeout": 2}, "timeout .timeout_s is"),
+        ({"priority": 1}, "priority .parameters="),
+        ({"wait": 1}, "wait$"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{told} {why}"):
+            list(getattr(Client(), name)("sums", [{"x": X}] if name == "infer_many" else {"x": X}, **options))
+        with pytest.raises(InvalidArgumentError, match=f"^Async{told} {why}"):
+            asyncio.run(of_async(AsyncClient(), name, {"x": X}, **options))
+
+
+@pytest.mark.parametrize("name", INFERENCES)
+def test_inputs_that_have_no_names(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^inputs must be"):
+        list(getattr(Client(), name)("sums", [[1]] if name == "infer_many" else [1]))
+    with pytest.raises(InvalidArgumentError, match=r"^inputs must be"):
+        asyncio.run(of_async(AsyncClient(), name, [1]))
 
 
 def test_bytes_that_json_cannot_hold(service: Service) -> None:
