@@ -18,7 +18,16 @@ from penstock.errors import (
 )
 from penstock.serving.shapes import Members, MisfitError, Text, optional
 
-__all__ = ["CODES", "ERROR", "OIP_ERROR", "RefusalError", "grpc_code", "misfit_refusal", "refusal_of"]
+__all__ = [
+    "CODES",
+    "ERROR",
+    "OIP_ERROR",
+    "RefusalError",
+    "VersionNotFoundError",
+    "grpc_code",
+    "misfit_refusal",
+    "refusal_of",
+]
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,10 @@ OIP_ERROR: Final = Members(
 MAX_MESSAGE_CHARS: Final = 1000
 
 
+class VersionNotFoundError(NotFoundError):
+    """A model is there, and has no such version."""
+
+
 class RefusalError(Exception):
     """A request that ends with a status of the table."""
 
@@ -155,6 +168,8 @@ def refusal_of(error: BaseException, request_id: str) -> RefusalError:
         return RefusalError(400, str(error), code="unsupported_parameter")
     if isinstance(error, (OutOfMemoryError, MemoryError)):
         return RefusalError(503, "there is no memory for it now", code="out_of_memory")
+    if isinstance(error, VersionNotFoundError):
+        return RefusalError(404, str(error), param="model_version", code="version_not_found")
     if isinstance(error, NotFoundError):
         return RefusalError(404, str(error), param="model", code="model_not_found")
     if isinstance(error, UnavailableError):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
 from penstock.serving.infer import ModelState
 from penstock.serving.logs import tell
 from penstock.serving.servables.loaded import LoadedMethod, LoadedVersion, to_its_end
@@ -75,7 +75,7 @@ class Servable:
 
     def method(self, text: str, version: str) -> LoadedMethod:
         """A method by its name ("" for the default one) and version; NotFoundError, UnavailableError."""
-        loaded = self.versions[find_version(version, self.versions, self.labels, self.states)]
+        loaded = self.versions[find_version(self.name, version, self.versions, self.labels, self.states)]
         methods = loaded.methods
         name = text or loaded.plan.settings.default_method or (next(iter(methods)) if len(methods) == 1 else "")
         if name not in methods:
@@ -213,14 +213,17 @@ class Servables:
         async with servable.changing:
             self._check_open()
             asked = {**servable.asked, **change}
-            found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
+            try:
+                found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
+            except NotFoundError as error:  # the folder went: the servable is known, but cannot be loaded
+                raise InvalidFileError(f"{servable.name}: {error}") from None
             text = await asyncio.to_thread(read_script, found.script)
             loading = Loading(servable, found, text, self._patience)
             try:
                 wanted = await loading.wanted(asked)
-                plan = make_plan(wanted, found, servable.prints, servable.labels)
                 if change:
-                    check_there(plan, wanted, found)
+                    check_there(wanted, found)
+                plan = make_plan(wanted, found, servable.prints, servable.labels)
                 await loading.load(plan, self._languages)
                 self._check_open()
             except BaseException:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
+from penstock.serving.refusals import VersionNotFoundError
 
 __all__ = [
     "NAME",
@@ -245,10 +246,11 @@ class Wanted:
         for label, number in self.labels.items():
             if not isinstance(label, str) or NAME.fullmatch(label) is None:
                 raise InvalidArgumentError(
-                    f"a label begins with a letter, then letters, digits, _ and -, not {label!r:.100}"
+                    f"labels: a label begins with a letter, then letters, digits, _ and -, not {label!r:.100}"
                 )
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise InvalidArgumentError(f"label {label}: expected the number of a version, found {number!r:.100}")
+                told = f"labels: {label}: expected the number of a version, found {number!r:.100}"
+                raise InvalidArgumentError(told)
 
 
 @dataclass(frozen=True)
@@ -320,26 +322,32 @@ def make_plan(
     return Plan(load, missing, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
 
 
-def check_there(plan: Plan, wanted: Wanted, found: ServableFolder) -> None:
+def check_there(wanted: Wanted, found: ServableFolder) -> None:
     """InvalidArgumentError for a version that a load asks for by a label or a number, and that has no folder.  A
     servable's own settings may name versions to come.
     """
-    if not plan.missing:
+    missing = ({*wanted.policy.numbers} | {*wanted.labels.values()}) - set(found.versions)
+    if not missing:
         return
-    number = plan.missing[0]
-    named = [f"label {label}" for label, one in wanted.labels.items() if one == number] or [f"versions {wanted.policy}"]
-    there = ", ".join(map(str, found.versions))
-    raise InvalidArgumentError(f"{named[0]}: {found.name} has no version {number}; there are {there}")
+    number = min(missing)
+    label = next((f"labels: {label}" for label, one in wanted.labels.items() if one == number), "")
+    there = ", ".join(map(str, found.versions)) or "none"
+    reason = f"; {number}: {found.refused[str(number)]}" if str(number) in found.refused else ""
+    told = f"{found.name} has no version {number}; there are {there}{reason}"
+    raise InvalidArgumentError(f"{label or f'versions {wanted.policy}'}: {told}")
 
 
-def find_version(text: str, ready: Collection[int], labels: Mapping[str, int], known: Collection[int] = ()) -> int:
-    """The version that a request names: "" is the newest that is ready, otherwise a number or a label.
+def find_version(
+    name: str, text: str, ready: Collection[int], labels: Mapping[str, int], known: Collection[int] = ()
+) -> int:
+    """The version of the servable ``name`` that a request asks for: "" is the newest that is ready, otherwise a number
+    or a label.
 
-    UnavailableError for one of ``known`` that is not ready; NotFoundError for all else.
+    UnavailableError for one of ``known`` that is not ready; VersionNotFoundError for all else.
     """
     if not text:
         if not ready:
-            raise UnavailableError("no version is ready")
+            raise UnavailableError(f"{name}: no version is ready")
         return max(ready)
     number = labels.get(text)
     if number is None and _VERSION.fullmatch(text):
@@ -347,6 +355,6 @@ def find_version(text: str, ready: Collection[int], labels: Mapping[str, int], k
     if number is not None and number in ready:
         return number
     if number is not None and (number in known or text in labels):
-        raise UnavailableError(f"version {text} is not ready")
+        raise UnavailableError(f"{name}: version {text} is not ready")
     names = ", ".join([*map(str, sorted(ready)), *sorted(labels)])
-    raise NotFoundError(f"there is no version {text!r:.100}; there are {names or 'none'}")
+    raise VersionNotFoundError(f"{name} has no version {text!r:.100}; there are {names or 'none'}")

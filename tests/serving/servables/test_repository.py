@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.serving.fleet import Patience
+from penstock.serving.refusals import RefusalError, refusal_of
 from tests.serving.servables.folders import PATIENCE, ask, children, pids, request, run, serving, write
 from tests.serving.workers import until
 
@@ -69,10 +71,9 @@ def test_versions_and_labels(tmp_path: Path) -> None:
                 with pytest.raises(InvalidArgumentError, match=r"one has no version 9; there are 1, 2, 3"):
                     await servables.load("one", config)
             assert servables.find("one").running.policy == {"latest": {"num_versions": 2}}
-            with pytest.raises(InvalidFileError, match="7"):
-                await servables.load("one", {"versions": "7", "labels": {}})
-            with pytest.raises(InvalidArgumentError, match="versions 7: one has no version 7"):
-                await servables.load("one", {"versions": "7"})
+            for config in ({"versions": "7", "labels": {}}, {"versions": "7"}):
+                with pytest.raises(InvalidArgumentError, match=r"versions 7: one has no version 7; there are 1, 2, 3$"):
+                    await servables.load("one", config)
             assert await which(servables, "stable") == 2
             await servables.unload("one")
             await until(lambda: set(states(servables).values()) == {"UNAVAILABLE"})  # what was drained before, too
@@ -103,6 +104,64 @@ BROKEN = {
         r"a\.onnx",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"labels": {"a b": 1}}, "labels: a label begins with a letter, then letters, digits, _ and -, not 'a b'"),
+        ({"labels": {"a": "1"}}, "labels: a: expected the number of a version, found '1'"),
+        ({"labels": {"stable": 5}}, "labels: stable: one has no version 5; there are 1"),
+        ({"labels": {"stable": 2}}, "labels: stable: one has no version 2; there are 1; 2: a version is a folder"),
+        ({"labels": [1]}, 'labels must be like {"stable": 1}, not [1]'),
+        ({"versions": "5"}, "versions 5: one has no version 5; there are 1"),
+        ({"versions": "x"}, 'versions must be "latest", "latest:2", "all" or numbers like "1,3", not \'x\''),
+        ({"versions": 5}, 'versions must be like "latest:2", "all" or "1,3", not 5'),
+    ],
+)
+def test_what_a_load_cannot_do_is_told_by_the_name_of_its_option(
+    tmp_path: Path, config: dict[str, Any], told: str
+) -> None:
+    (write(tmp_path, "one", VERSION) / "2").write_text("")
+
+    async def work() -> RefusalError:
+        async with serving(tmp_path) as servables:
+            with pytest.raises(InvalidArgumentError) as caught:
+                await servables.load("one", config)
+            assert await which(servables) == 1
+            return refusal_of(caught.value, "r")
+
+    refused = run(work)
+    assert (refused.status, refused.param, str(refused)) == (400, *config, told)
+
+
+def test_a_version_that_is_not_there_is_told_with_the_servable(tmp_path: Path) -> None:
+    """In the words that language models have for it."""
+    write(tmp_path, "one", VERSION)
+
+    async def work() -> RefusalError:
+        async with serving(tmp_path) as servables:
+            with pytest.raises(NotFoundError) as caught:
+                servables.find("one", "7")
+            return refusal_of(caught.value, "r")
+
+    refused = run(work)
+    assert (refused.status, refused.param, refused.code) == (404, "model_version", "version_not_found")
+    assert str(refused) == "one has no version '7'; there are 1"
+
+
+def test_a_file_that_is_gone_cannot_be_loaded(tmp_path: Path) -> None:
+    """No such servable is another error: this one is served on."""
+    folder = write(tmp_path, "one", VERSION)
+
+    async def work() -> None:
+        async with serving(tmp_path) as servables:
+            (folder / "servable.py").unlink()
+            with pytest.raises(InvalidFileError, match=r"^one: there is no .*servable\.py"):
+                await servables.load("one")
+            assert await which(servables) == 1
+
+    run(work)
 
 
 def test_names_that_models_have(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
+from penstock.serving.refusals import VersionNotFoundError
 from penstock.serving.servables import versions as versions_module
 from penstock.serving.servables.versions import (
     Plan,
@@ -250,20 +251,20 @@ def test_a_label_for_a_version_that_never_was_leads_nowhere() -> None:
 
 @pytest.mark.parametrize("labels", [{"1": 1}, {"": 1}, {"a": 0}, {"a": True}, {"a b": 1}, {"a": "1"}])
 def test_what_is_no_label(labels: dict[str, int]) -> None:
-    with pytest.raises(InvalidArgumentError, match="label"):
+    with pytest.raises(InvalidArgumentError, match=r"^labels: "):
         Wanted(labels=labels)
 
 
 def test_the_version_that_a_request_names() -> None:
     ready, labels = (2, 10), {"stable": 2, "canary": 11}
-    assert [find_version(text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
-    with pytest.raises(NotFoundError, match="there are 2, 10, canary, stable"):
-        find_version("3", ready, labels, known=(1, 2, 10))
+    assert [find_version("one", text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
+    with pytest.raises(VersionNotFoundError, match="one has no version '3'; there are 2, 10, canary, stable"):
+        find_version("one", "3", ready, labels, known=(1, 2, 10))
     for text in ("1", "canary"):
-        with pytest.raises(UnavailableError, match="is not ready"):
-            find_version(text, ready, labels, known=(1, 2, 10))
+        with pytest.raises(UnavailableError, match=f"one: version {text} is not ready"):
+            find_version("one", text, ready, labels, known=(1, 2, 10))
     for text in ("02", "-2", "old", "latest", "2 "):
-        with pytest.raises(NotFoundError):
-            find_version(text, ready, labels)
+        with pytest.raises(VersionNotFoundError):
+            find_version("one", text, ready, labels)
     with pytest.raises(UnavailableError):
-        find_version("", (), {})
+        find_version("one", "", (), {})
