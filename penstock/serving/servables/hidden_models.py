@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidFileError, NotFoundError, UnavailableError, UnsupportedError
 from penstock.serving.remote import RemoteBackend
 from penstock.serving.servables.language import LanguageQueue
 from penstock.serving.servables.loaded import to_its_end
@@ -33,10 +33,9 @@ class HiddenModels:
         self._models, self._make = models, make
 
     async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
-        """As LanguageModels has it; raises what loading raised, NotFoundError for a name that nobody serves."""
+        """As LanguageModels has it; raises what loading raised, InvalidFileError for a name that nobody serves."""
         if plan.served:
-            self._models.get(plan.served)
-            return LanguageQueue(plan.served, plan, lambda: self._models.get(plan.served), _nothing)
+            return self._beside(plan.served, plan, source.name)
         path = await asyncio.to_thread(source.language_path, plan.path)
         backend = self._make(f"{source.name}/{source.version}/{plan.path}", plan.scheme)
         try:
@@ -53,6 +52,23 @@ class HiddenModels:
             return backend
 
         return LanguageQueue(plan.path.strip("./") or source.name, plan, find, backend.stop)
+
+    def _beside(self, served: str, plan: LanguagePlan, servable: str) -> LanguageQueue:
+        """What runs one that is served; while it is not any more, requests are told so: UnavailableError."""
+
+        def find() -> Backend:
+            try:
+                return self._models.get(served)
+            except NotFoundError:
+                raise UnavailableError(f"{servable}: the language model {served!r} is not served now") from None
+
+        try:
+            find()
+        except UnavailableError:
+            there = ", ".join(one.name for one in self._models.list()) or "none"
+            told = f"its servable.py asks for the language model {served!r}, which is not served here; served are"
+            raise InvalidFileError(f"{servable}: {told}: {there}") from None
+        return LanguageQueue(served, plan, find, _nothing)
 
 
 async def _nothing() -> None:
