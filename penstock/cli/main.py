@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError
 
 __all__ = ["main", "make_parser"]
 
@@ -38,6 +39,7 @@ COMMANDS = (
     "doctor",
 )
 _GRACE_SECONDS = 0.8
+_FIELDS = re.compile(r"[a-z][a-z0-9_]*( and [a-z][a-z0-9_]*)*(?=[ :])")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError) as error:
         if debug:
             raise
-        print(f"penstock: {_one_line(error)}", file=sys.stderr)
+        print(f"penstock: {_by_option(_one_line(error), error, args, arguments)}", file=sys.stderr)
         _settle_stdout()
         return 1
     return status
@@ -102,6 +104,18 @@ def _load_ops(paths: Sequence[str]) -> None:
             load_ops(path)
         except PenstockError as error:
             raise type(error)(f"--ops: {error}") from None
+
+
+def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """A message about fields that begins with their names, with those of the options that give them."""
+    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError) else None
+    if names is None:
+        return text
+    options = {name: f"--{name.replace('_', '-')}" for name in names[0].split(" and ")}
+    given = {one.partition("=")[0] for one in arguments}
+    if not options.keys() <= vars(args).keys() or given.isdisjoint(options.values()):
+        return text
+    return " and ".join(options.values()) + text[names.end() :]
 
 
 def _one_line(error: BaseException) -> str:

@@ -197,6 +197,7 @@ def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, 
     models, servables = [], []
     for one in given:
         name, path = named_model(one)
+        _check_kind(one, Path(path))
         if not holds_servables(Path(path)):
             models.append((name, path))
         elif name:
@@ -204,6 +205,18 @@ def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, 
         else:
             servables.append(Path(path))
     return tuple(models), tuple(servables)
+
+
+def _check_kind(given: str, path: Path) -> None:
+    """InvalidArgumentError for a folder that is of neither kind; of GGUF's files there is more to say, elsewhere."""
+    from penstock.serving.servables.repository import holds_servables
+
+    if not path.is_dir() or holds_servables(path) or (path / "config.json").exists() or any(path.glob("*.gguf")):
+        return
+    raise InvalidArgumentError(
+        f"{given}: expected a checkpoint's folder (config.json) or a folder of servables (NAME/servable.py), found "
+        "neither file"
+    )
 
 
 def named_model(text: str) -> tuple[str, str]:

@@ -174,13 +174,13 @@ TORN = '{"id": "batch_req_3f'
         ("my notes", "result of an earlier run"),
         ('{"id": "batch_request', "result of an earlier run"),
         ("my notes\r" + TORN, "result of an earlier run"),
-        (TORN, "max_requests"),  # a line of ours, but the model does not open
+        (TORN, "--max-requests"),  # a line of ours, but the model does not open
     ],
 )
 def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_path, text, message):
     write(tmp_path / "in.jsonl", [request("a", prompt="x")])
     (tmp_path / "notes.txt").write_bytes(text.encode())
-    options = ("--max-requests", -5) if message == "max_requests" else ()
+    options = ("--max-requests", -5) if message == "--max-requests" else ()
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "notes.txt", *options)
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     assert (tmp_path / "notes.txt").read_bytes() == text.encode()

@@ -57,9 +57,9 @@ def test_inspect_shows_a_folder(penstock_command):
     [
         ([FOLDER, "--verify"], "verify"),
         (["/nowhere.psm"], "/nowhere.psm"),
-        ([DEMO, "--max-requests", "0"], "max_requests"),
-        ([DEMO, "--max-tokens", "-1"], "max_tokens"),
-        ([DEMO, "--context-len", "4096"], "context_len"),
+        ([DEMO, "--max-requests", "0"], "--max-requests"),
+        ([DEMO, "--max-tokens", "-1"], "--max-tokens"),
+        ([DEMO, "--context-len", "4096"], "--context-len"),
     ],
 )
 def test_inspect_refuses_by_name(penstock_command, args, message):
@@ -134,11 +134,11 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_
         (["--no-prefix-cache"], "--no-prefix-cache goes with --online"),
         (["--online", "--batch", "1"], "--batch does not go with --online"),
         (["--online", "--requests", "0"], "--requests must be a whole number from 1 to 1048576, not 0"),
-        (["--online", "--rate", "fast"], "rate must be none, or numbers or percentages"),
+        (["--online", "--rate", "fast"], "--rate must be none, or numbers or percentages"),
         (["--batch", "1,x"], "batch"),
         (["--batch", "0"], "batch"),
         (["--batch", "1,1"], "batch"),
-        (["--prompt-tokens", "0"], "prompt_tokens"),
+        (["--prompt-tokens", "0"], "--prompt-tokens"),
         (["--new-tokens", "5000"], "context"),
     ],
 )

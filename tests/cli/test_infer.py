@@ -70,7 +70,7 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
         (["--model", DEMO, "--threads", "1025"], "threads must be a whole number from 0 (as many as allowed) to 1024"),
         (["--model", DEMO, "--model-type", "mindir"], "model_type must be 'penstock', a bundle (.psm), not 'mindir'"),
         (["--model", DEMO, "--target", "Ascend"], "target: expected 'cpu', found 'Ascend'"),
-        (["--model", DEMO, "--prefill-model-path", DEMO], "prefill_model_path: model says already what to run"),
+        (["--model", DEMO, "--prefill-model-path", DEMO], "--prefill-model-path: model says already what to run"),
         (["--model", DEMO, "--stream", "--json"], "--stream goes without --json"),
         (
             ["--model", DEMO, "--is-sample-acceleration", "True", "--temperature", "1"],

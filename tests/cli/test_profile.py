@@ -145,13 +145,13 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--phase", "decode", "--prompt-tokens", "9"], "prompt_tokens goes with the phase prefill, not with decode"),
+        (["--phase", "decode", "--prompt-tokens", "9"], "--prompt-tokens goes with the phase prefill, not with decode"),
         (["--phase", "prefill", "--batch", "2"], "batch goes with the phase decode, not with prefill"),
         (["--phase", "prefill", "--context", "2"], "context goes with the phase decode"),
         (["--batch", "0"], "batch must be a whole number from 1"),
         (["--steps", "-1"], "steps must be a whole number from 0"),
         (["--context", "1024"], "context 1024 and one more is over the model's context of 1024"),
-        (["--phase", "prefill", "--prompt-tokens", "1025"], "prompt_tokens 1025 is over the model's context of 1024"),
+        (["--phase", "prefill", "--prompt-tokens", "1025"], "--prompt-tokens 1025 is over the model's context of 1024"),
         (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
         (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
         (["--scheme", "w4a8"], "the bundle holds 'w8a8'"),

@@ -144,6 +144,9 @@ REFUSED = {
     "no certificate": "tls_certificate",
     "a page that cannot be": "can match no page",
     "traces over gRPC": "OTLP's URL over HTTP",
+    "no port": "penstock: --port must be a whole number from 0 to 65535, not 99999",
+    "no port for gRPC": "penstock: --grpc-port must be a whole number from 0 to 65535, not 70000",
+    "half of TLS": "penstock: --tls-certificate and --tls-key must be given together",
 }
 
 
@@ -163,6 +166,9 @@ def test_what_cannot_be_served_is_said_in_a_line_and_nothing_is_left(
             "no certificate": (DEMO, "--port", 0, "--tls-certificate", tmp_path / "key", "--tls-key", tmp_path / "key"),
             "a page that cannot be": (DEMO, "--port", 0, "--allowed-origin", "https://page.example/"),
             "traces over gRPC": (DEMO, "--port", 0, "--otlp-traces-endpoint", "grpc://localhost:4317"),
+            "no port": (DEMO, "--port", 99999),
+            "no port for gRPC": (DEMO, "--port", 0, "--grpc-port=70000"),
+            "half of TLS": (DEMO, "--port", 0, "--tls-key", tmp_path / "key"),
         }[case]
         done = penstock_command("serve", *args, TMPDIR=str(tmp_path / "temporary"))
     assert done.returncode == 1

@@ -214,5 +214,12 @@ def test_folders_on_the_command_line(tmp_path: Path) -> None:
     settings = settings_of(parse(["serve", *given]))
     assert settings.servables == (tmp_path / "root", folder)
     assert [name for name, _ in settings.models] == ["", "a"]
+    (tmp_path / "empty" / "nothing").mkdir(parents=True)
+    told = r"empty: expected a checkpoint's folder \(config.json\) or a folder of servables \(NAME/servable.py\)"
+    for name in ("", "a="):
+        with pytest.raises(InvalidArgumentError, match=told):
+            settings_of(parse(["serve", f"{name}{tmp_path / 'empty'}"]))
+    (tmp_path / "empty" / "m.gguf").touch()
+    assert settings_of(parse(["serve", str(tmp_path / "empty")])).servables == (), "its own words tell of GGUF"
     with pytest.raises(InvalidArgumentError, match="NAME="):
         settings_of(parse(["serve", f"a={folder}"]))
