@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +65,25 @@ def _cast(found: NDArray[Any], spec: Spec, name: str) -> NDArray[Any]:
             if lost.any():
                 raise MisfitResultError(f"{name} holds {found[lost].flat[0]:g}, which {spec.datatype} cannot hold")
             return cast
-    raise MisfitResultError(f"{name} is {found.dtype}, which is not {spec.datatype} without loss")
+    if found.dtype.kind in "fiubc":
+        raise MisfitResultError(f"{name} is {found.dtype}, which is not {spec.datatype} without loss")
+    raise MisfitResultError(f"{name} {_told(found)}, expected {spec.datatype}")
+
+
+def _told(found: NDArray[Any]) -> str:
+    """What an array is that holds no numbers."""
+    if found.dtype == object and found.size:
+        odd = next((one for one in found.flat if not isinstance(one, Number)), found.flat[0])
+        is_number = isinstance(odd, Number)  # one that numpy has no type for, or in an array made for any object
+        return f"is an array of objects, such as {type(odd).__name__:.100}" if is_number else _held(odd, found)
+    kind = {"U": "text ", "S": "bytes "}.get(found.dtype.kind, "")
+    return f"is {kind}(numpy {found.dtype})" if kind else f"is {found.dtype}"
+
+
+def _held(value: Any, found: NDArray[Any]) -> str:
+    """One of an array's elements, or all that it is."""
+    kind = "None" if value is None else type(value).__name__
+    return f"{'holds' if found.ndim else 'is'} {kind:.100}"
 
 
 def _as_bytes(value: Any, spec: Spec, name: str) -> NDArray[Any]:
@@ -76,7 +95,7 @@ def _as_bytes(value: Any, spec: Spec, name: str) -> NDArray[Any]:
         found = np.array(value, object)
     for one in found.reshape(-1):
         if not isinstance(one, wanted):
-            raise MisfitResultError(f"{name} holds {type(one).__name__}, where {spec.datatype} is {wanted.__name__}")
+            raise MisfitResultError(f"{name} {_held(one, found)}, where {spec.datatype} is {wanted.__name__}")
     return found
 
 

@@ -117,7 +117,17 @@ def test_a_file_that_cannot_be_loaded_says_so_in_any_text(tmp_path: Path) -> Non
         ("FP16[2]", np.array([1.0, -70_000.0]), "y holds -70000, which FP16"),
         ("FP16[]", 70_000, "y holds 70000, which FP16"),
         ("FP32[]", np.float64(1e300), r"y holds 1e\+300, which FP32"),
-        ("FP32[]", "abc", "y is <U3, which is not FP32"),
+        ("FP32[]", "abc", "y is text .numpy <U3., expected FP32"),
+        ("FP32[]", b"abc", "y is bytes .numpy .S3., expected FP32"),
+        ("FP32[]", None, "y is None, expected FP32"),
+        ("FP32[2]", [1.0, None], "y holds None, expected FP32"),
+        ("FP32[]", {"a": 1}, "y is dict, expected FP32"),
+        ("FP32[]", 1j, "y is complex128, which is not FP32 without loss"),
+        ("INT64[]", 2**70, "y is an array of objects, such as int, expected INT64"),
+        ("INT64[-1]", np.empty(0, object), "y is object, expected INT64"),
+        ("INT64[]", np.datetime64("2026-01-01"), r"y is datetime64\[D\], expected INT64"),
+        ("TEXT[]", None, "y is None, where TEXT is str"),
+        ("TEXT[2]", ["a", None], "y holds None, where TEXT is str"),
     ],
 )
 def test_what_does_not_fit_a_type_is_refused(spec: str, value: Any, told: str) -> None:
