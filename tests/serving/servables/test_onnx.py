@@ -91,6 +91,15 @@ DIGITS = """
     def in_fours(image):
         return padded(normalize(image))
 
+    @servable.stage(outputs={"again": "FP32[64]"}, batch_size=4)
+    def back(scores, image):
+        return np.tile(scores, (1, 7))[:, :64] - image
+
+    @servable.method(inputs={"image": "FP32[64]"}, outputs={"first": "FP32[10]", "scores": "FP32[10]"})
+    def in_a_row(image):
+        first = digits(image)
+        return first, padded(back(first, image))
+
     @servable.method(inputs={"text": "TEXT[]", "row": "INT64[-1]"},
                      outputs={"same": "TEXT[]", "twice": "INT64[-1]", "looked": "INT64[-1]"})
     def strange(text, row):
@@ -132,6 +141,19 @@ def test_batch_split_and_padded_match_single(host: Host, name: str) -> None:
         close(split["scores"][index], alone["scores"][0])
         if "label" in split:
             assert split["label"][index] == wanted[index].argmax() == alone["label"][0]
+
+
+def test_two_models_and_a_stage_between(host: Host) -> None:
+    """What the second model gives is what numpy says of the first one's answer, whatever shares its batches."""
+    given = images(21)
+    first = np.maximum(given @ FIRST, 0) @ SECOND
+    scores = np.maximum((np.tile(first, (1, 7))[:, :64] - given) @ FIRST, 0) @ SECOND
+    whole = host.ask("digits.in_a_row", image=given)
+    close(whole["first"], first)
+    close(whole["scores"], scores)
+    for index, one in enumerate(host.gather("digits.in_a_row", *({"image": one[None]} for one in given))):
+        close(one["first"][0], first[index])
+        close(one["scores"][0], scores[index])
 
 
 def test_batches_are_counted_of_the_model(host: Host) -> None:
