@@ -278,7 +278,7 @@ class Door:
             return 499
         failure = refusal_of(error, call.request_id)
         call.facts["error"] = str(error)[:1000]
-        if failure.status == 500:
+        if failure.status == 500 and failure is not error:  # a stage's failure has its own line
             LOG.error("request %s failed", call.request_id, exc_info=error)
         if call.has_begun:
             await call.write(

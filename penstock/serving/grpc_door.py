@@ -268,7 +268,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise
         except Exception as error:
             outcome.refuse(error, call)
-            if outcome.status == 500:
+            if outcome.status == 500 and outcome.refusal is not error:  # a stage's failure has its own line
                 LOG.error("request %s failed", call.request_id, exc_info=error)
             if outcome.refusal is not None:  # its frames hold the outcome, which holds it
                 outcome.refusal.__traceback__ = outcome.refusal.__context__ = None

@@ -62,6 +62,7 @@ class InferRequest:
     """A request whose form is in order; whether its tensors fit the method is the method's to check (MisfitError with
     the tensor's name as path).
 
+    ``request_id``: the client's own, and where a method is asked the one that the log knows.
     ``outputs``: the names that are asked for, all when empty.  ``deadline_s``: seconds that it may take from now.
     ``priority``: lower goes first.  ``per_instance_errors``: instances that fail are told in the answer's parameter
     ``errors``, and the others are answered.

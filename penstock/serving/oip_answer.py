@@ -100,7 +100,7 @@ async def language_model(
 
 
 async def run_method(call: Call, method: Method, request: InferRequest, remaining_s: float = math.inf) -> InferResponse:
-    """What a method of a servable answers."""
+    """What a method of a servable answers; in the log it goes by the call's id, whatever the body calls it."""
     if call.models.is_draining:
         raise RefusalError(503, "the service is stopping", code="draining")
     seconds, priority, is_each = min(call.settings.limits.request_s, remaining_s), 0, False
@@ -122,7 +122,7 @@ async def run_method(call: Call, method: Method, request: InferRequest, remainin
     if seconds <= 0:
         raise DeadlineError("the deadline was over when the request came")
     return await method.infer(
-        InferRequest(request.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
+        InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ CODES: Final[dict[int, Code]] = {
         is_retriable=True,
     ),
     431: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the headers are too many or too large"),
-    500: Code("server_error", "INTERNAL", "a bug of ours; the log has more under the request id"),
+    500: Code("server_error", "INTERNAL", "a bug of ours, or a servable failed; the log has more under the request id"),
     503: Code(
         "unavailable_error",
         "UNAVAILABLE",
