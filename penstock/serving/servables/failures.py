@@ -9,7 +9,7 @@ from typing import Final
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.declare import InputError
 
-__all__ = ["MisfitResultError", "failure_of", "plain"]
+__all__ = ["MisfitResultError", "failure_of", "plain", "trace_of"]
 
 _MAX_NAME_CHARS: Final = 100
 _MAX_TEXT_CHARS: Final = 500
@@ -52,7 +52,19 @@ def _text(error: Exception) -> str:
         return type(error).__name__[:_MAX_NAME_CHARS]
 
 
-def _trace(error: Exception) -> str:
+def trace_of(error: BaseException, file: str, runner: str) -> str:
+    """What a file raised while ``runner`` ran it, without the frames before its own: none for a file that cannot be
+    compiled.  What was raised elsewhere keeps all.
+    """
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    num_ours = frames.index(file) if file in frames else len(frames) if frames[-1:] == [runner] else 0
+    trace = error.__traceback__
+    for _ in range(num_ours):
+        trace = trace and trace.tb_next
+    return _trace(error.with_traceback(trace))
+
+
+def _trace(error: BaseException) -> str:
     """The end of it."""
     try:
         text = "".join(traceback.format_exception(error))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import PenstockError
 from penstock.serving.logs import tell
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Loading"]
 
 _FIELDS = {"policy", "labels"}
+SLOW_S: Final = 10.0
+"""A load that takes longer is told to the log."""
 
 
 class Loading:
@@ -57,7 +61,8 @@ class Loading:
         for number in sorted(plan.load, reverse=True):
             try:
                 opening = self._opened.pop(number, None) or await self._begin(number)
-                version = await LoadedVersion.load(opening, languages)
+                with _told_when_slow(self._servable.name, number, "its processes start, and its models are opened"):
+                    version = await LoadedVersion.load(opening, languages)
             except PenstockError as error:
                 self._note_failed(number, error)
                 raise
@@ -69,7 +74,8 @@ class Loading:
         source = Source(servable.name, found.script, self._text, str(number), found.version_path(number), servable.root)
         if number not in servable.versions:
             servable.states[number] = ("LOADING", "")
-        return await Opening.begin(source, self._patience)
+        with _told_when_slow(servable.name, number, "its servable.py is being imported"):
+            return await Opening.begin(source, self._patience)
 
     def _note_failed(self, number: int, error: PenstockError) -> None:
         servable = self._servable
@@ -101,6 +107,27 @@ class Loading:
         for number, (state, _) in servable.states.items():
             if state == "LOADING":
                 servable.states[number] = ("UNAVAILABLE", "its loading was given up")
+
+
+@contextmanager
+def _told_when_slow(name: str, number: int, what: str) -> Iterator[None]:
+    """A line of the log while what is inside goes on for long, and again each time that it has taken twice as long."""
+    loop = asyncio.get_running_loop()
+
+    timer = loop.call_later(SLOW_S, lambda: told(SLOW_S))
+
+    def told(seconds: float) -> None:
+        nonlocal timer
+        tell(
+            "servable_loading", f"still loading {name} {number}, {seconds:g} s: {what}",
+            servable=name, version=number, seconds=seconds,
+        )  # fmt: skip
+        timer = loop.call_later(seconds, told, 2 * seconds)
+
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _wanted_by(settings: Settings) -> Wanted:

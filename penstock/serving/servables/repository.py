@@ -19,6 +19,7 @@ from penstock.serving.servables.versions import (
     SCRIPT,
     Plan,
     Policy,
+    ServableFolder,
     Wanted,
     check_there,
     find_version,
@@ -217,6 +218,7 @@ class Servables:
                 found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
             except NotFoundError as error:  # the folder went: the servable is known, but cannot be loaded
                 raise InvalidFileError(f"{servable.name}: {error}") from None
+            _tell_refused(found)
             text = await asyncio.to_thread(read_script, found.script)
             loading = Loading(servable, found, text, self._patience)
             try:
@@ -311,6 +313,13 @@ class Servables:
             task.cancel()
         while self._loads:
             await asyncio.wait([*self._loads])
+
+
+def _tell_refused(found: ServableFolder) -> None:
+    """Say which entries of a servable's folder look like versions and are none."""
+    for name, reason in found.refused.items():
+        told = f"{found.path / name} is no version: {reason}"
+        tell("version_refused", told, logging.WARNING, servable=found.name, version=name)
 
 
 def _about_to_end() -> UnavailableError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import os
 import signal
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from penstock.errors import InvalidFileError, UnavailableError
+from penstock.errors import InvalidFileError, PenstockError, UnavailableError
 from penstock.serving.frames import FrameStream
+from penstock.serving.logs import tell
 from penstock.serving.process import Death
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.stage_worker import BEGUN, MARK_BYTES, MAX_FRAME_BYTES, PLACE
@@ -48,11 +50,23 @@ class StageProcess:
         first = await self._stream.read()
         if first is None:
             await self._exited()
-            raise UnavailableError(f"its process ended while it was loaded: {self._how()}")
+            raise self._lost(start)
         if first.HasField("failed"):
+            if first.failed.trace:
+                tell(
+                    "script_failed", first.failed.text, logging.WARNING, servable=start.servable, version=start.version,
+                    trace=first.failed.trace,
+                )  # fmt: skip
             raise InvalidFileError(first.failed.text)
         self.plan = first.ready.plan
         self._stream.listen(self._hear)
+
+    def _lost(self, start: pb.Start) -> PenstockError:
+        """What is to be said of a process that was gone before it had loaded anything."""
+        status = self._process.returncode
+        if not start.model and self._has_begun and status is not None and status >= 0:  # by os._exit and the like
+            return InvalidFileError(f"{start.file}: it ended its process while it was loaded, with status {status}")
+        return UnavailableError(f"{start.folder}: its process ended while it was loaded: {self._how()}")
 
     def give(self, batch: pb.ToStage) -> bool:
         """Run a batch, the one before having come back; False when it cannot get it any more."""
@@ -154,7 +168,7 @@ async def launch(start: pb.Start, load_s: float) -> StageProcess:
         process.kill()
         await process.stop()
         if isinstance(error, TimeoutError):
-            raise UnavailableError(f"it was not loaded within {load_s:g} s") from None
+            raise UnavailableError(f"{start.folder}: not loaded within {load_s:g} s") from None
         raise
     return process
 

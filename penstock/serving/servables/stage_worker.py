@@ -27,7 +27,7 @@ from penstock.errors import PenstockError
 from penstock.serving.parent import die_with_parent
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.declare import declaring
-from penstock.serving.servables.failures import plain
+from penstock.serving.servables.failures import plain, trace_of
 
 __all__ = ["BEGUN", "MARK_BYTES", "MAX_FRAME_BYTES", "PLACE", "main"]
 
@@ -86,6 +86,8 @@ def _told(error: BaseException, file: str) -> str:
         return f"{file}:{error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f"{file}:{lines[-1]}: " if lines else f"{file}: "
+    if isinstance(error, SystemExit):
+        return f"{where}it ended its process while it was loaded, by {error!r}"
     return where + (str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")
 
 
@@ -145,11 +147,10 @@ def serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
     start = first.start
     try:
         runner, plan, limit_bytes = _open(start)
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too: the file is told by its line, and not as a process that died
         text = _told(error, start.file) if not start.model else str(error)
-        if not isinstance(error, PenstockError):
-            traceback.print_exc()
-        stream.send(pb.FromStage(failed=pb.Failed(text=plain(text, 2000))))
+        trace = "" if isinstance(error, PenstockError) else trace_of(error, start.file, __file__)
+        stream.send(pb.FromStage(failed=pb.Failed(text=plain(text, 2000), trace=trace)))
         return 1
     memory = _Memory(limit_bytes)
     stream.send(pb.FromStage(ready=pb.Ready(plan=plan)))

@@ -49,10 +49,12 @@ class Ready(_message.Message):
     def __init__(self, plan: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "trace")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    trace: str
+    def __init__(self, text: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("unit", "size", "counts", "inputs")

@@ -93,7 +93,7 @@ def test_versions_and_labels(tmp_path: Path) -> None:
 BROKEN = {
     "raises": ("x = 1 / 0", r"servable\.py:\d+: ZeroDivisionError"),
     "is no Python": ("def (", r"servable\.py:\d+: "),
-    "exits": ("sys.exit(3)", "status 3"),
+    "exits": ("sys.exit(3)", r"SystemExit\(3\)"),
     "dies": ("os._exit(4)", "status 4"),
     "is killed": ("ctypes.string_at(0)", "SIGSEGV"),
     "declares nothing": ("", "declares no method"),
