@@ -79,7 +79,8 @@ class Loading:
 
     def _note_failed(self, number: int, error: PenstockError) -> None:
         servable = self._servable
-        tell("servable_failed", f"{servable.name} {number}: {error}", logging.WARNING, servable=servable.name)
+        why = str(error).removeprefix(f"{servable.name}: ")
+        tell("servable_failed", f"{servable.name} {number}: {why}", logging.WARNING, servable=servable.name)
         if number not in servable.versions:
             servable.states[number] = ("UNAVAILABLE", str(error))
 
