@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from penstock.cli.svg import outlined
+
 if TYPE_CHECKING:
     from penstock.engine.online import OnlineReport, RateReport
 
@@ -16,7 +18,6 @@ _WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 460, 348, 98, 56, 70, 68
 _COLORS = {50: "#1d4ed8", 90: "#7c3aed", 99: "#c2410c"}
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
-_HALO = "stroke='white' stroke-width='4' paint-order='stroke'"  # lines end around a label
 _TICKS = 5
 
 
@@ -104,10 +105,7 @@ def _lines(placed: Sequence[tuple[Line, list[tuple[float, float]]]]) -> list[str
         parts += [f"<circle cx='{px:.1f}' cy='{py:.1f}' r='3.5' fill='{line.color}'/>" for px, py in points]
         if points:
             last_label = min(points[-1][1] + 4, last_label - 14)
-            parts.append(
-                f"<text x='{points[-1][0] + 8:.1f}' y='{last_label:.1f}' font-size='12' fill='{line.color}' {_HALO}>"
-                f"{escape(line.label)}</text>"
-            )
+            parts.append(outlined(points[-1][0] + 8, last_label, line.label, f"font-size='12' fill='{line.color}'", 4))
     return parts
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from penstock.cli.svg import outlined
+
 if TYPE_CHECKING:
     from penstock.engine.profile import PhaseReport, ProfileReport, Row
 
@@ -211,8 +213,7 @@ def _draw_points(scale: _Scale, points: list[_Point], roofs: list[_Box]) -> Iter
                 f"<path d='M{x:.1f} {y:.1f}L{near_x:.1f} {near_y:.1f}' stroke='{_COLORS[point.phase]}' "
                 "stroke-opacity='0.5'/>"
             )
-        halo = "stroke='white' stroke-width='3' paint-order='stroke' stroke-linejoin='round'"
-        yield _text(box.left, box.bottom - 4, point.label, f"fill='{_COLORS[point.phase]}' {halo}")
+        yield outlined(box.left, box.bottom - 4, point.label, f"fill='{_COLORS[point.phase]}'", 3)
 
 
 def _places(x: float, y: float, radius: float, width: float) -> Iterator[_Box]:
