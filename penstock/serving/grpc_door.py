@@ -184,6 +184,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, http: Door, methods: Sequence[Method]) -> None:
         self.http, self.limits = http, http.settings.limits
         self.stopping = asyncio.Event()
+        self.num_asked = 0
         """Set when streams that have nothing left to do are to end."""
         self.untaken = Untaken()
         self._methods = {f"/{one.name}": one for one in methods}
@@ -198,6 +199,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
         An answer that is a message goes out with its status in one turn, unless readers leave no room for it: then
         each has its clock.
         """
+        self.num_asked += 1
         whole = self._whole.get(details.method)
         if whole is not None and self.untaken.has_room:
             return whole

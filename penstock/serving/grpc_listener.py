@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["GrpcListener"]
 
 _LAST_WORDS_S: Final = 5.0
+_QUIET_S: Final = 0.02
+_MOST_QUIETS: Final = 25
 _STREAMS_OF_CONNECTION: Final = 1024
 
 
@@ -106,6 +108,7 @@ class GrpcListener:
         try:
             await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
+                await self._refuse_the_last()
                 ending = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
                 await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
             return self._stop.is_set()
@@ -114,6 +117,17 @@ class GrpcListener:
             hurried.cancel()
             await self._server.stop(0)
             await asyncio.gather(ended, return_exceptions=True)
+
+    async def _refuse_the_last(self) -> None:
+        """Until nobody has asked for a moment, half a second at most.
+
+        What came and was not looked at when gRPC's server stops it cancels, which tells nobody to ask elsewhere.
+        """
+        for _ in range(_MOST_QUIETS):
+            before = self.door.num_asked
+            await asyncio.sleep(_QUIET_S)
+            if self.door.num_asked == before or self._stop_now.is_set():
+                return
 
     def stop(self, at_once: bool = False) -> None:
         """Take no more requests; those that run may end unless ``at_once``, streams without any end now."""
