@@ -264,10 +264,11 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
 
 }  // namespace
 
-// Rows of int8 that are few wait for memory, whatever multiplies them: vectors read it in fewer steps.
+// Few rows wait for memory, whatever multiplies them: vectors read it in fewer steps.  4-bit weights are put on their lines once
+// for all rows here, and there once a row, so that from two rows on it is done here.
 void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
-  if (a.m * a.qx.planes <= kGroupRows) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
   const bool four = is_int4(a.weight.layout);
+  if (a.m * a.qx.planes <= (four ? 1 : kGroupRows)) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
   const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64;
   const Tiles tiles = four ? Tiles{kI4Header, kI4Header + pairs * kI4Pair, pairs * 16, true}
                            : Tiles{kI8Header, kI8Header + steps * 64, steps, false};
