@@ -270,12 +270,11 @@ class Switch:
 class Plan:
     """First ``load``, each in fresh processes beside what runs; then, if all went well, ``switch()``; then drain.
 
-    ``load``: versions that are new, or whose files changed since they were loaded.  ``missing``: versions that are
-    asked for and have no folder (one of those that a policy names and that is loaded goes on).
+    ``load``: versions that are new, or whose files changed since they were loaded.  A version that is asked for and has
+    no folder goes on where it is loaded and a policy names it.
     """
 
     load: tuple[int, ...]
-    missing: tuple[int, ...]
     loaded: frozenset[int]
     chosen: frozenset[int]
     wanted_labels: Mapping[str, int]
@@ -318,8 +317,7 @@ def make_plan(
         has = ", ".join(map(str, found.versions)) or "no folder of a version"
         raise InvalidFileError(f"{found.path}: expected {told}, found {has}{refused}")
     load = tuple(sorted(number for number in there if loaded.get(number) != found.versions[number]))
-    missing = tuple(sorted(chosen - there))
-    return Plan(load, missing, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
+    return Plan(load, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
 
 
 def check_there(wanted: Wanted, found: ServableFolder) -> None:
