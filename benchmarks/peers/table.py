@@ -39,7 +39,7 @@ def lines_of(rows: Sequence[Sequence[str]]) -> list[str]:
 def ratio_text(found: Cell | None) -> str:
     if found is None:
         return "-"
-    mark = "" if found.met else " **below**"
+    mark = "" if found.ratio >= found.goal else " by bandwidth" if found.by_share else " **below**"
     clause = ""
     if found.share is not None:
         clause = f"; {found.share:.0%} of the bandwidth, {found.pairs} of {found.rounds} pairs agree"
@@ -62,7 +62,7 @@ def ratio_lines(results: Results) -> list[str]:
             below += [found for found in cells if found is not None and not found.met]
         lines += lines_of(rows)
     names = [f"{c.shape} {c.precision} {TITLES[c.column]} ({c.ratio:.2f} of {c.goal:g})" for c in below]
-    told = f"Below their goal: {', '.join(names)}." if names else "Every cell that was measured is met."
+    told = f"Below their goal: {', '.join(names)}." if names else "Every ratio that was measured reaches its goal."
     return [*lines, told, *absent_lines(results), ""]
 
 
@@ -79,14 +79,16 @@ def absent_lines(results: Results) -> list[str]:
 
 
 def peak_lines(results: Results) -> list[str]:
-    """Penstock's prefill as a share of the arithmetic peak: layers alone, attention and one row of the head not."""
-    limits, shares = results.header["limits"], []
+    """Penstock's prefill as a share of the highest arithmetic peak probed: layers alone, attention and one row of the
+    head not."""
+    shares = []
     for shape in shapes_in(results):
         for system in SYSTEMS:
             rows = rows_of(results, shape, system, "prefill:512").values() if system.peer == PENSTOCK else ()
             if rows:
                 rate = statistics.median(value_of(row, "prefill:512") for row in rows)
-                peak = limits["bf16" if system.precision == "bf16" else "int8"]
+                kind = "bf16" if system.precision == "bf16" else "int8"
+                peak = max(limits[kind] for limits in results.limits)
                 share = 2 * results.header["layer_weights"][shape] * rate / peak
                 below = "" if share >= PREFILL_SHARE else f" **below** {PREFILL_SHARE:.0%}"
                 shares.append(f"{shape} {system.precision} {share:.0%}{below}")
@@ -161,17 +163,22 @@ def failure_lines(results: Results) -> list[str]:
     return ["## Failed", "", *sorted(failed), ""] if failed else []
 
 
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return least if least == most else f"{least} to {most}"
+
+
 def head_lines(results: Results) -> list[str]:
     header = results.header
-    limits = header["limits"]
-    peaks = ", ".join(f"{name} {limits[name] / 1e9:,.0f}" for name in ("int8", "bf16", "f32"))
+    limits = {name: [one[name] / 1e9 for one in results.limits] for name in ("read", "int8", "bf16", "f32")}
+    peaks = ", ".join(f"{name} {_range(limits[name])}" for name in ("int8", "bf16", "f32"))
     options = ", ".join(f"{name} {value}" for name, value in header["options"].items()) or "defaults"
     names = ", ".join(f"{peer} {version}" for peer, version in header["versions"].items())
     return [
         f"# Penstock and its peers, {header['date']}",
         "",
-        f"{header['machine']}; {header['threads']} threads. Limits at the beginning: reading "
-        f"{limits['read'] / 1e9:.0f} GB/s; peaks in GOP/s: {peaks}.",
+        f"{header['machine']}; {header['threads']} threads. Limits before, between and after: reading "
+        f"{_range(limits['read'])} GB/s; peaks in GOP/s: {peaks}.",
         f"Versions: {names}. Penstock's options: {options}.",
         "",
     ]

@@ -160,12 +160,16 @@ PS_INLINE I16 w4_steps(const I16& params, int group) {
   I16 r;
   PS_LANES(int32_t((uint32_t(params.v[i]) >> (16 * group)) & 255u));
 }
-// Adds the offsets of two groups times the sums of their activations.
-PS_INLINE I16 w4_offsets(const I16& acc, const I16& params, const int16_t* sums) {
-  I16 r;
-  PS_LANES(acc.v[i] + int8_t(uint32_t(params.v[i]) >> 8) * sums[0] + int8_t(uint32_t(params.v[i]) >> 24) * sums[1]);
-}
 PS_INLINE I16 i_mul(const I16& a, const I16& b) { I16 r; PS_LANES(int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]))); }
+// Adds the offsets of two groups times the sums of their activations; sums of a damaged file's lines wrap.
+PS_INLINE I16 w4_offsets(const I16& acc, const I16& params, const int16_t* sums) {
+  I16 first, second;
+  for (int i = 0; i < 16; ++i) {
+    first.v[i] = int8_t(uint32_t(params.v[i]) >> 8) * sums[0];
+    second.v[i] = int8_t(uint32_t(params.v[i]) >> 24) * sums[1];
+  }
+  return acc + first + second;
+}
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   uint64_t s[8] = {};

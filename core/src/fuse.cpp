@@ -54,7 +54,7 @@ class Fuser {
     if (!linear || value(up).root != value(gate).root) return;
     if (!is_gated_layout(graph_.weights[linear->node.inputs[1].index].layout, kernels_)) return;
     const int64_t half = value(gate).row_elements;
-    const bool halves = value(gate).root_offset == 0 && value(up).root_offset == half &&
+    const bool halves = value(gate).rank == 2 && value(gate).root_offset == 0 && value(up).root_offset == half &&
                         value(gate).row_stride == 2 * half && half % kTileColumns == 0;
     if (!halves) return;
     linear->gated = true;

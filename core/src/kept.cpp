@@ -62,6 +62,18 @@ int64_t find_gather(const Graph& graph) {
   return -1;
 }
 
+// Whether nobody else reads the output rows: for kept nodes they are numbered anew, and others would see wrong tokens.
+bool picks_alone(const Graph& graph, int64_t gather) {
+  for (int64_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    for (int32_t i = 0; n != gather && i < node.num_inputs; ++i) {
+      if (node.inputs[i].kind != OPERAND_VALUE) continue;
+      if (graph.values[node.inputs[i].index].root == graph.inputs[INPUT_OUTPUT_ROWS]) return false;
+    }
+  }
+  return true;
+}
+
 void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Readers>* readers) {
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     if (node.inputs[i].kind != OPERAND_VALUE) continue;
@@ -133,7 +145,7 @@ KeptSources find_sources(const Graph& graph) {
 ps_status find_kept(Graph* g) {
   Graph& graph = *g;
   const int64_t gather = find_gather(graph);
-  if (graph.hidden < 0 || gather < 0) return PS_OK;
+  if (graph.hidden < 0 || gather < 0 || !picks_alone(graph, gather)) return PS_OK;
   Vec<Readers> readers;
   if (!readers.resize(graph.values.size())) return no_memory();
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {

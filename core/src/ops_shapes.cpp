@@ -258,7 +258,8 @@ ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
 ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
   PS_TRY(expect_indices(in[1], "rows"));
-  if (!equal(in[1].bound, in[0].dims[0])) {
+  const bool unknown = is_constant(in[1].bound) && in[1].bound.offset < 1;  // which is what x without rows has, too
+  if (unknown || !equal(in[1].bound, in[0].dims[0])) {
     return fail(PS_INVALID_ARGUMENT, "rows: expected indices below the number of rows of x, %s", describe(in[0]).text);
   }
   copy_type(in[0], out);

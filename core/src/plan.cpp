@@ -57,9 +57,9 @@ ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* block
     const Value& value = graph.values[v];
     if (first[v] < 0 || v == graph.output) continue;
     const int64_t rows = evaluate(value.dims[0], plan.symbols);
-    int64_t bytes;
-    if (!checked_mul(rows, value.row_stride, &bytes) || !checked_mul(bytes, dtype_bytes(value.dtype), &bytes) ||
-        !checked_align(bytes, 64, &bytes)) {
+    int64_t bytes;  // ops count rows in 32 bits
+    if (rows > INT32_MAX || !checked_mul(rows, value.row_stride, &bytes) ||
+        !checked_mul(bytes, dtype_bytes(value.dtype), &bytes) || !checked_align(bytes, 64, &bytes)) {
       return too_large("max_tokens");
     }
     const Block block{static_cast<int32_t>(v), first[v], std::max(last[v], first[v]), bytes, 0};

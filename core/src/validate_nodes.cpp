@@ -1,3 +1,4 @@
+#include "ops_loaded.h"
 #include "validate.h"
 
 namespace ps {
@@ -22,6 +23,16 @@ ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const O
                 PS_STR(graph.values[operand.index].name));
   }
   return PS_OK;
+}
+
+// Our own ops take indices one after another; users' are told how far apart they lie.
+ps_status check_indices(const Graph& graph, const Node& node, int32_t at) {
+  const Operand& operand = node.inputs[at];
+  if (operand.kind != OPERAND_VALUE || as_loaded(node.op)) return PS_OK;
+  const Value& value = graph.values[operand.index];
+  if (value.dtype != PS_I32 || value.rank != 1 || value.row_stride == 1) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "inputs[%d]: expected contiguous indices, found some %lld apart", at,
+              ll(value.row_stride));
 }
 
 // positions, request_starts and page_tables must be the step's own: only those were checked against the pages.
@@ -82,6 +93,7 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int64_t index) {
   AttrValue attrs[kMaxAttrs] = {};
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     PS_TRY(check_operand(*graph, *defined, node.inputs[i], i));
+    PS_TRY(check_indices(*graph, node, i));
     in[i] = spec_of(*graph, node.inputs[i]);
   }
   PS_TRY(check_operands(node.op, in, node.num_inputs));

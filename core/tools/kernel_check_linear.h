@@ -363,15 +363,16 @@ inline void check_epilogue(const LinearCase& c, Random& random, int64_t m, bool 
 inline void check_epilogues(LinearCase c, Random& random) {
   for (bool bias : {true, false}) {
     if (!bias) c.bias.clear();
-    for (int64_t m : {7, 45})
+    for (int64_t m : {1, 2, 4, 7, 8, 13, 16, 45})
       for (bool gated : {true, false})
-        for (bool added : {true, false}) check_epilogue(c, random, m, gated, added);
+        for (bool added : {true, false})
+          if (!gated || c.rows % 32 == 0) check_epilogue(c, random, m, gated, added);
   }
 }
 
 inline void check_linear() {
   Random random = {2};
-  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}};
+  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
       Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
@@ -379,7 +380,7 @@ inline void check_linear() {
       if (rows != 16) c.bias = random.normals(rows);
       check_linear_case(c, random, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33});
       if (scheme.planes) check_bad_rows(c, random);
-      if (rows % 32 == 0) check_epilogues(c, random);
+      if (rows >= 96) check_epilogues(c, random);
     }
   // As wide as models are, and as many rows as a prompt has: blocks, panels and what is left of both.
   const int64_t large[][2] = {{40, 1024}, {48, 2817}};

@@ -31,8 +31,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
     parser.add_argument("--phase", choices=("prefill", "decode", "both"), default="both", help="what to run (both)")
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="prefill: tokens of the prompt (512)")
-    parser.add_argument("--context", type=int, metavar="N", help="decode: tokens before each request's token (128)")
+    parser.add_argument(
+        "--prompt-tokens", type=int, metavar="N", help="prefill: tokens of the prompt (512, or all that fit)"
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="decode: tokens before each request's token (128, or all that fit)"
+    )
     parser.add_argument("--batch", type=int, metavar="N", help="decode: requests that get a token each (1)")
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="repeat N times; 0: for a second (default)")
     parser.add_argument("--scheme", help="for a folder; the checkpoint's own type unless given")

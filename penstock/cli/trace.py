@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from penstock.engine.profile import PhaseReport, ProfileReport
 
@@ -19,9 +21,8 @@ def chrome_trace(report: ProfileReport) -> dict[str, Any]:
     for process, phase in enumerate(report.phases, 1):
         events.append(_name(process, 0, "process_name", f"{phase.phase} ({report.network}, {report.scheme})"))
         events.append(_name(process, 0, "thread_name", "step"))
-        events += [
-            _name(process, thread + 1, "thread_name", f"thread {thread}") for thread in range(phase.step_threads)
-        ]
+        threads = sorted({int(thread) for noted in phase.spans for thread in np.unique(noted["thread"])})
+        events += [_name(process, thread + 1, "thread_name", f"thread {thread}") for thread in threads]
         events += _events(process, phase)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 

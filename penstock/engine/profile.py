@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.peaks import Peaks
 from penstock.engine.subject import check_size, open_subject
+from penstock.engine.tally import Pass, tally
 from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
@@ -31,6 +32,8 @@ __all__ = ["PHASES", "PhaseReport", "Profile", "ProfileReport", "Row", "profile"
 
 PHASES = ("prefill", "decode")
 STEP_TOKENS = 512
+_PROMPT_TOKENS, _CONTEXT = 512, 128
+_MAX_STEPS = 10_000
 _WARM_PASSES = 2
 _SECONDS = 1.0
 """Passes go on for about so long when their number was not given."""
@@ -38,13 +41,17 @@ _SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Profile:
-    """What to profile.  ``steps`` 0: as many as fit into a second, three at least."""
+    """What to profile.
+
+    ``prompt_tokens`` None: 512, ``context`` None: 128, or what the model's context holds.  ``steps`` 0: as many as fit
+    into a second, three at least.
+    """
 
     model: Path | str
     scheme: str | None = None
     phases: tuple[str, ...] = PHASES
-    prompt_tokens: int = 512
-    context: int = 128
+    prompt_tokens: int | None = None
+    context: int | None = None
     batch: int = 1
     threads: int = 0
     kv_cache: str = "auto"
@@ -56,7 +63,10 @@ class Profile:
         """Refuse what cannot be profiled."""
         leasts = {"prompt_tokens": 1, "context": 0, "batch": 1, "steps": 0}
         for name, least in leasts.items():
-            check_size(name, getattr(self, name), least)
+            if getattr(self, name) is not None:
+                check_size(name, getattr(self, name), least)
+        if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the middle one is known
+            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
             raise InvalidArgumentError(f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}")
 
@@ -133,30 +143,13 @@ class _Step:
     size: StepSize
 
 
-@dataclass
-class _Pass:
-    """Nanoseconds of a pass: per node, and what lies between."""
-
-    work: NDArray[np.float64]
-    wait: NDArray[np.float64]
-    busy: NDArray[np.float64]
-    spans: list[NDArray[np.void]]
-    wall: float = 0.0
-    starting: float = 0.0
-    ending: float = 0.0
-    gaps: float = 0.0
-    calling: float = 0.0
-    threads: int = 0
-
-
 def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
     """Profile a bundle or a folder.
 
     Raises InvalidArgumentError when the sizes do not fit the model, and what ``open_program`` raises.
     """
-    longest = max(
-        what.prompt_tokens if "prefill" in what.phases else 1, what.context + 1 if "decode" in what.phases else 1
-    )
+    num_prompt, num_context = _sizes(what, None)
+    longest = _longest(what, num_prompt, num_context)
     limits = ProgramLimits(
         max_tokens=max(min(STEP_TOKENS, longest), what.batch),
         max_requests=what.batch,
@@ -166,15 +159,31 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
         weights=what.weights,
     )
     with open_subject(what, limits, "profile", progress) as (opened, program, graph):
-        if program.info.context_len < longest:
-            asked = f"prompt_tokens {longest}" if longest > what.context + 1 else f"context {what.context} and one more"
-            raise InvalidArgumentError(f"{asked} is over the model's context of {program.info.context_len} tokens")
+        most = program.info.context_len
+        num_prompt, num_context = _sizes(what, most)
+        if _longest(what, num_prompt, num_context) > most:
+            is_prompt = "prefill" in what.phases and num_prompt > most
+            asked = f"prompt_tokens {num_prompt}" if is_prompt else f"context {num_context} and one more"
+            raise InvalidArgumentError(f"{asked} is over the model's context of {most} tokens")
         return _Profiler(what, program, graph, pages_for(longest)).report(opened.populate_s)
+
+
+def _sizes(what: Profile, context_len: int | None) -> tuple[int, int]:
+    """Tokens of the prompt and of the context: those asked for, else the default as far as the model takes it."""
+    most = _PROMPT_TOKENS if context_len is None else context_len
+    num_prompt = min(_PROMPT_TOKENS, most) if what.prompt_tokens is None else what.prompt_tokens
+    num_context = min(_CONTEXT, most - 1) if what.context is None else what.context
+    return num_prompt, num_context
+
+
+def _longest(what: Profile, num_prompt: int, num_context: int) -> int:
+    return max(num_prompt if "prefill" in what.phases else 1, num_context + 1 if "decode" in what.phases else 1)
 
 
 class _Profiler:
     def __init__(self, what: Profile, program: NativeProgram, graph: Graph, width: int) -> None:
         self.what, self.program, self.graph, self.width = what, program, graph, width
+        self.num_prompt, self.num_context = _sizes(what, program.info.context_len)
         self.groups = len(program.info.page_windows)
         self.random = np.random.default_rng(0)
         plan = program.info.plan
@@ -194,7 +203,7 @@ class _Profiler:
         )  # fmt: skip
 
     def _phase(self, phase: str) -> PhaseReport:
-        steps = self._prompt(self.what.prompt_tokens) if phase == "prefill" else self._decode()
+        steps = self._prompt(self.num_prompt) if phase == "prefill" else self._decode()
         bandwidth = _probe(self.peaks)
         passes, plain = self._passes(steps)
         bandwidth, peaks = max(bandwidth, _probe(self.peaks)), self.peaks
@@ -213,7 +222,7 @@ class _Profiler:
             phase=phase,
             num_tokens=sum(step.size.num_tokens for step in steps),
             num_requests=len(first.lens),
-            context=self.what.context if phase == "decode" else 0,
+            context=self.num_context if phase == "decode" else 0,
             num_steps=len(steps),
             step_threads=threads,
             passes=len(passes),
@@ -251,7 +260,7 @@ class _Profiler:
 
     def _decode(self) -> list[_Step]:
         """A token for each request, once their contexts are there: the first one's pages are copied to the others."""
-        batch, context = self.what.batch, self.what.context
+        batch, context = self.what.batch, self.num_context
         if context:
             for step in self._prompt(context):
                 self.program.run(step.batch)
@@ -261,9 +270,9 @@ class _Profiler:
                     pages[request * self.width : (request + 1) * self.width] = pages[: self.width]
         return [self._batch([context] * batch, [1] * batch, batch)]
 
-    def _passes(self, steps: list[_Step]) -> tuple[list[_Pass], list[float]]:
+    def _passes(self, steps: list[_Step]) -> tuple[list[Pass], list[float]]:
         """Passes that noted their spans, and the nanoseconds of those that did not, in turn."""
-        noted: list[_Pass] = []
+        noted: list[Pass] = []
         plain: list[float] = []
         program = self.program.core_program
         for _ in range(_WARM_PASSES):
@@ -272,7 +281,7 @@ class _Profiler:
         while len(noted) < (self.what.steps or 3) or (not self.what.steps and time.monotonic() - begin < _SECONDS):
             plain.append(sum(wall for wall, _ in self._run(steps)))
             spans.set_profiling(program, True)
-            noted.append(self._tally(self._run(steps)))
+            noted.append(tally(self._run(steps), len(self.graph.nodes)))
             spans.set_profiling(program, False)
         return noted, plain
 
@@ -286,35 +295,7 @@ class _Profiler:
             found.append((wall, spans.last_spans(self.program.core_program)))
         return found
 
-    def _tally(self, found: list[tuple[float, NDArray[np.void]]]) -> _Pass:
-        """Every nanosecond of every thread belongs to a node, a wait, an edge of the step or a gap between nodes."""
-        count = len(self.graph.nodes)
-        total = _Pass(np.zeros(count), np.zeros(count), np.zeros(count), [noted for _, noted in found])
-        for wall, noted in found:
-            step, rest = noted[0], noted[1:]
-            threads = int(rest["thread"].max()) + 1
-            length = float(step["end_ns"] - step["begin_ns"])
-            worked = (rest["end_ns"] - rest["begin_ns"]).astype(np.float64)
-            waited = (rest["begin_ns"] - rest["arrive_ns"]).astype(np.float64)
-            work = np.zeros((threads, count))
-            np.add.at(work, (rest["thread"], rest["node"]), worked)
-            starting = ending = 0.0
-            for thread in range(threads):
-                mine = rest[rest["thread"] == thread]
-                starting += float(mine["arrive_ns"][0] - step["begin_ns"])
-                ending += float(step["end_ns"] - mine["end_ns"][-1])
-            total.wall += wall
-            total.work += work.sum(0) / threads
-            total.busy += work.max(0)
-            total.wait += np.bincount(rest["node"], waited, count) / threads
-            total.ending += ending / threads
-            total.starting += starting / threads
-            total.gaps += length - (float(worked.sum() + waited.sum()) + starting + ending) / threads
-            total.calling += wall - length
-            total.threads = max(total.threads, threads)
-        return total
-
-    def _rows(self, steps: list[_Step], kept: list[_Pass]) -> tuple[list[Row], dict[str, float]]:
+    def _rows(self, steps: list[_Step], kept: list[Pass]) -> tuple[list[Row], dict[str, float]]:
         """Rows of the nodes, and seconds between them, of the mean pass."""
 
         def mean(name: str) -> Any:

@@ -30,6 +30,7 @@ HEADER: dict[str, Any] = {
     "machine": "a processor",
     "threads": 2,
     "penstock": "0",
+    "scripts": "s",
     "options": {},
     "versions": {"penstock": "abc", "openvino": "1"},
     "limits": {"read": 34e9, "int8": 8e11, "bf16": 4e11, "f32": 2e11},
@@ -104,11 +105,36 @@ def test_figures_of_two_builds_do_not_stand_in_one_file(tmp_path: Path) -> None:
     Results.read(tmp_path / "results.jsonl").begin(HEADER)
     with pytest.raises(SystemExit, match="penstock was '0', now it is '1'"):
         Results.read(tmp_path / "results.jsonl").begin({**HEADER, "penstock": "1"})
+    with pytest.raises(SystemExit, match=r"scripts was 's', now it is 't'.*ARGS='--results FILE'"):
+        Results.read(tmp_path / "results.jsonl").check({**HEADER, "scripts": "t"})
+    Results.read(tmp_path / "other.jsonl").check({**HEADER, "penstock": "1"})  # nothing is there yet
 
 
-def test_every_cell_has_a_goal() -> None:
-    for precision in PRECISIONS:
-        assert all(goals.goal_of(shape, precision, column) >= 1 for shape in SHAPES for column in goals.COLUMNS)
+def test_a_share_of_the_peak_is_of_the_highest_that_was_probed(tmp_path: Path) -> None:
+    results = Results.read(tmp_path / "results.jsonl")
+    results.begin(HEADER)
+    results.add(row(OURS, "prefill:512", 0, 900.0))
+    again = Results.read(results.path)
+    again.begin({**HEADER, "limits": {"read": 60e9, "int8": 9e11, "bf16": 4e11, "f32": 2e11}})
+    again.add_limits({"read": 33e9, "int8": 7e11, "bf16": 4e11, "f32": 2e11})
+    text = report(Results.read(results.path))
+    assert "share of the arithmetic peak: 348m 8 bit 50% **below** 80%." in text  # 900 x 2 x 250 M of 900 G
+    assert "reading 33 to 60 GB/s; peaks in GOP/s: int8 700 to 900, bf16 400, f32 200." in text
+
+
+def test_the_goals_are_those_that_were_set() -> None:
+    columns = ("decode:1", "decode:8", "decode:32", "prefill:512", "start", "memory:1", "memory:8", "memory:32")
+    assert columns == goals.COLUMNS
+    wanted = {
+        "4 bit": {"348m": 1.4, "1.1b": 1.15, "rest": (1.5, 1.5, 1.25, 3, 1, 1, 1)},
+        "8 bit": {"348m": 1.4, "1.1b": 1.15, "rest": (1.5, 1.15, 1.05, 3, 1, 1, 1)},
+        "bf16": {"348m": 1.2, "1.1b": 1.1, "rest": (1.3, 1.1, 1.0, 3, 1, 1, 1)},
+    }
+    assert set(PRECISIONS) == set(wanted)
+    for precision, goal in wanted.items():
+        for shape in SHAPES:
+            found = tuple(goals.goal_of(shape, precision, column) for column in columns)
+            assert found == (goal[shape], *goal["rest"])
 
 
 def test_the_ratio_is_the_median_of_pairs_with_the_best_peer() -> None:
@@ -145,6 +171,7 @@ def test_a_batch_1_cell_is_met_by_its_share_of_the_bandwidth(rate: float, num_pa
     assert found is not None
     assert found.ratio < found.goal
     assert found.met is met
+    assert (" by bandwidth (goal 1.4" in report(results_of(rows))) is met
 
 
 def test_less_is_better_for_starts_and_memory_and_the_start_has_its_own_peers() -> None:

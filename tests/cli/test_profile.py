@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from penstock.cli.trace import chrome_trace
+from penstock.engine.profile import Row
 from penstock.lite.core import Model
+from penstock.lite.spans import SPAN
 from tests.cli.conftest import DEMO, FOLDER
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -149,6 +155,28 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     assert (phase["passes"], phase["alike"], phase["step_threads"]) == (1, 1, 1)
 
 
+def test_a_model_of_a_short_context_is_profiled_as_far_as_it_goes(penstock_command, tmp_path):
+    short = tmp_path / "short"
+    shutil.copytree(FOLDER, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 96}))
+    done = penstock_command("profile", short, "--steps", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    prefill, decode = json.loads(done.stdout)["phases"]
+    assert (prefill["num_tokens"], decode["context"]) == (96, 95)
+
+
+def test_tracks_have_the_numbers_of_the_threads_that_walked():
+    noted = np.zeros(3, SPAN)
+    noted["node"], noted["thread"] = [-1, 0, 0], [0, 0, 2]
+    row = Row("layer", "linear")
+    phase = SimpleNamespace(phase="decode", spans=[noted], nodes=[row], num_steps=1, step_threads=2)
+    events = chrome_trace(SimpleNamespace(network="net", scheme="bf16", phases=[phase]))["traceEvents"]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert named == {0: "step", 1: "thread 0", 3: "thread 2"}
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1, 3}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -157,6 +185,7 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
         (["--phase", "prefill", "--context", "2"], "context goes with the phase decode"),
         (["--batch", "0"], "batch must be a whole number from 1"),
         (["--steps", "-1"], "steps must be a whole number from 0"),
+        (["--steps", "10001"], "--steps: expected at most 10,000, found 10,001"),
         (["--context", "1024"], "context 1024 and one more is over the model's context of 1024"),
         (["--phase", "prefill", "--prompt-tokens", "1025"], "--prompt-tokens 1025 is over the model's context of 1024"),
         (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),

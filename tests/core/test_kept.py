@@ -15,7 +15,7 @@ from penstock.lite import spans
 from penstock.lite.core import ALL_THREADS, POISON, Context, CoreProgram, Model
 from tests.core.steps import OPTIONS, batch, i32
 from tests.core.test_steps import PROMPT
-from tests.core.tiny_graph import tiny_graph, value, write_bundle
+from tests.core.tiny_graph import HEAD_DIM, R, c, tiny_graph, value, write_bundle
 
 # Prompts of two requests and their pages, and tokens of both together whose logits are wanted.
 REQUESTS = [(0, PROMPT[:23], (3, 7)), (0, PROMPT[10:], (1, 2))]
@@ -108,3 +108,9 @@ def test_nodes_are_kept_as_far_as_nobody_else_reads_them(bundle_of: Callable[...
     double = Node("add", "double", [value(name), Operand("value", name)], ["doubled"], {})
     graph.nodes.insert(graph.nodes.index(gather), double)
     assert kept(write_bundle(tmp_path / "read.psm", graph)) == []
+    graph = tiny_graph()  # wanted rows that something else than the picking reads: by numbers of all tokens
+    rotary = next(node for node in graph.nodes if node.op == "rotary_embedding")
+    graph.values["turned"] = dataclasses.replace(graph.values["cos_sin"], name="turned", shape=(R, c(HEAD_DIM)))
+    inputs = [value("output_rows"), *rotary.inputs[1:]]
+    graph.nodes.insert(1, Node("rotary_embedding", "again", inputs, ["turned"], dict(rotary.attrs)))
+    assert kept(write_bundle(tmp_path / "rows.psm", graph)) == []

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.ir import DType, Graph, Value
 from penstock.lite.core import (
     ALL_THREADS,
     EMPTY_KERNELS,
@@ -28,7 +29,7 @@ from penstock.lite.core import (
 )
 from penstock.lite.library import PlanStruct, check, library, sized
 from tests.core.steps import OPTIONS, batch, i32, sampling
-from tests.core.tiny_graph import LINEAR_LAYOUTS, VOCAB
+from tests.core.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, tiny_graph, value, write_bundle
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 40)]
@@ -60,6 +61,26 @@ def test_logits_are_the_same_bits_on_every_level_thread_count_and_chunking(
                     assert np.isfinite(logits).all()
                     own.add(logits.tobytes())
     assert {level: len(results) for level, results in found.items()} == dict.fromkeys(found, 1)
+
+
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8", "w4a8"])
+def test_gate_and_up_of_three_dimensions_are_multiplied_whole(
+    scheme: str, bundle_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    def in_heads(graph: Graph) -> None:
+        for node in [node for node in graph.nodes if node.op == "silu_mul"]:
+            for name in (*(operand.name for operand in node.inputs), *node.outputs):
+                graph.values[name] = dataclasses.replace(graph.values[name], shape=(T, c(4), c(FFN // 4)))
+            flat = f"{node.name}.flat"
+            graph.values[flat] = Value(flat, DType.F32, (T, c(FFN)), node.outputs[0])
+            next(after for after in graph.nodes if after.name == f"{node.name}.down").inputs[0] = value(flat)
+
+    found = []
+    options = dataclasses.replace(OPTIONS, flags=POISON | ALL_THREADS)
+    for path in (bundle_of(scheme), write_bundle(tmp_path / "heads.psm", tiny_graph(scheme), patch=in_heads)):
+        with Model.open(path) as model, Context(2) as context, CoreProgram(model, context, options) as program:
+            found.append(run_chunks(program, [40]).tobytes())
+    assert found[0] == found[1]
 
 
 def test_short_steps_run_alone_with_the_same_bits(bundle_of: Callable[..., Path]) -> None:

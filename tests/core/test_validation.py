@@ -13,7 +13,7 @@ import pytest
 import penstock.graph.metadata as metadata
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
-from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, Segment, Symbol
+from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, Segment, Symbol, Value
 from penstock.lite.core import Model, crc32, layout_bytes
 from penstock.ops.table import Op
 from tests.core.tiny_graph import B, P, R, T, c, tiny_graph, value, write_bundle
@@ -86,6 +86,20 @@ def twice(graph: Graph) -> None:
 
 
 QKV = "layers.0.attn.qkv"
+
+
+def indices_apart(graph: Graph) -> None:
+    """Positions that are every fifth of some numbers."""
+    some = {"of": (DType.F32, (T, c(5)), None), "ids": (DType.I32, (T, c(5)), None), "best": (DType.I32, (T,), "ids")}
+    some["turned"] = (DType.F32, (T, c(8)), None)
+    for name, (dtype, dims, base) in some.items():
+        graph.values[name] = Value(name, dtype, dims, base)
+    topk = Node("topk", "few", [value("hidden")], ["of", "ids"], {"k": 5})
+    inputs = [value("best"), Operand("weight", "inv_freq")]
+    again = Node("rotary_embedding", "again", inputs, ["turned"], {"scaling": 1.0})
+    graph.nodes[1:1] = [topk, again]
+
+
 RULES: dict[str, tuple[Patch, str]] = {
     "control_character": (field("network", "tiny\x9b2J"), "metadata.network: expected printable UTF-8"),
     "vocab_size": (field("vocab_size", 0), "metadata.vocab_size: expected 1 to"),
@@ -142,6 +156,7 @@ RULES: dict[str, tuple[Patch, str]] = {
     "rope_table": (operand("rope", 1, value("hidden")), "cos_sin: expected the rows of x"),
     "positions_copy": (operand("attention", 2, value("token_ids")), "positions: expected the graph's input, value 1"),
     "gather_rows": (operand("gather_rows", 1, value("positions")), "rows: expected indices below the number of rows"),
+    "indices_apart": (indices_apart, r"inputs\[0\]: expected contiguous indices, found some 5 apart"),
     "kv_heads": (of_state(num_kv_heads=0), r"states\[0\].num_kv_heads: expected 1 to"),
     "head_dim": (of_state(head_dim=1 << 20), r"states\[0\].head_dim: expected 1 to"),
     "state_group": (of_state(group=5), r"states\[0\].group: expected less than 1, found 5"),

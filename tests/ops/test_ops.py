@@ -123,6 +123,8 @@ def test_indices_out_of_range_are_refused(backend: str, monkeypatch: pytest.Monk
             ops.embedding(int32(0, bad), randn(37, 8), dim=8)
         with pytest.raises(InvalidArgumentError, match=r"\[gather_rows\] rows"):
             ops.gather_rows(randn(37, 8), int32(0, bad))
+        with pytest.raises(InvalidArgumentError, match=r"\[gather_rows\] rows"):
+            ops.gather_rows(randn(0, 8), int32(bad))
 
 
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
