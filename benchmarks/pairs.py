@@ -15,6 +15,7 @@ import time
 from typing import NamedTuple
 
 from benchmarks.steps import make_batch
+from penstock.errors import PenstockError
 from penstock.graph.ir import KvLayout
 from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, probe_bandwidth
 
@@ -38,7 +39,11 @@ def open_side(text: str, case: str, threads: int) -> Side:
         if name not in settings or not value:
             raise SystemExit(f"{text}: expected {', '.join(f'{known}=...' for known in SETTINGS)} after the bundle")
         settings[name] = value
+    if not settings["context"].isdecimal() or settings["kv"].upper() not in KvLayout.__members__:
+        raise SystemExit(f"{text}: expected context=N, and kv=f32, bf16 or int8")
     model, context = Model.open(path), Context(num_threads=threads, cpu_level=settings["cpu"] or None)
+    if (most := int(settings["context"]) + 1) > model.info.context_len:
+        raise SystemExit(f"{text}: {most} tokens are over the model's context of {model.info.context_len}")
     batch = make_batch(case, int(settings["context"]), model.info.num_page_groups)
     options = ProgramOptions(
         max_tokens=len(batch.token_ids),
@@ -64,7 +69,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
-    first, second = (open_side(side, args.case, args.threads) for side in args.sides)
+    if args.steps < 1:
+        parser.error(f"--steps: expected 1 or more, found {args.steps}")
+    try:
+        first, second = (open_side(side, args.case, args.threads) for side in args.sides)
+    except PenstockError as error:
+        raise SystemExit(str(error)) from None
     for side in (first, second, first, second):
         step_s(side)
     before = probe_bandwidth(first.context)

@@ -10,6 +10,7 @@ that kind.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from penstock.runtime.program import pages_for
 
 def make_batch(case: str, context: int, groups: int) -> StepBatch:
     """A decode step of N requests ("bN"), or a prefill of one request of N tokens ("pN")."""
+    if not re.fullmatch("[bp][1-9][0-9]{0,5}", case) or context < 0:
+        raise SystemExit(f"{case} after {context}: expected bN or pN, such as b8 and p512, after 0 tokens or more")
     size = int(case[1:])
     requests, tokens, first = (size, 1, context) if case[0] == "b" else (1, size, 0)
     pages = pages_for(first + tokens)

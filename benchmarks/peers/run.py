@@ -121,6 +121,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="the file (FOLDER/results.jsonl; quick: results-quick.jsonl)")
     parser.add_argument("--dry-run", action="store_true", help="print the processes that are left to run")
     args = parser.parse_args()
+    for name in ("rounds_batch_1", "rounds", "rounds_slow", "threads"):
+        given = getattr(args, name)
+        if given is not None and given < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected 1 or more, found {given}")
     least = 1 if args.quick else 3
     args.rounds = least if args.rounds is None else args.rounds
     args.rounds_slow = least if args.rounds_slow is None else args.rounds_slow
@@ -153,11 +157,11 @@ def main() -> None:
     left = missing(plan(shapes, systems, args.measure or MEASURES, rounds), results.done())
     if args.quick:  # a start of a minute, which no goal is about
         left = [job for job in left if not (job.system.together and job.measures == ("start",))]
+    results.check(measured_with(bench))  # rather now than after everything was converted
     if args.dry_run:
         for job in left:
             print(job.shape, job.system.name, *job.measures, f"#{job.round + 1}")
         return
-    results.check(measured_with(bench))  # rather now than after everything was converted
     install(folder, list(dict.fromkeys(system.peer for system in systems if system.peer != PENSTOCK)))
     results.begin(header_of(bench, systems, shapes))
     begun = time.monotonic()

@@ -163,6 +163,10 @@ def failure_lines(results: Results) -> list[str]:
     return ["## Failed", "", *sorted(failed), ""] if failed else []
 
 
+def _times(number: int) -> str:
+    return "once, at the beginning" if number == 1 else f"{number} times, beginning and end included"
+
+
 def _range(values: Sequence[float]) -> str:
     least, most = f"{min(values):,.0f}", f"{max(values):,.0f}"
     return least if least == most else f"{least} to {most}"
@@ -177,7 +181,7 @@ def head_lines(results: Results) -> list[str]:
     return [
         f"# Penstock and its peers, {header['date']}",
         "",
-        f"{header['machine']}; {header['threads']} threads. Limits before, between and after: reading "
+        f"{header['machine']}; {header['threads']} threads. Limits, probed {_times(len(results.limits))}: reading "
         f"{_range(limits['read'])} GB/s; peaks in GOP/s: {peaks}.",
         f"Versions: {names}. Penstock's options: {options}.",
         "",

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
         Path(args.plot).write_text(draw_roofline(report, Path(args.model).name), encoding="utf-8")
     print(json.dumps(_object(report, args.per_node)) if args.json else _text(args, report))
+    for path in (args.trace, args.plot):
+        if path is not None:
+            print(f"written to {path}", file=sys.stderr)
     return 0
 
 
@@ -131,8 +135,11 @@ def _text(args: argparse.Namespace, report: ProfileReport) -> str:
     ]
     for phase in report.phases:
         lines += ["", *_head(phase, report.num_threads), "", *_table(phase, args.per_node, width)]
-    if any(row.share_of_limit > 1.0 for phase in report.phases for row in phase.kinds):
-        lines += ["", "over 100 %: its bytes came from the processor's cache, not from memory"]
+    above = {row.limit for phase in report.phases for row in phase.kinds if row.share_of_limit > 1.0}
+    if "memory" in above:
+        lines += ["", "over 100 % of memory: its bytes came from the processor's cache"]
+    if above - {"memory"}:
+        lines += ["", "over 100 % of an arithmetic peak: something else had the cores while the peak was probed"]
     return "\n".join(lines)
 
 

@@ -119,7 +119,8 @@ def test_a_share_of_the_peak_is_of_the_highest_that_was_probed(tmp_path: Path) -
     again.add_limits({"read": 33e9, "int8": 7e11, "bf16": 4e11, "f32": 2e11})
     text = report(Results.read(results.path))
     assert "share of the arithmetic peak: 348m 8 bit 50% **below** 80%." in text  # 900 x 2 x 250 M of 900 G
-    assert "reading 33 to 60 GB/s; peaks in GOP/s: int8 700 to 900, bf16 400, f32 200." in text
+    assert "probed 3 times, beginning and end included: reading 33 to 60 GB/s;" in text
+    assert "peaks in GOP/s: int8 700 to 900, bf16 400, f32 200." in text
 
 
 def test_the_goals_are_those_that_were_set() -> None:
