@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test system-packages lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
@@ -39,8 +39,12 @@ $(VENV)/.test: constraints.txt $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/penstock run demo/demo.psm "$$(cat demo/prompt.py)" --max-tokens 96
 
-test: $(VENV)/.test lint
+test: $(VENV)/.test system-packages lint
 	$(BIN)/pytest
+
+# What only a package manager of the system brings; where it may not be asked, pytest's summary says what was skipped.
+system-packages: $(BIN)/python
+	$(BIN)/python tests/system_packages.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -103,16 +107,15 @@ TEXTS ?= 100000
 check-tokenizers: $(VENV)/.test
 	PENSTOCK_TOKENIZER_TEXTS=$(TEXTS) $(BIN)/pytest -q tests/core/test_tokenizer.py
 
-# Debian's cross compiler and emulator: apt-get install g++-aarch64-linux-gnu qemu-user.  The kernels, and whole programs.
-check-neon: $(VENV)/.test
+# The kernels, and whole programs, by Debian's cross compiler and emulator.
+check-neon: $(VENV)/.test system-packages
 	$(BIN)/cmake -S . -B build/neon -DPENSTOCK_TOOLS=ON -DCMAKE_TOOLCHAIN_FILE=core/package/aarch64-linux-gnu.cmake >/dev/null
 	$(BIN)/cmake --build build/neon -j2 --target kernel_check
 	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/core/tools/kernel_check
 	PENSTOCK_AARCH64=long $(BIN)/pytest -q tests/devices/test_aarch64.py
 
-# Debian's browser, fetched where it is missing and that is allowed
 check-page: $(VENV)/.test
-	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core
+	$(BIN)/python tests/system_packages.py --browser
 	mkdir -p build/page
 	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/test_page.py
 

@@ -19,6 +19,8 @@ __all__ = ["ConfigReader", "RopeConfig", "parse_json", "parse_object", "show"]
 
 MAX_CONFIG_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 1 << 23
+"""Values in a JSON text, by its commas and brackets: more take gigabytes of memory, however short the text."""
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 _SHOWN_CHARS = 80
@@ -73,9 +75,20 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def _whole_number(text: str) -> int:
+    return int(text)
+
+
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
 )
+_SHARING_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique_keys,
+    parse_constant=_refuse_constant,
+    parse_float=_finite_float,
+    parse_int=_whole_number,  # Python code, between whose calls other threads may run
+)
+_LARGE: Final = 1 << 16
 
 
 def _check_tree(value: Any, file: str) -> None:
@@ -100,17 +113,22 @@ def _check_tree(value: Any, file: str) -> None:
     raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
 
 
-def parse_json(data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
-    """The value of a JSON text of at most ``max_bytes``; ``file`` names it in errors.
+def parse_json(
+    data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES, max_values: int = MAX_VALUES
+) -> Any:
+    """The value of a JSON text of at most ``max_bytes`` and ``max_values``; ``file`` names it in errors.
 
     Raises InvalidFileError for text that is no UTF-8 or no JSON, repeated keys, NaN and infinity, numbers that
     overflow, and nesting deeper than 64.
     """
     if len(data) > max_bytes:
         raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
+    raw = bytes(data)
+    num_values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if num_values > max_values:
+        raise InvalidFileError(f"{file}: expected at most {max_values} values, found about {num_values}")
     try:
-        raw = bytes(data)
-        value = _DECODER.decode(raw.decode("utf-8"))
+        value = (_DECODER if len(raw) < _LARGE else _SHARING_DECODER).decode(raw.decode("utf-8"))
     except RecursionError:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -121,9 +139,11 @@ def parse_json(data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONF
     return value
 
 
-def parse_object(data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+def parse_object(
+    data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES, max_values: int = MAX_VALUES
+) -> dict[str, Any]:
     """As ``parse_json``, for a text that must be one object."""
-    value = parse_json(data, file, max_bytes=max_bytes)
+    value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values)
     if not isinstance(value, dict):
         raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
     return value

@@ -8,8 +8,8 @@ from pathlib import Path
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "cache_dir", "cache_max_bytes", "cpu_level", "library_path", "model_folders", "op_libraries", "pass_on_op_library",
-    "use_reference",
+    "cache_dir", "cache_max_bytes", "cpu_level", "enter_export_child", "in_export_child", "library_path",
+    "model_folders", "op_libraries", "pass_on_op_library", "use_reference",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -45,6 +45,16 @@ def op_libraries() -> list[str]:
 def pass_on_op_library(path: str) -> None:
     """Have the processes that this one starts load a library, too."""
     os.environ["PENSTOCK_OPS"] = os.pathsep.join(dict.fromkeys([*op_libraries(), path]))
+
+
+def enter_export_child() -> None:
+    """Set ``PENSTOCK_EXPORT_CHILD``: this process exports a model, and so does every process that it starts."""
+    os.environ["PENSTOCK_EXPORT_CHILD"] = "1"
+
+
+def in_export_child() -> bool:
+    """``PENSTOCK_EXPORT_CHILD``: this process, or one that started it, exports a model. Penstock sets it."""
+    return bool(os.environ.get("PENSTOCK_EXPORT_CHILD"))
 
 
 def cache_dir() -> Path:

@@ -3,6 +3,7 @@
     PenstockError
     ├── InvalidArgumentError   the caller's mistake; the message names the option or field (a ValueError too)
     ├── InvalidFileError       a damaged, hostile or incomplete file; the message names file and field
+    │   └── TokenizerError     the tokenizer of a model failed on this text or these token ids
     ├── UnsupportedError       a sound request that Penstock cannot serve; the message says what to use instead
     ├── OutOfMemoryError       a plan that does not fit (a MemoryError too)
     ├── FileAccessError        the operating system refused (an OSError too)
@@ -29,6 +30,7 @@ __all__ = [
     "PenstockError",
     "QueueFullError",
     "ServiceError",
+    "TokenizerError",
     "UnavailableError",
     "UnsupportedError",
 ]
@@ -44,6 +46,10 @@ class InvalidArgumentError(PenstockError, ValueError):
 
 class InvalidFileError(PenstockError):
     """A file that is damaged, hostile or incomplete."""
+
+
+class TokenizerError(InvalidFileError):
+    """The tokenizer of a model failed on a text or on token ids, or exceeded its memory or time for one call."""
 
 
 class UnsupportedError(PenstockError):

@@ -21,6 +21,9 @@
  * against calls that are inside already.  Programs that share a context take turns inside a step.  In a forked child a
  * context's threads do not exist: steps are refused there; make a context in the child.
  *
+ * Floating point.  Functions that compute do so in an environment of their own: they round to nearest, keep subnormal
+ * numbers and mask all exceptions, whatever the calling thread has set.  Its registers are the same again on return.
+ *
  * Growing structs begin with struct_size, which the caller sets to sizeof(the struct); a field that the caller's struct
  * does not have yet counts as zero, and zero is always a sound default.  Fields of a newer header that the library does
  * not know must be zero: else PS_UNSUPPORTED names the struct; in what the library fills they become zero.
@@ -124,6 +127,8 @@ typedef struct ps_model_info {
   const char* tail;               /* "argmax" or "topk", with which the graph ends; "": with logits */
   int32_t format_minor;           /* the file's; what one of a newer minor version has besides is not read */
   int32_t known_format_minor;     /* this library's */
+  int32_t bidirectional;          /* 1: attention is not causal, so each request of a step begins at position 0, whole */
+  int32_t reserved;               /* 0 */
 } ps_model_info;
 /* Fills `out`, whose struct_size the caller has set; costs nothing. */
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
@@ -198,11 +203,12 @@ PS_API void ps_program_destroy(ps_program* program);
 /* One step: num_tokens tokens of num_requests requests, flat.  A request's tokens follow each other; a prompt may come
  * whole or in chunks, and one step may hold prompts and single tokens of other requests.  Which pages belong to a
  * request is the caller's to say: page i of its table holds positions 32 i to 32 i + 31, and what steps before wrote
- * there is what attention reads.  Every array is copied before the step begins. */
+ * there is what attention reads.  Every array is copied before the step begins.  Of a model with ps_model_info.bidirectional
+ * a step holds whole requests only: else PS_UNSUPPORTED. */
 typedef struct ps_batch {
   uint32_t struct_size;
   int32_t num_tokens, num_requests, num_rows, page_table_width;
-  const int32_t* token_ids;      /* [num_tokens]; -1-s: the token last sampled in slot s */
+  const int32_t* token_ids;      /* [num_tokens]; -1-s: the token last sampled in slot s (ps_sampled: if that row failed) */
   const int32_t* positions;      /* [num_tokens]; ascending by one within a request */
   const int32_t* request_starts; /* [num_requests+1]; first 0, last num_tokens, strictly ascending */
   const int32_t* page_tables;    /* [num_page_groups][num_requests][page_table_width]; -1: freed or unused */
@@ -220,7 +226,7 @@ typedef struct ps_sampling {
   const float* top_p;       /* 1: off */
   const uint64_t* seed;
   const int64_t* counter;   /* [num_rows][2]: sample index, position of the token to be sampled */
-  const int32_t* slot;      /* or null; where to remember the token, -1: nowhere */
+  const int32_t* slot;      /* or null; where to remember the token, or that the row failed; -1: nowhere */
   const uint32_t* mask;     /* [num_rows][(vocab+31)/32] or null; bit set: token allowed */
   const float* min_p;       /* or null; 0: off */
   const float* typical_p;   /* or null; 1: off */
@@ -239,12 +245,14 @@ typedef struct ps_sampling {
 
 typedef enum ps_row_status {
   PS_ROW_OK = 0,
-  PS_ROW_NOT_FINITE = 1, /* the row's logits hold a NaN or an infinity */
+  PS_ROW_NOT_FINITE = 1, /* the row's logits hold a NaN or an infinity, or it follows a row that failed */
   PS_ROW_MASKED = 2      /* no token is allowed */
 } ps_row_status;
 
 /* What sampling makes.  Log-probabilities are those of the logits as the graph made them, before any bias, penalty or
- * temperature.  A row that failed has the id -1; without row_status the call fails instead. */
+ * temperature.  A row that failed has the id -1; without row_status the call fails instead, and slots keep what they held.
+ * A later batch may name the slot of a row that failed: it runs, the logits of that request's rows are NaN, and the rows
+ * fail.  So does a row whose history names the slot. */
 typedef struct ps_sampled {
   uint32_t struct_size;
   int32_t num_top;     /* columns of the lists of likeliest tokens; 0: none */

@@ -16,7 +16,8 @@
  * Callbacks are called from several threads at once, for several programs at once, and for as long as the process lives: the
  * table, its strings and `user` stay as they are.  They return 0, or a ps_status (penstock.h), and then say why in
  * error->text.  What they compute must depend on nothing but their arguments: neither on how rows are shared between
- * threads, nor on what else is in the batch.
+ * threads, nor on what else is in the batch.  They are called with rounding to nearest, with subnormal numbers and with all
+ * floating-point exceptions masked, and so is what follows, whatever a callback sets.
  */
 #ifndef PENSTOCK_OP_H
 #define PENSTOCK_OP_H

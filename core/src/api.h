@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "float_environment.h"
 #include "handles.h"
 #include "model.h"
 #include "program.h"

@@ -8,6 +8,7 @@ const char* ps_version(void) { return PS_VERSION; }
 int32_t ps_abi_version(void) { return PS_ABI_VERSION; }
 
 ps_status ps_context_create(const ps_context_options* options, ps_context** out) {
+  const FloatEnvironment environment;
   ps_context_options o;
   PS_TRY(read_struct(options, &o, "options"));
   if (!out) return fail(PS_INVALID_ARGUMENT, "out: expected a pointer, found null");

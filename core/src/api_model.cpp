@@ -9,6 +9,7 @@ static ps_status check_switch(const char* name, int32_t value) {
 }
 
 ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out) {
+  const FloatEnvironment environment;
   PS_TRY(require(out, "out"));
   *out = nullptr;
   PS_TRY(require_path(path));
@@ -57,6 +58,7 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   if (graph.hidden >= 0) info.hidden_size = static_cast<int32_t>(graph.values[graph.hidden].row_elements);
   info.format_minor = model->format_minor;
   info.known_format_minor = kFormatMinor;
+  info.bidirectional = graph.bidirectional;
   return write_struct(info, out, "out");
 }
 

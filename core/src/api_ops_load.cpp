@@ -36,6 +36,7 @@ ps_status load(const char* file, const char* path) {
 }  // namespace
 
 ps_status ps_ops_load(const char* path) {
+  const FloatEnvironment environment;  // a library linked with -ffast-math changes it when it is loaded
   PS_TRY(require_path(path));
   char* file = realpath(path, nullptr);  // a whole path: the loader searches no folders for it
   if (!file) return fail(PS_IO_ERROR, "%s: %s", path, strerror(errno));

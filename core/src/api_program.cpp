@@ -4,6 +4,7 @@
 
 #include "api.h"
 #include "build.h"
+#include "estimate.h"
 #include "layout.h"
 #include "sample.h"
 
@@ -44,6 +45,7 @@ ps_status build(ps_program* program) {
     return fail(PS_OUT_OF_MEMORY, "%s: the system refused %lld bytes", part.name, static_cast<long long>(part.bytes));
   }
   program->token_bytes = bytes_per_token(*program->model);
+  PS_TRY(find_attention(program->model->graph, &program->attention));
   return bind_program(program);
 }
 
@@ -95,7 +97,7 @@ ps_status sample(ps_program* program, const SampleSource& source, const ps_sampl
     PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
   }
   for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
-    if (s.slot[r] >= 0) program->slots[s.slot[r]] = out.ids[r];
+    if (s.slot[r] >= 0) program->slots[s.slot[r]] = out.ids[r] >= 0 ? out.ids[r] : kFailedSlot;
   }
   return PS_OK;
 }
@@ -115,6 +117,7 @@ ps_status has_run(const ps_program* program) {
 
 ps_status ps_program_plan(const ps_model* model, const ps_context* context, const ps_program_options* options,
                           ps_plan* out) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(model));
   PS_TRY(check_open(context));
   PS_TRY(require(out, "out"));
@@ -138,6 +141,7 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
 }
 
 ps_status ps::create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(model));
   PS_TRY(check_open(context));
   PS_TRY(require(out, "out"));
@@ -163,6 +167,7 @@ ps_status ps_program_create(ps_model* model, ps_context* context, const ps_progr
 }
 
 ps_status ps_program_resize(ps_program* program, const ps_program_options* options) {
+  const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
   ps_program_options o;
@@ -176,6 +181,7 @@ ps_status ps_program_resize(ps_program* program, const ps_program_options* optio
 void ps_program_destroy(ps_program* program) { close_handle(program, HANDLE_PROGRAM); }
 
 ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
+  const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
   ps_batch b;
@@ -184,6 +190,7 @@ ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
 }
 
 ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
+  const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
   PS_TRY(has_run(program));
@@ -198,6 +205,7 @@ ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, co
 
 ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
                           const ps_sampled* out) {
+  const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
   ps_batch b;

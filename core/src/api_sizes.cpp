@@ -15,7 +15,7 @@ static_assert(sizeof(void*) == 8, "sizes below are those of 64-bit machines");
 
 PS_STRUCT(ps_context_options, cpu_level, 16);
 PS_STRUCT(ps_model_options, private_copy, 12);
-PS_STRUCT(ps_model_info, known_format_minor, 104);
+PS_STRUCT(ps_model_info, reserved, 112);
 PS_STRUCT(ps_tokenizer_info, unsupported, 48);
 PS_STRUCT(ps_program_options, flags, 32);
 PS_STRUCT(ps_plan, kv_page_bytes, 64);

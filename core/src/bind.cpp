@@ -2,6 +2,7 @@
 #include "layout.h"
 #include "ops_loaded.h"
 #include "program.h"
+#include "sample.h"
 #include "validate.h"
 
 namespace ps {
@@ -31,12 +32,13 @@ void bind_scratch(ps_program* p) {
   p->request_starts = take_i32(int64_t{o.max_requests} + 1);
   p->page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
   p->output_rows = take_i32(o.max_rows);
+  p->failed_rows = take_i32(o.max_rows);
   p->kept_rows = take_i32(o.max_tokens);
   p->kept_positions = take_i32(o.max_tokens);
   p->kept_request = take_i32(o.max_tokens);
   p->owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
   p->slots = take_i32(o.num_slots);
-  for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = -1;
+  for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = kEmptySlot;
 }
 
 uint8_t* value_data(const ps_program& p, const Value& value) {
@@ -212,14 +214,7 @@ Accesses accesses_of_move(const ps_program& p) {
 }  // namespace
 
 int64_t state_offset(const ps_program& program, int32_t state) {
-  int64_t offset = 0;
-  for (int32_t i = 0; i < state; ++i) {
-    const State& s = program.model->graph.states[i];
-    int64_t bytes = 0;
-    kv_page_bytes(program.options.kv_layout, s.num_kv_heads, s.head_dim, &bytes);
-    offset += bytes * program.options.num_pages;
-  }
-  return offset;
+  return program.plan.state_offsets[state] * program.options.num_pages;
 }
 
 ps_status bind_program(ps_program* p) {

@@ -62,6 +62,7 @@ uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes) {
 }
 
 const char* ps_cpu_level_at(int32_t index, int32_t* runnable) {
+  const FloatEnvironment environment;
   CpuLevel levels[kMaxCpuLevels];
   if (index < 0 || index >= cpu_levels(levels)) return nullptr;
   if (runnable) *runnable = levels[index].runnable;
@@ -69,6 +70,7 @@ const char* ps_cpu_level_at(int32_t index, int32_t* runnable) {
 }
 
 ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t passes, double* bytes_per_second) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(bytes_per_second, "bytes_per_second"));
   if (buffer_bytes < 4096 || passes < 1) {
@@ -99,6 +101,7 @@ ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t 
 }
 
 ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, double* ops_per_second) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(ops_per_second, "ops_per_second"));
   if (dtype != PS_F32 && dtype != PS_BF16 && dtype != PS_I8) {

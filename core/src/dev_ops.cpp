@@ -225,6 +225,7 @@ using namespace ps;
 
 ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensors, int32_t num_tensors,
                     const ps_attr* attrs, int32_t num_attrs) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(op && tensors, "op, tensors"));
   OpRun run{};
@@ -257,6 +258,7 @@ const char* ps_op_schema(int32_t index) {
 
 ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,
                     const ps_sampled* out) {
+  const FloatEnvironment environment;
   ps_sampling s;
   ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));

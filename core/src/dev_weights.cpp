@@ -38,6 +38,7 @@ ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* b
 
 ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                   int32_t src_dtype, const void* src, void* dst) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
@@ -52,6 +53,7 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
 
 ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                             int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(q && scales && dst, "q, scales, dst"));
   PS_TRY(check_quantized(layout, groups));
@@ -62,6 +64,7 @@ ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, i
 
 ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                               int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(src && q && scales, "src, q, scales"));
   PS_TRY(check_quantized(layout, groups));
@@ -72,6 +75,7 @@ ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows,
 
 ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                     int64_t num_rows, const void* src, float* dst) {
+  const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));

@@ -1,7 +1,11 @@
 // One step: the batch is checked and copied, then all threads walk the list of phases together (walk.cpp).
+#include <math.h>
+
 #include "clock.h"
+#include "estimate.h"
 #include "ops_loaded.h"
 #include "program.h"
+#include "sample.h"
 
 namespace ps {
 #if defined(PENSTOCK_PLANTED)
@@ -40,9 +44,10 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   return missing ? fail(PS_INVALID_ARGUMENT, "%s: expected an array, found null", missing) : PS_OK;
 }
 
-// Copies the token ids; an id -1-s becomes the token last sampled in slot s.
+// Copies the token ids; an id -1-s becomes the token last sampled in slot s, or kFailedSlot.
 ps_status take_tokens(ps_program* p, const ps_batch& b) {
   const int32_t vocab = p->model->graph.vocab_size;
+  p->has_failed = false;
   for (int32_t t = 0; t < b.num_tokens; ++t) {
     int32_t id = b.token_ids[t];
     if (id < 0) {
@@ -52,9 +57,10 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
                     p->options.num_slots, static_cast<long long>(slot));
       }
       id = p->slots[slot];
-      if (id < 0)
+      if (id == kEmptySlot)
         return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: nothing was sampled in slot %lld yet", t,
                     static_cast<long long>(slot));
+      p->has_failed |= id == kFailedSlot;
     }
     if (id >= vocab)
       return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, found %d", t, vocab,
@@ -62,6 +68,30 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
     p->token_ids[t] = id;
   }
   return PS_OK;
+}
+
+// A request that reads a failed slot has no token there.  It runs with token 0, so that the rest of the batch can run, and
+// its rows are marked: they get no logits.
+void take_failed(ps_program* p, const ps_batch& b) {
+  if (!p->has_failed) return;
+  for (int32_t r = 0; r < b.num_rows; ++r) {
+    const int32_t request = p->token_request[p->output_rows[r]];
+    p->failed_rows[r] = 0;
+    for (int32_t t = p->request_starts[request]; t < p->request_starts[request + 1]; ++t)
+      p->failed_rows[r] |= p->token_ids[t] == kFailedSlot;
+  }
+  for (int32_t t = 0; t < b.num_tokens; ++t) {
+    if (p->token_ids[t] == kFailedSlot) p->token_ids[t] = 0;
+  }
+}
+
+// NaN: sampling and whoever reads the logits find a row that failed.  A graph that ends in ids has no row that fails.
+void clear_failed_rows(ps_program* p, int32_t num_rows) {
+  const Graph& graph = p->model->graph;
+  float* logits = reinterpret_cast<float*>(p->logits.data());
+  for (int32_t r = 0; p->has_failed && graph.tail < 0 && r < num_rows; ++r, logits += graph.vocab_size) {
+    for (int32_t i = 0; p->failed_rows[r] && i < graph.vocab_size; ++i) logits[i] = NAN;
+  }
 }
 
 ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
@@ -72,11 +102,13 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   }
   for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
     int32_t* table = p->page_tables + g * b.num_requests * width;
+    const bool has_pages = p->plan.used_groups >> g & 1;  // a group without states has no pages that a table could name
     for (int64_t r = 0; r < b.num_requests; ++r) {
       memcpy(table + r * width, b.page_tables + (g * b.num_requests + r) * b.page_table_width,
              static_cast<size_t>(width) * 4);
     }
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
+    if (!has_pages) continue;
     PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], p->options.num_pages,
                             p->owners + g * p->options.num_pages, p->step_number));
   }
@@ -107,6 +139,7 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   const int32_t width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
   const Ragged batch{p->positions, p->request_starts, nullptr, b.num_tokens, b.num_requests, width};
   PS_TRY(check_requests(batch, p->model->graph.context_len));
+  if (p->model->graph.bidirectional) PS_TRY(check_whole_requests(batch));
   PS_TRY(take_pages(p, b, width));
   for (int32_t r = 0; r < b.num_rows; ++r) {
     const int32_t row = b.output_rows[r];
@@ -117,6 +150,7 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
     p->output_rows[r] = row;
   }
   fill_token_request(batch, p->token_request);
+  take_failed(p, b);
   take_kept(p, b);
   return PS_OK;
 }
@@ -141,11 +175,6 @@ void poison(ps_program* p) {
   memset(p->logits.data(), 0xFF, static_cast<size_t>(p->plan.logits_bytes));
   memset(p->scratch.data(), 0xFF, static_cast<size_t>(p->plan.shared_scratch));
   memset(p->thread_scratch, 0xFF, static_cast<size_t>(p->plan.thread_scratch * p->context->pool.num_threads()));
-}
-
-// Nanoseconds: a thread reads about 20 bytes of weights in one and multiplies about 200 of them.
-int64_t estimate(const ps_program& p, int64_t num_tokens) {
-  return p.token_bytes / 20 + p.token_bytes / 200 * num_tokens;
 }
 
 }  // namespace
@@ -235,7 +264,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   if (has_flag(*p, PS_PROGRAM_POISON)) poison(p);
   if (p->profiling) clear_spans(p);
   const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
-  const int64_t nanoseconds = estimate(*p, batch.num_tokens);
+  const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
   if (has_flag(*p, PS_PROGRAM_ALL_THREADS)) {
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
@@ -248,6 +277,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
 #endif
   if (p->profiling) gather_spans(p, start_ns);
   PS_TRY(check_loaded(p));
+  clear_failed_rows(p, batch.num_rows);
   p->num_rows = batch.num_rows;
   return PS_OK;
 }

@@ -58,7 +58,7 @@ ps_status File::load(bool map) {
   if (fstat(descriptor_, &opened_) != 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
   if (!S_ISREG(opened_.st_mode)) return fail(PS_IO_ERROR, "expected a regular file");
   if (opened_.st_size < kHeaderBytes) {
-    return fail(PS_INVALID_FILE, "file: expected at least the header's 64 bytes, found %lld",
+    return fail(PS_INVALID_FILE, "file: this is not a bundle: expected at least the header's 64 bytes, found %lld",
                 static_cast<long long>(opened_.st_size));
   }
   bytes_ = opened_.st_size;

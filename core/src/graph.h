@@ -120,6 +120,7 @@ struct Graph {
   int32_t tail = -1;   // the node argmax or topk whose ids are the output; -1: the output is logits
   int32_t tail_k = 0;  // ids of a row; 0: the output is logits
   int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
+  bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
 };
 

@@ -85,16 +85,16 @@ void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Reade
 }
 
 // A state that a kept node reads is written before it, in a program's order as in the graph's.
-bool keeps_order(const Graph& graph) {
-  for (int64_t n = 0; n < graph.nodes.size(); ++n) {
+ps_status check_order(const Graph& graph, bool* keeps) {
+  Vec<uint8_t> written_later;  // by a node behind n
+  if (!written_later.resize(graph.states.size())) return no_memory();
+  *keeps = true;
+  for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
-    if (!node.kept || !is_op(node, "attention")) continue;
-    for (int64_t later = n + 1; later < graph.nodes.size(); ++later) {
-      const Node& other = graph.nodes[later];
-      if (is_op(other, "kv_append") && other.inputs[2].index == node.inputs[1].index) return false;
-    }
+    if (is_op(node, "kv_append")) written_later[node.inputs[2].index] = 1;
+    if (node.kept && is_op(node, "attention") && written_later[node.inputs[1].index]) *keeps = false;
   }
-  return true;
+  return PS_OK;
 }
 
 void run_move(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -160,7 +160,9 @@ ps_status find_kept(Graph* g) {
     note_inputs(graph, node, Readers{node.kept || n == gather, !node.kept && n < gather, n > gather}, &readers);
   }
   const KeptSources sources = find_sources(graph);
-  bool sound = sources.count >= 0 && keeps_order(graph);
+  bool sound = true;
+  PS_TRY(check_order(graph, &sound));
+  sound &= sources.count >= 0;
   for (int32_t i = 0; sound && i < sources.count; ++i) sound = !readers[sources.items[i].root].behind;
   if (sound) return PS_OK;
   for (Node& node : graph.nodes) node.kept = false;

@@ -6,6 +6,8 @@
 
 #include <atomic>
 
+#include "float_environment.h"
+
 namespace ps {
 namespace {
 
@@ -78,6 +80,7 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   view.call.scratch_bytes = c.thread_scratch_bytes;
   ps_op_error error{};
   const int32_t code = op.op.compute(&view.call, begin, end, &error);
+  set_default_float_environment();  // whatever the callback set: other ops follow on this thread
   if (code == 0 || __atomic_exchange_n(&c.failure->claimed, 1, __ATOMIC_ACQ_REL)) return;
   clean(&error);
   c.failure->status = code;
@@ -229,6 +232,7 @@ ps_status infer_loaded(const LoadedOp& op, const Spec* in, const AttrValue* attr
   const ps_op_shapes shapes{sizeof(ps_op_shapes), s.num_arguments, s.num_outputs, s.num_attrs, inputs, values, outputs, op.op.user};
   ps_op_error error{};
   const int32_t code = op.op.infer(&shapes, &error);
+  set_default_float_environment();
   if (code) return refused(code, &error);
   for (int32_t i = 0; i < s.num_outputs; ++i) {
     PS_TRY(check_output(outputs[i], i, &out[i]));
@@ -249,6 +253,7 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
   for (ps_op_tensor& t : view.outputs) t.data = nullptr;
   ps_op_error error{};
   const int32_t code = op.op.scratch(&view.call, &out->per_thread, &error);
+  set_default_float_environment();
   if (code) return refused(code, &error);
   if (out->per_thread < 0 || out->per_thread > int64_t{1} << 40)
     return fail(PS_INVALID_ARGUMENT, "scratch: expected 0 to 2^40 bytes, found %lld", static_cast<long long>(out->per_thread));

@@ -44,6 +44,18 @@ ps_status check_requests(const Ragged& batch, int32_t max_position) {
   return PS_OK;
 }
 
+ps_status check_whole_requests(const Ragged& batch) {
+  for (int32_t r = 0; r < batch.num_requests; ++r) {
+    const int32_t t = batch.request_starts[r];
+    if (batch.positions[t] == 0) continue;
+    return fail(PS_UNSUPPORTED,
+                "positions[%d]: expected 0, found %d: the network's attention is not causal, so a request's tokens run "
+                "in one step, without earlier ones",
+                t, batch.positions[t]);
+  }
+  return PS_OK;
+}
+
 ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,
                            uint32_t step) {
   for (int32_t r = 0; r < batch.num_requests; ++r) {

@@ -23,6 +23,9 @@ struct PageOwner {
 
 // request_starts, and positions ascending by one within a request and below max_position.
 ps_status check_requests(const Ragged& batch, int32_t max_position);
+// Every request of the step begins at position 0: of a graph whose attention is not causal, in which what a step wrote
+// depends on all of its tokens.  PS_UNSUPPORTED.
+ps_status check_whole_requests(const Ragged& batch);
 // Every entry that a valid key of the window needs names a page; a page that the step writes has one place in
 // the batch.  owners: [num_pages], kept between steps; step: differs from the last call's.
 ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,

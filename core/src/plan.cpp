@@ -14,6 +14,9 @@ struct Block {
   int64_t bytes, offset;
 };
 
+// With more blocks, which no network in use has and a hostile file may have, comparing each with each takes too long.
+constexpr int64_t kMaxCompared = 4096;
+
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "plan: out of memory"); }
 ps_status too_large(const char* what) {
   return fail(PS_INVALID_ARGUMENT, "%s: the program of these limits does not fit in memory", what);
@@ -82,19 +85,69 @@ ps_status place(const Vec<Block>& placed, Block* block) {
   return PS_OK;
 }
 
+// Each block into the first gap that is free for as long as it lives.  Compares every block with every other.
+ps_status place_in_gaps(Vec<Block>* blocks) {
+  Vec<Block> placed;
+  for (Block& block : *blocks) {
+    PS_TRY(place(placed, &block));
+    if (!placed.push(block)) return no_memory();
+    for (int64_t i = placed.size() - 1; i > 0 && placed[i - 1].offset > placed[i].offset; --i)
+      std::swap(placed[i - 1], placed[i]);
+  }
+  return PS_OK;
+}
+
+// In order of time, each block into the memory of one of its size that is no longer alive, else behind all others.  `blocks`
+// is sorted by size.
+ps_status place_by_size(Vec<Block>* blocks) {
+  const int64_t count = blocks->size();
+  Vec<int32_t> by_first, by_last, size_class, free_block, next_free;  // free blocks of a size are a list
+  if (!by_first.resize(count) || !by_last.resize(count) || !size_class.resize(count) || !free_block.resize(count) ||
+      !next_free.resize(count)) {
+    return no_memory();
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    by_first[i] = by_last[i] = static_cast<int32_t>(i);
+    size_class[i] = i == 0 ? 0 : size_class[i - 1] + ((*blocks)[i].bytes != (*blocks)[i - 1].bytes);
+    free_block[i] = -1;
+  }
+  const auto sort_by = [&](Vec<int32_t>* order, int32_t Block::*time) {
+    std::sort(order->begin(), order->end(), [&](int32_t a, int32_t b) {
+      const int32_t x = (*blocks)[a].*time, y = (*blocks)[b].*time;
+      return x != y ? x < y : a < b;
+    });
+  };
+  sort_by(&by_first, &Block::first);
+  sort_by(&by_last, &Block::last);
+  int64_t ended = 0, end = 0;
+  for (int32_t i : by_first) {
+    Block& block = (*blocks)[i];
+    for (; (*blocks)[by_last[ended]].last < block.first; ++ended) {
+      const int32_t old = by_last[ended];
+      next_free[old] = free_block[size_class[old]];
+      free_block[size_class[old]] = old;
+    }
+    int32_t& reused = free_block[size_class[i]];
+    block.offset = reused < 0 ? end : (*blocks)[reused].offset;
+    if (reused >= 0) {
+      reused = next_free[reused];
+    } else if (!checked_add(end, block.bytes, &end)) {
+      return too_large("max_tokens");
+    }
+  }
+  return PS_OK;
+}
+
 ps_status plan_temporaries(const Graph& graph, Plan* plan) {
-  Vec<Block> blocks, placed;
+  Vec<Block> blocks;
   if (!plan->offsets.resize(graph.values.size()) || !plan->sizes.resize(graph.values.size())) return no_memory();
   for (int64_t& offset : plan->offsets) offset = -1;
   PS_TRY(collect_blocks(graph, *plan, &blocks));
   std::sort(blocks.begin(), blocks.end(),
             [](const Block& a, const Block& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.value < b.value; });
   plan->temporary_bytes = 0;
-  for (Block& block : blocks) {
-    PS_TRY(place(placed, &block));
-    if (!placed.push(block)) return no_memory();
-    for (int64_t i = placed.size() - 1; i > 0 && placed[i - 1].offset > placed[i].offset; --i)
-      std::swap(placed[i - 1], placed[i]);
+  PS_TRY(blocks.size() <= kMaxCompared ? place_in_gaps(&blocks) : place_by_size(&blocks));
+  for (const Block& block : blocks) {
     plan->offsets[block.value] = block.offset;
     plan->sizes[block.value] = block.bytes;
     plan->temporary_bytes = std::max(plan->temporary_bytes, block.offset + block.bytes);
@@ -139,7 +192,7 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
   plan->sample_scratch = graph.tail < 0 ? sample_scratch_bytes(graph.vocab_size) : 0;
   const int64_t tables = graph.page_groups.size() * o.max_requests * max_table_width(graph);  // each factor is bounded
   const int64_t t = o.max_tokens;
-  const int64_t counts[] = {t, t, t, int64_t{o.max_requests} + 1, tables, o.max_rows, t, t, t};
+  const int64_t counts[] = {t, t, t, int64_t{o.max_requests} + 1, tables, o.max_rows, o.max_rows, t, t, t};
   plan->batch_bytes = 0;
   for (int64_t count : counts) plan->batch_bytes += round_up(count * 4, 64);
   plan->owner_bytes = round_up(graph.page_groups.size() * o.num_pages * static_cast<int64_t>(sizeof(PageOwner)), 64);
@@ -158,6 +211,8 @@ ps_status plan_kv(const Graph& graph, const ps_program_options& o, Plan* plan) {
   for (const State& state : graph.states) {
     int64_t bytes;
     PS_TRY(kv_page_bytes(o.kv_layout, state.num_kv_heads, state.head_dim, &bytes));
+    if (!plan->state_offsets.push(plan->kv_page_bytes)) return no_memory();
+    plan->used_groups |= uint64_t{1} << state.group;
     plan->kv_page_bytes += bytes;  // at most 4096 states of at most 2^31 bytes
   }
   return checked_mul(plan->kv_page_bytes, o.num_pages, &plan->kv_bytes) ? PS_OK : too_large("num_pages");
@@ -179,6 +234,7 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   out->symbols[ROLE_ROWS] = o.max_rows;
   out->symbols[kKeptTokens] = o.max_tokens;
   out->shared_scratch = out->thread_scratch = out->kv_page_bytes = out->kv_bytes = 0;
+  out->used_groups = 0;
   PS_TRY(fuse_nodes(graph, *context.kernels, &out->nodes));
   PS_TRY(order_nodes(graph, &out->order));
   out->sources = find_sources(graph);

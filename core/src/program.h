@@ -27,6 +27,8 @@ struct Plan {
   int64_t shared_scratch, thread_scratch, sample_scratch;  // the latter two once per thread
   int64_t batch_bytes, owner_bytes, slot_bytes;
   int64_t scratch_bytes;
+  uint64_t used_groups;        // bit g: page group g has states.  A file has at most 64 groups
+  Vec<int64_t> state_offsets;  // bytes into the KV memory of each state, for one page
 };
 
 ps_status make_plan(const ps_model& model, const ps_context& context, const ps_program_options& options, Plan* out);
@@ -55,6 +57,13 @@ struct Patch {  // a size of a step inside a call
   Dim dim;
 };
 
+// Attention nodes whose queries see equally many keys.
+struct AttentionWork {
+  int32_t window;  // 0: all
+  bool kept;       // only the tokens of kept nodes have queries
+  double products; // multiplications for a query and a key, over all these nodes
+};
+
 // All that depends on a program's limits.
 struct ProgramMemory {
   ps_program_options options;
@@ -75,10 +84,13 @@ struct ProgramMemory {
   int32_t num_kept = 0;                                       // tokens of its kept nodes
   bool has_hidden = false;                                    // the last step has its hidden rows
   int64_t token_bytes = 0;   // of weights, that one token reads
+  Vec<AttentionWork> attention;
   uint32_t step_number = 0;
   // The batch's private copies, inside the scratch memory.
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
           *output_rows = nullptr, *token_request = nullptr, *slots = nullptr;
+  int32_t* failed_rows = nullptr;  // [num_rows]: whether the row's request follows a row that failed
+  bool has_failed = false;         // the step reads a slot whose row failed
   int32_t *kept_rows = nullptr, *kept_positions = nullptr, *kept_request = nullptr;  // of the tokens of kept nodes
   PageOwner* owners = nullptr;
   uint8_t *thread_scratch = nullptr, *sample_scratch = nullptr;

@@ -106,6 +106,13 @@ void clear(const ps_sampled& out, int32_t r) {
   }
 }
 
+bool follows_failed_row(const RowEdits& edits) {
+  for (int32_t i = 0; edits.penalizes() && i < edits.history_len; ++i) {
+    if (edits.token(i) == kFailedSlot) return true;
+  }
+  return false;
+}
+
 ps_row_status sample_row(const Job& job, int32_t r, const RowScratch& scratch) {
   const ps_sampling& s = *job.sampling;
   const int32_t vocab = job.source->vocab;
@@ -116,6 +123,7 @@ ps_row_status sample_row(const Job& job, int32_t r, const RowScratch& scratch) {
   if (id < 0) {
     const float* x = logits;
     const RowEdits edits = edits_of(job, r);
+    if (follows_failed_row(edits)) return PS_ROW_NOT_FINITE;
     if (edits.any()) {
       edit_row(logits, vocab, edits, scratch);
       x = scratch.edited;

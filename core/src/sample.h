@@ -7,11 +7,14 @@
 
 namespace ps {
 
+// What a slot holds where it holds no token: nothing was sampled in it, or the row that was to fill it failed.
+constexpr int32_t kEmptySlot = -1, kFailedSlot = -2;
+
 // What the rows are sampled from.
 struct SampleSource {
   const float* logits;  // [num_rows][vocab]
   int32_t num_rows, vocab;
-  const int32_t* slots;  // [num_slots]: the token last sampled in each, -1: none yet
+  const int32_t* slots;  // [num_slots]: the token last sampled in each, kEmptySlot or kFailedSlot
   int32_t num_slots;
   const int32_t* ids;  // [num_rows][tail_k]: what a graph made that ends in argmax or topk; null: it ends in logits
   int32_t tail_k;

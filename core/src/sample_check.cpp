@@ -74,7 +74,7 @@ ps_status check_history(const ps_sampling& s, const SampleSource& source) {
     const int32_t id = s.history[i];
     if (id >= 0) {
       PS_TRY(check_token("history", i, id, source));
-    } else if (id < -source.num_slots || source.slots[-1 - id] < 0) {
+    } else if (id < -source.num_slots || source.slots[-1 - id] == kEmptySlot) {
       return fail(PS_INVALID_ARGUMENT, "history[%d]: expected a token or a slot that one was sampled in, found %d", i,
                   id);
     }

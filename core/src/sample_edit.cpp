@@ -23,14 +23,9 @@ void apply_mask(const uint32_t* mask, int32_t vocab, float* x) {
   }
 }
 
-int32_t token_of(const RowEdits& edits, int32_t i) {
-  const int32_t token = edits.history[i];
-  return token < 0 ? edits.slots[-1 - token] : token;
-}
-
 void apply_penalties(const RowEdits& edits, int32_t* counts, float* x) {
   for (int32_t i = 0; i < edits.history_len; ++i) {
-    int32_t* const count = &counts[token_of(edits, i)];
+    int32_t* const count = &counts[edits.token(i)];
     if (i < edits.prompt_len) {
       *count = kOfPrompt;
     } else {
@@ -38,7 +33,7 @@ void apply_penalties(const RowEdits& edits, int32_t* counts, float* x) {
     }
   }
   for (int32_t i = 0; i < edits.history_len; ++i) {
-    const int32_t token = token_of(edits, i);
+    const int32_t token = edits.token(i);
     if (!counts[token]) continue;  // done when it was met first
     const int32_t of_answer = counts[token] & (kOfPrompt - 1);
     counts[token] = 0;

@@ -20,6 +20,8 @@ struct RowEdits {
 
   bool penalizes() const { return history_len > 0 && (repetition != 1 || presence != 0 || frequency != 0); }
   bool any() const { return mask || num_bias > 0 || penalizes(); }
+  // The token at i; kFailedSlot where the row that was to sample it failed.
+  int32_t token(int32_t i) const { return history[i] < 0 ? slots[-1 - history[i]] : history[i]; }
 };
 
 // How to draw.

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "cpu.h"
+#include "float_environment.h"
 
 namespace ps {
 namespace {
@@ -42,6 +43,7 @@ ps_status Pool::start(int32_t num_threads, int32_t num_cores) {
 void* Pool::worker_main(void* argument) {
   Worker* worker = static_cast<Worker*>(argument);
   Pool* pool = worker->pool;
+  set_default_float_environment();  // a thread starts with that of the thread that made it
   // A thread that cannot run must not be waited for by spinning.
   const bool spin = worker->index < pool->num_cores_;
   uint32_t runs = 0;

@@ -9,6 +9,8 @@ namespace {
 
 constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: what a step through a text may look at
 constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 16;
+constexpr uint32_t kMaxTokenBytes = 4096;  // of one token: what an id may decode to
+constexpr uint32_t kMaxAround = 1024;      // special tokens around a text
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
   return fail(PS_INVALID_FILE, "%s[%u]: expected %s, found %u", table, index, expected, found);
@@ -111,6 +113,10 @@ ps_status check_tables(const Tokenizer& tokenizer) {
   const TokenizerTables& t = tokenizer.tables;
   const uint32_t n = tokenizer.header.num_tokens;
   PS_TRY(check_begins("token_begins", t.token_begins, n, t.token_bytes.count));
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t bytes = t.token_begins.data[i + 1] - t.token_begins.data[i];
+    if (bytes > kMaxTokenBytes) return bad("token_begins", i, "a token of at most 4096 bytes", bytes);
+  }
   PS_TRY(check_count("token_flags", t.token_flags.count, n));
   for (uint32_t i = 0; i < n; ++i) {
     if (t.token_flags.data[i] & ~uint32_t{TOKEN_KNOWN_FLAGS}) return bad("token_flags", i, "flags that are known", t.token_flags.data[i]);
@@ -124,6 +130,8 @@ ps_status check_tables(const Tokenizer& tokenizer) {
   PS_TRY(check_added("added", t, t.added, n));
   PS_TRY(check_added("added_normalized", t, t.added_normalized, n));
   PS_TRY(check_steps(t));
+  if (t.prefix.count > kMaxAround) return bad("prefix", 0, "at most 1024 tokens", t.prefix.count);
+  if (t.suffix.count > kMaxAround) return bad("suffix", 0, "at most 1024 tokens", t.suffix.count);
   PS_TRY(check_ids("prefix", t.prefix, n, false));
   PS_TRY(check_ids("suffix", t.suffix, n, false));
   const uint32_t special[] = {tokenizer.header.unknown, tokenizer.header.bos, tokenizer.header.pad};

@@ -4,6 +4,7 @@
 namespace ps {
 namespace {
 
+constexpr int64_t kMaxTextBytes = int64_t{1} << 28;
 constexpr uint8_t kReplacement[] = {0xEF, 0xBF, 0xBD};  // U+FFFD
 
 void add_replacement(TextSink* out) { out->add(kReplacement, sizeof(kReplacement)); }
@@ -97,6 +98,9 @@ ps_status decode_tokens(const Tokenizer& tokenizer, const int32_t* ids, int64_t 
   for (int64_t i = *begin; i < num_ids; ++i) {
     if (ids[i] < 0) return fail(PS_INVALID_ARGUMENT, "ids[%lld]: expected 0 or more, found %d", static_cast<long long>(i), ids[i]);
     if (!decoder.add(ids[i])) return fail(PS_OUT_OF_MEMORY, "ids: no memory for %lld of them", static_cast<long long>(num_ids));
+    if (out->bytes > kMaxTextBytes) {
+      return fail(PS_INVALID_ARGUMENT, "ids: expected a text of at most %lld bytes, found more", static_cast<long long>(kMaxTextBytes));
+    }
     if (decoder.is_clean() && (!strips || decoder.has_begun())) {
       settled = i + 1;
       settled_bytes = out->bytes;

@@ -13,9 +13,10 @@ bool begins_with(Text text, int64_t at, const uint8_t* data, int64_t bytes) {
   return bytes <= text.bytes - at && memcmp(text.data + at, data, static_cast<size_t>(bytes)) == 0;
 }
 
-bool replace(Text from, Text what, Text with, Bytes* out) {
+// Stops behind `most` bytes: the caller refuses what is longer.
+bool replace(Text from, Text what, Text with, int64_t most, Bytes* out) {
   int64_t copied = 0;
-  for (int64_t at = 0; what.bytes && at + what.bytes <= from.bytes;) {
+  for (int64_t at = 0; what.bytes && at + what.bytes <= from.bytes && out->size() <= most;) {
     if (!begins_with(from, at, what.data, what.bytes)) {
       ++at;
       continue;
@@ -59,7 +60,7 @@ class Encoder {
           ok = !text.bytes || (push_bytes(target, what.data, what.bytes) && push_bytes(target, text.data, text.bytes));
           break;
         default:
-          ok = replace(text, what, with, target);
+          ok = replace(text, what, with, most, target);
       }
       if (!ok) return fail(PS_OUT_OF_MEMORY, "text: no memory to normalize %lld bytes", static_cast<long long>(text.bytes));
       if (target->size() > most) return fail(PS_UNSUPPORTED, "steps[%u]: the text grows more than %lld times", i, static_cast<long long>(kMaxGrowth));
@@ -100,7 +101,7 @@ class Encoder {
         !push_bytes(&words_, kSpaceMark, kSpaceMarkBytes)) {
       return no_memory(text);
     }
-    if (!replace(text, Text{&space, 1}, Text{kSpaceMark, kSpaceMarkBytes}, &words_)) return no_memory(text);
+    if (!replace(text, Text{&space, 1}, Text{kSpaceMark, kSpaceMarkBytes}, INT64_MAX, &words_)) return no_memory(text);
     const Text all{words_.data(), words_.size()};
     if (!(tokenizer_.header.flags & TOKENIZER_SPLIT_SPACES)) return merger_.run(all, out_);
     for (int64_t at = 0; at < all.bytes;) {

@@ -180,6 +180,17 @@ ps_status validate_output(Graph* g) {
   return PS_OK;
 }
 
+// Whether tokens see later ones of their request, which must then be in the same step.
+ps_status find_bidirectional(const Graph& graph, bool* found) {
+  for (const Node& node : graph.nodes) {
+    if (strcmp(op_name(node.op), "attention") != 0) continue;
+    AttrValue attrs[kMaxAttrs] = {};
+    PS_TRY(bind_node_attrs(node, attrs));
+    *found |= attrs[2].i == 0;  // causal
+  }
+  return PS_OK;
+}
+
 // What the one gather_rows over the step's output rows reads: float rows, one of each token, side by side.
 int32_t find_hidden(const Graph& graph) {
   int32_t found = -1;
@@ -238,6 +249,7 @@ ps_status validate_graph(Graph* graph) {
   PS_TRY(validate_inputs(graph));
   PS_TRY(validate_nodes(graph));
   graph->hidden = find_hidden(*graph);
+  PS_TRY(find_bidirectional(*graph, &graph->bidirectional));
   PS_TRY(validate_output(graph));
   return find_kept(graph);
 }

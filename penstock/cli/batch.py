@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.opening import open_llm
@@ -35,7 +36,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "batch",
         help="answer a file of requests",
         description="Answer a file of requests in OpenAI's batch format. Results are appended as they are ready; "
-        "started again, the command goes on with the requests that the output does not have yet.",
+        "started again, the command goes on with the requests that the output does not have yet. A line that is not "
+        "a request gets a result with an error, as does a request that fails; the status is 1 then.",
     )
     add_model_options(parser)
     parser.add_argument("input", metavar="INPUT.jsonl", help="requests, one object a line")
@@ -48,17 +50,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Answer what is not answered yet; status 1 when a request ended with an error, now or in an earlier run."""
-    requests = _read_requests(args.input)
-    if not requests:
+    lines = _read_lines(args.input)
+    if not lines:
         print(f"penstock: {args.input}: there are no requests in it", file=sys.stderr)
     with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
         _check_output(args, output)
         done, end = _read_done(args.output, output.read())
-        todo = [request for request in requests if request["custom_id"] not in done]
-        num_failed = sum(done.get(request["custom_id"], False) for request in requests)
+        todo = [line for line in lines if line.key not in done]
+        num_failed = sum(done.get(line.key, False) for line in lines)
         if done:
             failed = f", {num_failed:,} of them failed: without their lines they are tried again" if num_failed else ""
-            there = f"{len(requests) - len(todo):,} of {len(requests):,} are there already{failed}"
+            there = f"{len(lines) - len(todo):,} of {len(lines):,} are there already{failed}"
             print(f"penstock: {there}", file=sys.stderr)
         if todo:
             with open_llm(args, args.max_requests) as llm:
@@ -80,41 +82,67 @@ def _check_output(args: argparse.Namespace, output: Any) -> None:
         raise InvalidFileError(f"{args.output}: another process writes it") from None
 
 
-def _read_requests(path: str) -> list[dict[str, Any]]:
-    """Every line's object; InvalidFileError names the line that is none, or whose custom_id is missing or taken."""
-    requests: list[dict[str, Any]] = []
+@dataclass(frozen=True)
+class _Line:
+    """A line of the input.  ``custom_id`` is None where it cannot be read; ``error`` says why it is not a request."""
+
+    number: int
+    custom_id: str | None = None
+    request: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def key(self) -> str | int:
+        """What a result of an earlier run has in common with it."""
+        return self.number if self.error or self.custom_id is None else self.custom_id
+
+
+def _read_lines(path: str) -> list[_Line]:
+    """The lines that are not empty.  One that is not a request has the reason, and the others are answered."""
+    lines: list[_Line] = []
     seen: dict[str, int] = {}
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
+        for number, data in enumerate(file, 1):
+            if not data.strip():
                 continue
-            try:
-                request = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                raise InvalidFileError(f"{path}: line {number} is not JSON: {error}") from None
-            name = request.get("custom_id") if isinstance(request, dict) else None
-            if not isinstance(name, str) or not name:
-                raise InvalidFileError(f"{path}: line {number} must be an object with a custom_id")
-            if name in seen:
-                raise InvalidFileError(f"{path}: line {number}: custom_id {name!r} is line {seen[name]}'s already")
-            seen[name] = number
-            requests.append(request)
-    return requests
+            line = _read_line(number, data)
+            if not line.error and line.custom_id in seen:
+                taken = f"line {number}: custom_id {line.custom_id!r:.100} is line {seen[line.custom_id]}'s already"
+                line = replace(line, error=taken)
+            if not line.error and line.custom_id is not None:
+                seen[line.custom_id] = number
+            lines.append(line)
+    return lines
 
 
-def _read_done(path: str, data: bytes) -> tuple[dict[str, bool], int]:
-    """The custom_ids that the output has, and whether each failed; and where its whole lines end.
+def _read_line(number: int, data: bytes) -> _Line:
+    try:
+        request = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        return _Line(number, error=f"line {number} is not JSON: {error}")
+    if not isinstance(request, dict) or "custom_id" not in request:
+        return _Line(number, error=f"line {number} must be an object with a custom_id")
+    name = request["custom_id"]
+    if not isinstance(name, str) or not name:
+        return _Line(number, error=f"line {number}: custom_id must be a string that is not empty, not {name!r:.100}")
+    return _Line(number, name, request)
+
+
+def _read_done(path: str, data: bytes) -> tuple[dict[str | int, bool], int]:
+    """The lines that the output has by ``_Line.key``, and whether each failed; and where its whole lines end.
 
     InvalidFileError unless all lines are results, the last of which a kill may have cut short.
     """
-    done: dict[str, bool] = {}
+    done: dict[str | int, bool] = {}
     end = 0
     *lines, rest = data.split(b"\n")
     for line in lines:
         try:
             result = json.loads(line)
-            done[str(result["custom_id"])] = result["error"] is not None
-        except (ValueError, KeyError, TypeError, RecursionError):
+            error = result["error"]
+            key = result["custom_id"] if error is None else error.get("line", result["custom_id"])
+            done[key if isinstance(key, int) else str(key)] = error is not None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise _not_ours(path, end) from None
         end += len(line) + 1
     if not rest.startswith(_LINE_START[: len(rest)]):
@@ -126,12 +154,15 @@ def _not_ours(path: str, where: int) -> InvalidFileError:
     return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, found something else")
 
 
-def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
+def _answer(llm: LLM, todo: list[_Line], output: Any) -> int:
     from penstock.engine.completions import answer_body, read_body
 
     def prepared() -> Iterator[tuple[Prompt, SamplingParams, RequestOptions] | PenstockError]:
-        for request in todo:
+        for line in todo:
+            request = line.request
             try:
+                if line.error:
+                    raise InvalidArgumentError(line.error)
                 if (method := request.get("method", "POST")) != "POST":
                     raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
                 yield read_body(llm, str(request.get("url")), request.get("body"))
@@ -140,16 +171,19 @@ def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
 
     start, num_failed, num_tokens, first_failure = time.monotonic(), 0, 0, ""
     for count, (index, outcome) in enumerate(llm.generate_each(prepared()), 1):
-        request = todo[index]
+        line = todo[index]
         if isinstance(outcome, PenstockError):
             num_failed += 1
-            first_failure = first_failure or f"{request['custom_id']!r}: {outcome}"
-            line = _line(request, None, {"code": type(outcome).__name__, "message": str(outcome)})
+            first_failure = first_failure or (str(outcome) if line.error else f"{line.custom_id!r}: {outcome}")
+            error: dict[str, Any] = {"code": type(outcome).__name__, "message": str(outcome)}
+            if line.error:
+                error["line"] = line.number
+            result = _result(line, None, error)
         else:
-            body = answer_body(llm, request["url"], request["body"], outcome)
+            body = answer_body(llm, line.request["url"], line.request["body"], outcome)
             num_tokens += body["usage"]["completion_tokens"]
-            line = _line(request, {"status_code": 200, "request_id": uuid.uuid4().hex, "body": body}, None)
-        _write_whole(output, line)
+            result = _result(line, {"status_code": 200, "request_id": uuid.uuid4().hex, "body": body}, None)
+        _write_whole(output, result)
         if sys.stderr.isatty() or count == len(todo):
             seconds = max(time.monotonic() - start, 1e-9)
             text = f"{count:,}/{len(todo):,} requests, {num_failed} failed, {num_tokens / seconds:,.0f} tokens/s"
@@ -161,8 +195,8 @@ def _answer(llm: LLM, todo: list[dict[str, Any]], output: Any) -> int:
     return num_failed
 
 
-def _line(request: dict[str, Any], response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
-    value = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
+def _result(line: _Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
+    value = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id}
     # ASCII: a custom_id or a model's name may have half a surrogate pair, which UTF-8 cannot hold.
     return json.dumps(value | {"response": response, "error": error}, ensure_ascii=True).encode() + b"\n"
 

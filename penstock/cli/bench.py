@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from penstock.cli.bench_online import add_online_options, refuse_online_options, run_online
-from penstock.cli.options import add_ops_option, add_weights_option
+from penstock.cli.options import add_ops_option, add_verify_option, add_weights_option
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -28,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
     add_weights_option(parser)
+    add_verify_option(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
     add_online_options(parser)
     add_ops_option(parser)
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         network=args.network,
         weights=args.weights,
+        verify=args.verify,
     )
     progress = ProgressLine()
     try:

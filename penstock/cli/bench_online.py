@@ -87,6 +87,7 @@ def run_online(args: argparse.Namespace) -> int:
                 weights=args.weights,
             ),
             options=EngineOptions(prefix_cache=not given["no_prefix_cache"]),
+            verify=args.verify,
         )
     )
     if given["svg"] is not None:

@@ -63,7 +63,8 @@ def _machine() -> Iterator[tuple[str, str]]:
     yield "cores", cores + (f", the cgroup allows {quota:g}" if quota is not None else ", no cgroup limit")
     found = memory()
     limit = "no cgroup limit" if found.cgroup_limit is None else f"cgroup limit {format_bytes(found.cgroup_limit)}"
-    yield "memory", f"{format_bytes(found.available)} free of {format_bytes(found.total)}, {limit}"
+    free = f"{format_bytes(found.available)} free" if found.is_measured else "unknown how much is free (no /proc)"
+    yield "memory", f"{free} of {format_bytes(found.total)}, {limit}"
     setting = huge_pages()
     hint = "" if setting != "never" else ": large weights read more slowly"
     yield "huge pages", f"{setting}{hint}"

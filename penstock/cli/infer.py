@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_ops_option, utf8_text
+from penstock.cli.options import add_ops_option, add_verify_option, utf8_text
 from penstock.engine.console import write_text
 from penstock.errors import InvalidArgumentError
 
@@ -71,6 +71,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--scheme", help="how a checkpoint folder's weights are stored; its own type unless given")
     what.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a checkpoint folder")
     what.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
+    add_verify_option(what, default=None)
 
 
 def _add_answer(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     fields = ("prefill_model_path", "increment_model_path", "model_name", "config_path", "seq_length", "device_id")
     given = {names.get(name, name): getattr(args, name) for name in (*fields, "model_type", "rank_id", "target")}
     values = {name: value for name, value in given.items() if value is not None}
-    run_options = {name: getattr(args, name) for name in ("backend", "threads", "scheme", "network")}
+    run_options = {name: getattr(args, name) for name in ("backend", "threads", "scheme", "network", "verify")}
     options: dict[str, Any] = {**run_options, **values}
     with pipeline("text_generation", args.model, args.tokenizer, **options) as generate:
         call = {"params": params, "is_sample_acceleration": args.is_sample_acceleration}

@@ -1,6 +1,6 @@
 """The command line: finds the subcommand, prints errors as one line.
 
-Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 an error, 2 a wrong option, argument or value, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError) as error:
         if debug:
             raise
-        print(f"penstock: {_by_option(_one_line(error), error, args, arguments)}", file=sys.stderr)
+        text = _by_option(_one_line(error), error, args, arguments)
+        print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
-        return 1
+        return 2 if isinstance(error, InvalidArgumentError) or text.startswith("--") else 1
     return status
 
 

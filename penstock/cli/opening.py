@@ -31,6 +31,7 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             use_cache=not args.no_cache,
             progress=progress,
             prefix_cache=not args.no_prefix_cache,
+            verify=args.verify,
         )
     finally:
         progress.close()

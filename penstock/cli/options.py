@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
 __all__ = [
-    "add_cache_option", "add_limit_options", "add_model_options", "add_ops_option", "add_weights_option", "limits_of",
-    "utf8_text",
+    "add_cache_option", "add_limit_options", "add_model_options", "add_ops_option", "add_verify_option",
+    "add_weights_option", "limits_of", "utf8_text",
 ]  # fmt: skip
 
 
@@ -26,7 +26,19 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
     parser.add_argument("--no-cache", action="store_true", help="do not keep the bundle that a folder makes")
+    add_verify_option(parser)
     add_ops_option(parser)
+
+
+def add_verify_option(parser: argparse._ActionsContainer, default: str | None = "once") -> None:
+    """When to verify a bundle's checksums; ``default`` None where a file may say it."""
+    parser.add_argument(
+        "--verify",
+        choices=("once", "always", "never"),
+        default=default,
+        help="check a bundle's checksums: once (default; verified files are remembered in the cache folder), always, "
+        "or never",
+    )
 
 
 def add_ops_option(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_ops_option, add_weights_option
+from penstock.cli.options import add_ops_option, add_verify_option, add_weights_option
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -49,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="type of keys and values; auto (default): f32 under the scheme f32, else bf16",
     )
     add_weights_option(parser)
+    add_verify_option(parser)
     parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
     parser.add_argument("--per-node", action="store_true", help="every node of the graph instead of kinds of op")
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -108,6 +109,7 @@ def _what(args: argparse.Namespace) -> Profile:
         weights=args.weights,
         steps=args.steps,
         network=args.network,
+        verify=args.verify,
         **sizes,
     )
 

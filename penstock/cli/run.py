@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
-        load_s = time.perf_counter() - start - llm.populate_s
+        load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
         for note in llm.notes:
             print(f"penstock: {note}", file=sys.stderr)
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
@@ -105,7 +105,13 @@ def _prompt_text(prompt: str) -> str:
 def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:
     from penstock.runtime.machine import peak_rss_bytes
 
-    timings = {"load_s": load_s, "populate_s": llm.populate_s, **result.timings, "peak_rss_bytes": peak_rss_bytes()}
+    timings = {
+        "load_s": load_s,
+        "populate_s": llm.populate_s,
+        "verify_s": llm.verify_s,
+        **result.timings,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
     return {
         "text": result.text,
         "token_ids": result.token_ids,
@@ -125,8 +131,9 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
     rate = f"{timings['decode_tokens_per_s']:,.0f} tokens/s, " if num_tokens > 1 else ""
     threads = "1 thread" if llm.info.num_threads == 1 else f"{llm.info.num_threads} threads"
     copied = f"weights copied in {llm.populate_s * 1e3:.0f} ms, " if llm.populate_s else ""
+    verified = f"checksums verified in {llm.verify_s * 1e3:.0f} ms, " if llm.verify_s else ""
     return (
-        f"load {load_s * 1e3:.0f} ms, {copied}first token {timings['first_token_s'] * 1e3:.0f} ms, "
+        f"load {load_s * 1e3:.0f} ms, {verified}{copied}first token {timings['first_token_s'] * 1e3:.0f} ms, "
         f"{rate}memory {format_bytes(peak_rss_bytes())} "
         f"({llm.info.scheme}, {threads}; {len(result.prompt_token_ids)} + {num_tokens} tokens, {result.finish_reason})"
     )

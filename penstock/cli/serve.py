@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import add_cache_option, add_limit_options, add_ops_option, limits_of
+from penstock.cli.options import add_cache_option, add_limit_options, add_ops_option, add_verify_option, limits_of
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "serve",
         help="answer requests over HTTP, as OpenAI's API has it, and gRPC",
         description="Serve models over OpenAI's routes, with a web page at / and metrics. The lines that it begins "
-        "with say its address and a request to try. Ctrl-C lets open requests end, a second one does not.",
+        "with say its address and a request to try. Ctrl-C lets open requests end, a second one does not. SIGHUP "
+        "reloads the files of API keys and of TLS. HTTP and gRPC have up to 4,096 connections each, fewer where the "
+        "limit on open files (ulimit -n) is low; the service raises its soft limit to the hard one, at most 65,536.",
     )
     parser.add_argument(
         "models",
@@ -127,6 +129,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: the file's own pages; huge: a copy in huge pages; auto (default): huge where memory is to spare",
     )  # fmt: skip
+    add_verify_option(group)
     add_limit_options(parser)
     add_cache_option(parser)
 
@@ -251,6 +254,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
         limits=limits,
         engine=engine,
         use_cache=not args.no_cache,
+        verify=args.verify,
     )
 
 

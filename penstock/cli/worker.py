@@ -30,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     """Join and serve until the service or a signal ends it."""
     import asyncio
     import os
+    import signal
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a worker of this machine: a service survives it, too
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own
     from penstock.serving.config import WorkerConfig
     from penstock.serving.joining import join_primary, read_bytes, read_token
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         token=read_token(args.token_file),
         name=args.name or path.stem,
         path=str(path.absolute()),
+        verify=args.verify,
         options=options_of(args, 1),
     )
     return asyncio.run(join_primary(config, ca, again=not args.once))

@@ -102,10 +102,18 @@ class AsyncLLM:
     """
 
     def __init__(self, llm: LLM) -> None:
+        if not isinstance(llm, LLM):
+            raise InvalidArgumentError(
+                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder"
+            )
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise InvalidArgumentError("an AsyncLLM is made in a running event loop, inside `async def`") from None
         if llm.engine.observer is not None:
             raise InvalidArgumentError("llm: one AsyncLLM drives it already")
         self.llm = llm
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._streams: weakref.WeakValueDictionary[int, AsyncStream] = weakref.WeakValueDictionary()
         self._work = threading.Event()
         self._closing = False
@@ -181,6 +189,7 @@ class AsyncLLM:
             raise
 
     def _check_open(self) -> None:
+        self.llm.engine.check_process()
         if self._closing:
             raise InvalidArgumentError("the AsyncLLM is closed")
         _check_loop(self._loop)

@@ -7,6 +7,7 @@ requests on the way.  Whatever goes wrong in a step ends that step's requests wi
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.batch import BatchLayout
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.embed import Pooling, pool
+from penstock.engine.fair import heaviest
 from penstock.engine.figures import EngineFigures
 from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
@@ -37,6 +39,7 @@ from penstock.errors import (
     QueueFullError,
     UnsupportedError,
 )
+from penstock.lite.forked import check_process, is_forked
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ class Engine:
         self.program = program
         self.options = options or EngineOptions()
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
+        if info.bidirectional:  # a prompt runs in one step
+            self.max_len = min(self.max_len, limits.max_tokens, self.options.max_chunk or limits.max_tokens)
         self.scheduler = self._new_scheduler()
         self._rows = SamplingRows(info.vocab_size)
         self.layout = BatchLayout(len(info.page_windows), limits.max_requests, pages_for(self.max_len))
@@ -66,11 +71,13 @@ class Engine:
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
         self._ids = count()
+        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._door = threading.RLock()  # who holds it may come in
         self._num_submitted = self._num_ended = 0
         self._incoming: deque[Request] = deque()
         self._aborts: deque[Request | int] = deque()  # a number: every request below it
+        self._displaced: dict[int, Request] = {}  # they end in favour of another client's, unless they have begun
         self._ended: list[Request] = []  # not told to anybody yet
         self._deadlines = Deadlines()
         self._busy = False
@@ -78,7 +85,7 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         limits, options = self.program.limits, self.options
-        return Scheduler(
+        scheduler = Scheduler(
             PageLedger(limits.num_pages, self.program.info.page_windows),
             limits.max_tokens,
             limits.max_requests,
@@ -88,6 +95,8 @@ class Engine:
             max_mixed_tokens=options.max_mixed_tokens,
             priority_s=options.priority_s,
         )
+        scheduler.whole_prompts = self.program.info.bidirectional
+        return scheduler
 
     def submit(
         self,
@@ -108,6 +117,7 @@ class Engine:
         may fill the context.  Requests of one ``family`` (not 0) share its pages, without the prefix cache too.
         QueueFullError when as many requests wait as may.
         """
+        self.check_process()
         self._check_open()
         options, sampling = check_options(options), check_sampling(sampling, self.program.info)
         if prompt_rows is not None:
@@ -116,15 +126,22 @@ class Engine:
             raise UnsupportedError("embed: the network does not pick the rows of its head from rows of all tokens")
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
+        if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:
+            raise InvalidArgumentError(
+                f"prompt has {len(ids)} tokens, but a step has {self.program.limits.max_rows} rows of logits "
+                "(max_rows), and this network runs a prompt in one step, because its attention is not causal"
+            )
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
         request.prompt_rows, request.family = prompt_rows, family
         with self._door:  # two at once would both find the last place
-            if not self.has_room:
+            if not self.has_room and not self._displace(options.client):
                 full = f"{self._num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}"
                 raise QueueFullError(full)
             self._num_submitted += 1
             self._incoming.append(request)
+        if self._displaced:
+            self._settle()
         if self._closed:  # by another thread, which may have looked before
             with self._alone():
                 self._accept_calls()
@@ -150,6 +167,25 @@ class Engine:
         """Whether one more request may wait."""
         return self.options.max_waiting == 0 or self._num_waiting < self.options.max_waiting
 
+    def has_room_for(self, client: str) -> bool:
+        """Whether one more request of a client may wait, another client's last one giving up its place if need be."""
+        return self.has_room or heaviest((r.options.client for r in self._displaceable()), client) is not None
+
+    def _displaceable(self) -> list[Request]:
+        """Requests that wait for their first place in a step, from any thread."""
+        waiting = (*self.scheduler.waiting.copy(), *self._incoming.copy())
+        return [r for r in waiting if not r.timings.scheduled and r.id not in self._displaced]
+
+    def _displace(self, client: str) -> bool:
+        """End the last waiting request of the client that has most; False when that is ``client`` or about as many."""
+        waiting = self._displaceable()
+        name = heaviest((r.options.client for r in waiting), client)
+        if name is None:
+            return False
+        last = max((r for r in waiting if r.options.client == name), key=lambda r: (r.options.priority, r.id))
+        self._displaced[last.id] = last
+        return True
+
     def make_room(self) -> None:
         """Drive the loop until one more request may wait."""
         while not self.has_room:
@@ -157,15 +193,27 @@ class Engine:
 
     def check_prompt(self, prompt_ids: Sequence[int], answer_len: int = 1) -> list[int]:
         """The prompt as a list of ids; InvalidArgumentError when it is empty, too long or has an id out of range."""
+        if self.scheduler.whole_prompts and hasattr(prompt_ids, "__len__"):
+            num_tokens = len(prompt_ids) + answer_len
+            limits, longest = self.program.limits, self.program.info.context_len
+            if self.max_len < num_tokens <= min(longest, limits.context_len or longest):
+                raise InvalidArgumentError(
+                    f"prompt has {len(prompt_ids)} tokens, but this network runs a prompt in one step, because its "
+                    f"attention is not causal, and a step holds {self.max_len} with the answer's (max_tokens of its "
+                    "limits, max_chunk)"
+                )
         return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 
     def abort(self, request: Request) -> None:
         """End a request now, from any thread: its pages are free when this returns or the running step ends."""
+        if is_forked(self._pid):
+            return  # a copy of the parent's request, which goes on there
         self._aborts.append(request)
         self._settle()
 
     def await_abort(self, request: Request) -> None:
         """Return when a request that was aborted has ended, at the end of the running step; at once within a step."""
+        self.check_process()
         while not self._lock.acquire(timeout=0.001):  # it is not fair: the step's own thread may carry it out
             if request.status is Status.FINISHED:
                 return
@@ -176,6 +224,7 @@ class Engine:
 
     def abort_all(self) -> None:
         """End every request that was submitted before, from any thread."""
+        self.check_process()
         self._aborts.append(next(self._ids))  # who they are is seen under the lock: they move from list to list
         self._settle()
 
@@ -202,6 +251,7 @@ class Engine:
         They come from other threads, and from this one in the middle of the work: the garbage collector drops a stream,
         a signal's handler aborts.  Anything else in the middle of it is refused.
         """
+        self.check_process()
         try:
             with self._lock, interrupt_after():
                 if self._busy:
@@ -297,6 +347,7 @@ class Engine:
         def nothing_new() -> bool:
             return request.status is not Status.FINISHED and len(request.output_ids) <= num_tokens
 
+        self.check_process()
         while nothing_new():
             # The timeout: a lock is not fair, and another thread's step may bring what this one waits for.
             if not self._lock.acquire(timeout=0.02):
@@ -312,7 +363,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would have anything to do, from any thread."""
-        return bool(self._incoming or self._aborts or self.scheduler.has_work)
+        return bool(self._incoming or self._aborts or self._displaced or self.scheduler.has_work)
 
     @property
     def is_closed(self) -> bool:
@@ -335,7 +386,9 @@ class Engine:
             self.scheduler.check_integrity()
 
     def close(self) -> None:
-        """End every request with "abort" and close the program.  Calling it again does nothing."""
+        """End every request with "abort" and close the program.  Does nothing the second time or in a forked child."""
+        if is_forked(self._pid):
+            return  # the parent's threads and memory are the parent's to end
         with self._alone():
             if self._closed:
                 return
@@ -349,13 +402,17 @@ class Engine:
     def _everyone(self) -> list[Request]:
         return [*self.scheduler.running.copy(), *self.scheduler.waiting.copy(), *self._incoming.copy()]
 
+    def check_process(self) -> None:
+        """InvalidArgumentError in a forked child, before it waits for a lock that a thread of the parent held."""
+        check_process(self._pid, "LLM")
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgumentError("the engine is closed")
 
     def _settle(self) -> None:
         """Carry out aborts now, unless a step runs: its thread does so when it ends."""
-        while self._aborts and self._lock.acquire(blocking=False):
+        while (self._aborts or self._displaced) and self._lock.acquire(blocking=False):
             try:
                 if self._busy:
                     return
@@ -384,6 +441,11 @@ class Engine:
             one = self._aborts.popleft()
             for request in [r for r in self._everyone() if r.id < one] if isinstance(one, int) else [one]:
                 self._end(request, "abort")
+        while self._displaced:
+            _, request = self._displaced.popitem()
+            if not request.timings.scheduled:
+                full = f"{self.options.max_waiting} requests wait already, most of them this client's"
+                self._end(request, "error", QueueFullError(full))
         self._deadlines.forget_ended(self._num_submitted - self._num_ended)
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:

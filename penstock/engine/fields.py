@@ -60,9 +60,12 @@ def strings(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(several, (list, tuple)) or not all(isinstance(s, str) for s in several):
         raise refusal(name, "a string or a list of strings", value)
     if len(several) > MAX_STRINGS:
-        raise refusal(name, f"at most {MAX_STRINGS} strings", len(several))
-    if any(not s or len(s) > MAX_STRING_CHARS for s in several):
-        raise refusal(name, f"strings of 1 to {MAX_STRING_CHARS} characters", value)
+        raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}")
+    for one in several:
+        if not 0 < len(one) <= MAX_STRING_CHARS:
+            raise InvalidArgumentError(
+                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(one)}"
+            )
     return tuple(several)
 
 
@@ -107,8 +110,12 @@ def biases(value: object) -> Biases:
     """Token id to bias.  Ids may be written as text, as JSON has them."""
     if value is None:
         return Biases({})
-    if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
-        raise refusal("logit_bias", f"a mapping of at most {MAX_BIASES} token ids to numbers", value)
+    if not isinstance(value, Mapping):
+        raise refusal("logit_bias", "a mapping of token ids to numbers", value)
+    if len(value) > MAX_BIASES:
+        raise InvalidArgumentError(
+            f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}"
+        )
     found = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key

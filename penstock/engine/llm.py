@@ -15,7 +15,7 @@ from penstock.engine.embed import Embedding
 from penstock.engine.engine import Engine
 from penstock.engine.fields import flag, given_number, whole
 from penstock.engine.logits import PromptLogits, PromptScores
-from penstock.engine.options import EngineFields, EngineOptions, RequestOptions, check_options, engine_options
+from penstock.engine.options import EngineOptions, LLMFields, RequestOptions, check_options, engine_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.engine.request import Request, Status
@@ -23,13 +23,13 @@ from penstock.engine.resolve import answer_text, end_ids, resolve_params
 from penstock.engine.result import Result, Score, all_finished, all_or_error, outcome
 from penstock.engine.stream import Stream
 from penstock.engine.streamers import Streamer, generate_into
-from penstock.engine.tail import refuse_logits
+from penstock.engine.tail import check_continues, refuse_logits
 from penstock.engine.text import Tokenizer
 from penstock.engine.unanswered import embed_prompts, score_prompts
 from penstock.engine.waiting import finish_all, run_prompts, when_room
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.models.generation import GenerationConfig, read_generation_config
-from penstock.runtime.open import Opened, open_program
+from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
-_OPTIONS: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
+_OPTIONS: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress", "verify")
 
 
 class LLM:
@@ -49,7 +49,9 @@ class LLM:
     ``model``: a ``.psm`` bundle or a checkpoint folder.  ``scheme``: how weights are stored ("w8a8" ...; None: as in
     the file).  ``mode``: "graph" (the native core) or "eager" (PyTorch, for debugging).  ``threads``: 0 for as many
     as the machine allows.  ``network``: "file.py:Class", a network script of your own.  ``limits``: the sizes that
-    memory is planned for.  ``use_cache``: keep the bundle that a folder makes for the next time.  ``prefix_cache``,
+    memory is planned for.  ``use_cache``: keep the bundle that a folder makes for the next time.  ``verify``: check the
+    checksums of a bundle "once" (default; a verified file is remembered in the cache folder), "always" or "never";
+    damage is an InvalidFileError that names the segment.  ``prefix_cache``,
     ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``: see EngineOptions.
 
     Any number of threads may use one LLM; their requests share each step and get the tokens they would get alone.
@@ -66,9 +68,10 @@ class LLM:
         limits: ProgramLimits | None = None,
         use_cache: bool = True,
         progress: Callable[[Any], None] | None = None,
-        **engine: Unpack[EngineFields],
+        **others: Unpack[LLMFields],
     ) -> None:
-        options = engine_options(engine, _OPTIONS)
+        verify = others.pop("verify", "once")
+        options = engine_options(others, _OPTIONS)
         start = time.perf_counter()
         opened = open_program(
             model,
@@ -77,8 +80,7 @@ class LLM:
             threads=threads,
             limits=limits,
             network=network,
-            use_cache=use_cache,
-            progress=progress,
+            options=OpenOptions(use_cache, progress, verify),
         )
         try:
             longest = opened.program.info.context_len
@@ -88,14 +90,14 @@ class LLM:
         except BaseException:
             opened.program.close()
             raise
-        self.load_s = time.perf_counter() - start - opened.populate_s
-        self.populate_s = opened.populate_s
+        self.load_s = time.perf_counter() - start - opened.populate_s - opened.verify_s
+        self.populate_s, self.verify_s = opened.populate_s, opened.verify_s
 
     @classmethod
     def of_program(cls, opened: Opened, options: EngineOptions | None = None) -> LLM:
         """An LLM over a program that is open already."""
         llm = cls.__new__(cls)
-        llm.load_s, llm.populate_s = 0.0, opened.populate_s
+        llm.load_s, llm.populate_s, llm.verify_s = 0.0, opened.populate_s, opened.verify_s
         llm._start(opened, options)
         return llm
 
@@ -108,6 +110,8 @@ class LLM:
         self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
         self._defaults = ResolvedSampling() if self.info.tail else ResolvedSampling.of_model(self.generation)
+        if self.info.bidirectional:
+            self._defaults = replace(self._defaults, max_tokens=1)
 
     @property
     def info(self) -> ProgramInfo:
@@ -344,6 +348,8 @@ class LLM:
     def close(self) -> None:
         """End every request and give the memory back.  Calling it again does nothing."""
         self.engine.close()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -358,6 +364,8 @@ class LLM:
 
     def _resolve(self, params: SamplingParams) -> ResolvedSampling:
         """What a request runs with; refuses what this model cannot honour, by name."""
+        if self.info.bidirectional:
+            check_continues(params.max_tokens or 1)
         return resolve_params(
             params,
             self._defaults,

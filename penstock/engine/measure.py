@@ -47,6 +47,7 @@ class Bench:
     threads: int = 0
     network: str | None = None
     weights: str = "mmap"
+    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured."""

@@ -17,7 +17,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import Request, ResolvedSampling, Status
 from penstock.errors import InternalError, InvalidArgumentError
-from penstock.runtime.open import open_program
+from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits
 
 __all__ = ["OnlineBench", "OnlineReport", "RateReport", "Trace", "bench_online"]
@@ -79,6 +79,7 @@ class OnlineBench:
     network: str | None = None
     limits: ProgramLimits = field(default_factory=ProgramLimits)
     options: EngineOptions = field(default_factory=EngineOptions)
+    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Refuse rates that never come, or never end."""
@@ -126,7 +127,12 @@ class OnlineReport:
 def bench_online(what: OnlineBench) -> OnlineReport:
     """Measure a bundle or a folder; InvalidArgumentError when the trace does not fit the model."""
     opened = open_program(
-        what.model, scheme=what.scheme, threads=what.threads, limits=what.limits, network=what.network
+        what.model,
+        scheme=what.scheme,
+        threads=what.threads,
+        limits=what.limits,
+        network=what.network,
+        options=OpenOptions(verify=what.verify),
     )
     program, info = opened.program, opened.program.info
     try:

@@ -10,7 +10,15 @@ from penstock.engine.fields import flag, given_number, nearest, number, set_fiel
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["PRIORITY_S", "EngineFields", "EngineOptions", "RequestOptions", "check_options", "engine_options"]
+__all__ = [
+    "PRIORITY_S",
+    "EngineFields",
+    "EngineOptions",
+    "LLMFields",
+    "RequestOptions",
+    "check_options",
+    "engine_options",
+]
 
 PRIORITY_S: Final = 10.0
 MIXED_TOKENS: Final = 128
@@ -18,6 +26,7 @@ MIXED_TOKENS: Final = 128
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
+MAX_CLIENT_CHARS: Final = 64
 _ABOVE_0: Final = 5e-324
 _ELSEWHERE: Final = {
     "dtype": "scheme",
@@ -75,6 +84,12 @@ class EngineFields(TypedDict, total=False):
     priority_s: float
 
 
+class LLMFields(EngineFields, total=False):
+    """The keyword arguments of LLM that it does not name itself."""
+
+    verify: str
+
+
 def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOptions:
     """EngineOptions from the keywords of a call that has ``others`` besides.
 
@@ -99,17 +114,20 @@ class RequestOptions:
     """How a request is served.
 
     ``priority``: the lower number goes first and may take the place of a higher one, which is then computed again
-    later; requests of one priority go in order of arrival.  One that has waited the engine's ``priority_s`` longer for
+    later.  One that has waited the engine's ``priority_s`` longer for
     each level goes first all the same, so that no stream of urgent requests starves it.  ``deadline_s``: seconds after
     which the request ends with DeadlineError wherever it stands; None waits for ever.  ``cache_salt``: only requests of
     the same salt share pages of equal beginnings.  ``truncate_prompt``: of a prompt that is too long keep the end, so
     that ``max_tokens`` fit behind it (or half the context, when they are more); without it such a prompt is refused.
+    ``client``: whose request it is, at most 64 characters.  Within a priority clients have equal shares of the tokens,
+    so that one with many requests does not hold up the others; the requests of one go in order of arrival.
     """
 
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str = ""
     truncate_prompt: bool = False
+    client: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a field that is out of range, by name."""
@@ -122,6 +140,10 @@ class RequestOptions:
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgumentError(
                 f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}"
+            )
+        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
+            raise InvalidArgumentError(
+                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}"
             )
 
 

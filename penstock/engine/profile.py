@@ -58,6 +58,7 @@ class Profile:
     weights: str = "mmap"
     steps: int = 0
     network: str | None = None
+    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be profiled."""

@@ -73,7 +73,8 @@ class Request:
 
     ``num_computed`` counts the leading tokens whose keys and values are in pages; a preempted request falls
     back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
-    not computed for it but shared.  ``order``, which the scheduler gives it, sorts requests by urgency and arrival.
+    not computed for it but shared.  ``order``, which the scheduler gives it, sorts requests by urgency, arrival and
+    client; ``virtual_start`` is what FairOrder needs for that.
     ``slot`` is its place among the running ones, ``page_keys`` are the names of its leading pages, ``row`` is the
     sampler's, ``prompt_rows`` collects what is wanted of each position of the prompt.  With ``max_tokens`` 0 that is
     all: no token follows.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.  ``family`` is the
@@ -95,7 +96,8 @@ class Request:
     num_preemptions: int = 0
     timings: Timings = field(default_factory=Timings)
     options: RequestOptions = field(default_factory=RequestOptions)
-    order: tuple[float, int] = (0.0, 0)
+    order: tuple[float, float, int] = (0.0, 0.0, 0)
+    virtual_start: float = -1.0
     slot: int = -1
     num_cached: int = 0
     page_keys: list[bytes] = field(default_factory=list)

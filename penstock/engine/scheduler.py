@@ -2,7 +2,8 @@
 
 Requests go in the order of ``arrival + priority * priority_s``: within a priority the earlier arrival first, and a
 level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that comes that much later goes
-behind, so an endless stream of urgent ones starves nobody.  A request's place in that order never changes.
+behind, so an endless stream of urgent ones starves nobody.  Within a priority clients have equal shares: a request goes
+in front of those of a client that has more waiting (``FairOrder``).  A request's place in that order never changes.
 
 Requests that run keep running, decodes before prompts, so that a long prompt never stalls an answer; a prompt is
 computed in chunks within the step's token budget, and in a step that decodes within a smaller one; waiting requests
@@ -11,6 +12,9 @@ own and waits to be computed again; the first always proceeds.  A waiting reques
 urgent and behind it, never from its equals.
 
 A prompt whose rows of logits are wanted, for log-probabilities, takes the rows that the others leave, one at least.
+
+With ``whole_prompts`` (a network whose attention is not causal) a prompt runs in one step or waits for the next, pages
+are not shared, and nothing is decoded.
 
 A prompt's pages that are known already are shared instead of computed, also when they become known while it is
 under way; while another request of the same step computes the very page a prompt needs next, the prompt waits.
@@ -24,6 +28,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.engine.fair import FairOrder
 from penstock.engine.figures import STEP_TOKENS
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageLedger
@@ -71,7 +76,7 @@ class Scheduler:
     logits (0: as many), and ``max_chunk`` the tokens of one request in one step (0: all).  ``keys`` names pages so that
     requests share them; None lets nobody share but the answers to one prompt.  ``max_mixed_tokens`` bounds the prompt
     tokens of a step that has decodes too (0: what those leave of the budget).  ``priority_s``: seconds of waiting that
-    a level of priority is worth.
+    a level of priority is worth.  Set ``whole_prompts`` before the first request.
     """
 
     def __init__(
@@ -106,7 +111,8 @@ class Scheduler:
         self.num_steps_by: Counter[str] = Counter()
         self._keys = keys or PageKeys()
         self._all_share = keys is not None
-        self._priority_s = priority_s
+        self._order = FairOrder(priority_s)
+        self.whole_prompts = False
         self._free_slots = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -114,17 +120,21 @@ class Scheduler:
         """Whether any request is not finished."""
         return bool(self.waiting or self.running)
 
+    @property
+    def num_clients(self) -> int:
+        """Clients that the order of waiting requests remembers, counted once per priority."""
+        return self._order.num_clients
+
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         request.status = Status.WAITING
-        due = request.timings.submitted + request.options.priority * self._priority_s
-        request.order = (due, request.id)
+        self._order.place(request, self.waiting)
         bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands, and free its pages.  One that is not here is left alone."""
-        if not _take_out(self.running, request):
-            _take_out(self.waiting, request)
+        if not _take_out(self.running, request) and _take_out(self.waiting, request):
+            self._order.remove(request)
         self._release(request)
 
     def schedule(self) -> list[Chunk]:
@@ -133,7 +143,8 @@ class Scheduler:
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
-            (decodes if request.num_tokens - request.num_computed == 1 else prompts).append(request)
+            is_decode = request.num_tokens - request.num_computed == 1 and not self.whole_prompts
+            (decodes if is_decode else prompts).append(request)
         for request in decodes:
             if request.status is not Status.RUNNING or not step.budget:
                 continue
@@ -166,7 +177,8 @@ class Scheduler:
         request.num_computed = computed = chunk.start + chunk.num_tokens
         if pages is None:
             return
-        if computed // PAGE_TOKENS > pages.num_named and (self._all_share or request.family):
+        shares = (self._all_share or request.family) and not self.whole_prompts
+        if shares and computed // PAGE_TOKENS > pages.num_named:
             num_full = computed // PAGE_TOKENS
             self._extend_keys(request, num_full)
             self.ledger.name(pages, request.page_keys[:num_full])
@@ -248,9 +260,12 @@ class Scheduler:
             return
         start = request.num_computed
         first_row = max(start, request.first_wanted)
-        others = len(self.running) - len(step.chunks) - 1  # each may need a row in this step
+        # Each other one may need a row in this step; whole prompts take turns, or the first might never have its rows.
+        others = 0 if self.whole_prompts else len(self.running) - len(step.chunks) - 1
         most = max(0, first_row + step.rows - others - start)
         num_tokens = min(request.num_tokens - start, step.budget, self.max_chunk, most)
+        if self.whole_prompts and num_tokens < request.num_tokens:
+            return
         if not num_tokens or not self._make_room(step, request, num_tokens):
             return
         stop = start + num_tokens
@@ -264,7 +279,7 @@ class Scheduler:
     def _shares_or_waits(self, step: _Step, request: Request) -> bool:
         """Share what is known of the tokens to come; True when the step computes what comes next already."""
         pages = request.pages
-        if pages is None or not request.may_share or not (self._all_share or request.family):
+        if pages is None or not request.may_share or not (self._all_share or request.family) or self.whole_prompts:
             return False
         self._extend_keys(request, (request.num_tokens - 1) // PAGE_TOKENS)
         most = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # it wants something of what follows
@@ -316,6 +331,7 @@ class Scheduler:
                 self._undo(request)
                 return False
         self.waiting.remove(request)
+        self._order.begin(request)
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
         if not request.timings.scheduled:
@@ -361,7 +377,7 @@ class Scheduler:
         return True
 
 
-def _order(request: Request) -> tuple[float, int]:
+def _order(request: Request) -> tuple[float, float, int]:
     return request.order
 
 

@@ -12,8 +12,8 @@ from penstock.errors import UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
-from penstock.runtime.open import Opened, open_program
-from penstock.runtime.program import ProgramLimits
+from penstock.runtime.open import Opened, OpenOptions, open_program
+from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
 
 __all__ = ["Subject", "check_size", "open_subject"]
 
@@ -39,10 +39,14 @@ class Subject(Protocol):
     def network(self) -> str | None:
         """A network script of one's own, for a folder."""
 
+    @property
+    def verify(self) -> str:
+        """When to verify a bundle's checksums."""
+
 
 def check_size(name: str, value: object, least: int = 1) -> None:
-    """InvalidArgumentError unless it is a whole number from ``least`` to 2**20."""
-    given_number(name, whole(name, value, least, MAX_SIZE))
+    """InvalidArgumentError unless it is a whole number from ``least`` to 2**20; of ``batch``, to MAX_REQUESTS."""
+    given_number(name, whole(name, value, least, MAX_REQUESTS if name == "batch" else MAX_SIZE))
 
 
 @contextmanager
@@ -51,7 +55,12 @@ def open_subject(
 ) -> Iterator[tuple[Opened, NativeProgram, Graph]]:
     """The model, its program and its graph, closed at the end; UnsupportedError where ``name`` cannot measure it."""
     opened = open_program(
-        what.model, scheme=what.scheme, threads=what.threads, limits=limits, network=what.network, progress=progress
+        what.model,
+        scheme=what.scheme,
+        threads=what.threads,
+        limits=limits,
+        network=what.network,
+        options=OpenOptions(progress=progress, verify=what.verify),
     )
     try:
         if not isinstance(opened.program, NativeProgram) or opened.bundle is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
     from penstock.runtime.program import ProgramInfo
 
-__all__ = ["check_sampling", "check_scoring", "refuse_logits", "refuse_sampling"]
+__all__ = ["check_continues", "check_sampling", "check_scoring", "refuse_logits", "refuse_sampling"]
 
 _GREEDY: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (None, 0.0),
@@ -50,16 +50,30 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
     it would end the neighbours, too.
     """
     if sampling is None:
-        return ResolvedSampling()
+        return ResolvedSampling(max_tokens=1) if info.bidirectional else ResolvedSampling()
     if not isinstance(sampling, ResolvedSampling):
         raise InvalidArgumentError(f"sampling must be ResolvedSampling, not {type(sampling).__name__}")
     sampling.check_vocabulary(info.vocab_size)
+    if info.bidirectional:
+        check_continues(sampling.max_tokens)
     if info.tail:
         greedy = ResolvedSampling()
         for name in _CHOSEN:
             if getattr(sampling, name) != getattr(greedy, name):
                 raise _refusal(name, info.tail)
     return sampling
+
+
+def check_continues(max_tokens: int) -> None:
+    """UnsupportedError for a second token of a network whose attention is not causal.
+
+    The tokens before it would have to be computed again with it in view, which no cache of keys and values can give.
+    """
+    if max_tokens > 1:
+        raise UnsupportedError(
+            f"max_tokens: expected 1, found {max_tokens}: the network's attention is not causal, so only the token "
+            "after the prompt can be computed"
+        )
 
 
 def refuse_logits(name: str, tail: str) -> None:

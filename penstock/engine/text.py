@@ -15,7 +15,7 @@ from typing import Protocol
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite import tokenizer as lite
 from penstock.models.generation import find_chat_template, read_tokenizer_config
-from penstock.models.tokenizer_file import LibraryTokenizer
+from penstock.models.tokenizer_process import TokenizerProcess
 
 __all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer", "WindowDetokenizer"]
 
@@ -33,28 +33,51 @@ class _Backend(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]: ...
+
     def token(self, token: int) -> tuple[bytes, bool]: ...
+
+    def longest_token(self) -> int: ...
 
 
 class Tokenizer:
     """A ``tokenizer.json`` with what ``tokenizer_config.json`` says of special tokens and chat.
 
-    Where the bundle holds the tokenizer in compiled form (``tokenizer.bin``) that one does the work, and the library
-    reads its file for the few questions that are left to it alone: a large vocabulary takes it a second to open.
+    Where the bundle holds the tokenizer in compiled form (``tokenizer.bin``), the core runs it.  Otherwise the
+    ``tokenizers`` library runs it in a process of its own, because the file is untrusted and the library has no limits;
+    that process starts here, so that a file that cannot be opened is refused here.  ``token_id`` always asks the
+    library.
     Whether a prompt begins with the begin-of-text token is the post-processor's decision, as in transformers.
+
+    Raises TokenizerError for a text or ids that the tokenizer fails on.
     """
 
     def __init__(self, files: Mapping[str, bytes | memoryview]) -> None:
         if "tokenizer.json" not in files:
             raise UnsupportedError("the model has no tokenizer.json: give token ids, or convert its tokenizer first")
         self._data = files["tokenizer.json"]
-        self._backend: _Backend = _open_compiled(files) or self._library
+        compiled = _open_compiled(files)
+        self._is_isolated = compiled is None
+        self._backend: _Backend = compiled or self._library
+        if compiled is None:
+            self._library.open()
         self.special_tokens = read_tokenizer_config(files).special_tokens
         self.chat_template = find_chat_template(files)
 
     @cached_property
-    def _library(self) -> LibraryTokenizer:
-        return LibraryTokenizer(self._data)
+    def _library(self) -> TokenizerProcess:
+        return TokenizerProcess(self._data)
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether every call goes to another process and may wait for it."""
+        return self._is_isolated
+
+    def close(self) -> None:
+        """End the library's process, if there is one; a later call starts another."""
+        library = self.__dict__.get("_library")
+        if library is not None:
+            library.close()
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's text; None when there is no such token."""
@@ -72,8 +95,8 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token as the vocabulary writes it: a text of more is more than one."""
-        return self._library.longest_token()
+        """Limit on the characters of one token: a longer text is more than one token."""
+        return self._backend.longest_token()
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """The token sequences that write a word at the beginning of a text and behind a space (vLLM's bad words)."""
@@ -87,6 +110,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of several lists of token ids, without special tokens."""
+        return self._backend.decode_each(lists)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer."""
@@ -148,8 +175,7 @@ class WindowDetokenizer:
         self._pending: list[int] = []
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._shown)
-        after = self._tokenizer.decode(self._shown + self._pending)
+        before, after = self._tokenizer.decode_each([self._shown, self._shown + self._pending])
         if after.startswith(before):
             return after[len(before) :]
         # A byte that fits nothing made the decoder give up on its neighbours as well.

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock import env
 from penstock.errors import PenstockError
 from penstock.graph.export import export_bundle
 
@@ -29,8 +30,12 @@ def main() -> int:
     parser.add_argument("--tail")
     parser.add_argument("--child", action="store_true", help="end when stdin does, and remove OUT's folder")
     args = parser.parse_args()
+    env.enter_export_child()
     if args.child:
-        threading.Thread(target=_end_with_parent, args=(Path(args.out).parent,), daemon=True).start()
+        watched = os.dup(0)
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)  # a network script that reads its input gets the end of the file, not a wait
+        threading.Thread(target=_end_with_parent, args=(watched, Path(args.out).parent), daemon=True).start()
     # A network script may print: that goes to stderr, and stdout stays a stream of messages.
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -65,10 +70,10 @@ def main() -> int:
     return status
 
 
-def _end_with_parent(folder: Path) -> None:
-    """The parent holds the other end of stdin; when it dies, nobody wants the bundle any more."""
+def _end_with_parent(watched: int, folder: Path) -> None:
+    """The parent holds the other end of ``watched``; when it dies, nobody wants the bundle any more."""
     with contextlib.suppress(OSError):
-        while os.read(0, 4096):
+        while os.read(watched, 4096):
             pass
     _leave(folder)
 

@@ -56,6 +56,8 @@ _METASPACES: Final = {"always": 1, "first": 2, "never": 3}
 _SPACE_MARK: Final = "\u2581"
 _MAX_TOKENS: Final = 1 << 24
 _MAX_ADDED_BYTES: Final = 1024
+_MAX_TOKEN_BYTES: Final = 4096
+_MAX_AROUND: Final = 1024
 _MAX_STEPS, _MAX_STEP_BYTES = 16, 16
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")  # as Rust's from_str_radix reads it
 
@@ -198,15 +200,20 @@ def _compile_vocab(
         raise _NotCompiledError(f"model.unk_token: {show(unknown)} is not in the vocabulary")
     tables.unknown = NO_TOKEN if unknown is None else vocab[unknown]
     tables.flags |= FUSE_UNKNOWN * bool(model["fuse_unk"])
-    merges = [
-        (vocab[left], vocab[right], rank, vocab[left + right]) for rank, (left, right) in enumerate(model["merges"])
-    ]
+    try:
+        merges = [
+            (vocab[left], vocab[right], rank, vocab[left + right]) for rank, (left, right) in enumerate(model["merges"])
+        ]
+    except KeyError as error:
+        raise _NotCompiledError(f"model.merges: {show(error.args[0])} is not in the vocabulary") from None
     tables.merges = np.array(merges, np.uint32).reshape(-1, 4)
     if tables.kind == KIND_BYTES:
         _compile_bytes(model, vocab, decoder, tables)
         decoded, flags = {i: _byte_text(text) for i, text in texts.items()}, dict.fromkeys(texts, 0)
     else:
         decoded, flags = _compile_characters(model, vocab, texts, decoder, tables)
+    if max(map(len, decoded.values())) > _MAX_TOKEN_BYTES:
+        raise _NotCompiledError(f"model.vocab: a token with a text of more than {_MAX_TOKEN_BYTES} bytes")
     tables.token_texts = [decoded.get(i, b"") for i in range(num_tokens)]
     tables.token_flags = bytes(flags.get(i, 0) for i in range(num_tokens))
 
@@ -275,7 +282,10 @@ def _compile_characters(
 def _written(library: Any, token: Any) -> str:
     """An added token as it is found in a text, and given to the decoder."""
     normalized = token.normalized and library.normalizer is not None
-    return str(library.normalizer.normalize_str(token.content)) if normalized else str(token.content)
+    text = str(library.normalizer.normalize_str(token.content)) if normalized else str(token.content)
+    if len(text.encode()) > _MAX_ADDED_BYTES:
+        raise _NotCompiledError(f"added_tokens: expected up to {_MAX_ADDED_BYTES} bytes, found {show(text)}")
+    return text
 
 
 def _compile_added(library: Any, added: Mapping[int, Any], tables: TokenizerTables) -> None:
@@ -312,5 +322,7 @@ def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None
             target += part["special_tokens"][item["SpecialToken"]["id"]]["ids"]
         if sequences != 1:
             raise _NotCompiledError("post_processor TemplateProcessing: expected the text once in its template")
+    if len(tables.prefix) + len(tables.suffix) > _MAX_AROUND:
+        raise _NotCompiledError(f"post_processor TemplateProcessing: more than {_MAX_AROUND} special tokens")
     if any(i >= len(tables.token_texts) for i in tables.prefix + tables.suffix):
         raise _NotCompiledError("post_processor TemplateProcessing: an id beyond the vocabulary")

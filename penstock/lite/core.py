@@ -65,7 +65,7 @@ class ModelInfo:
     """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context;
     ``hidden_size`` is the width of ``CoreProgram.hidden``, 0 without; ``tail`` is "argmax" or "topk" where the graph
     ends in ``tail_k`` ids a row, "" where it ends in logits; ``format_minor`` is the file's, ``known_format_minor`` the
-    core's."""
+    core's.  ``bidirectional``: attention is not causal, so a step takes whole requests only."""
 
     network: str
     scheme: str
@@ -84,6 +84,7 @@ class ModelInfo:
     tail: str = ""
     format_minor: int = 0
     known_format_minor: int = 0
+    bidirectional: bool = False
 
 
 class Model(Handle):
@@ -130,9 +131,11 @@ class Model(Handle):
         """Sizes and counts."""
         out = sized(ModelInfoStruct)
         check(library().ps_model_describe(self.handle, ctypes.byref(out)))
-        fields = {name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name != "struct_size"}
+        fields = {
+            name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name not in ("struct_size", "reserved")
+        }
         fields["network"], fields["scheme"] = out.network.decode(), out.scheme.decode()
-        fields["tail"] = out.tail.decode()
+        fields["tail"], fields["bidirectional"] = out.tail.decode(), bool(out.bidirectional)
         fields["page_windows"] = tuple(out.page_windows[: out.num_page_groups])
         return ModelInfo(**fields)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.lite.forked import check_process
 from penstock.lite.memory import map_over
 from penstock.lite.metadata import open_again, read_metadata, stored_segments
 from penstock.lite.model import Model
@@ -40,6 +42,7 @@ class ModelGroup:
     def __init__(self) -> None:
         self._models: list[weakref.ref[Model]] = []
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     @property
     def shared_bytes(self) -> int:
@@ -68,6 +71,7 @@ class ModelGroup:
 
     def share(self, model: Model) -> None:
         """Look for the weights of a model that is built among those of the others."""
+        check_process(self._pid, "group", "made", "make")
         with self._lock, model._in_use() as (opened, _):
             self._share(model, opened)
             if all(ref() is not model for ref in self._models):
@@ -76,6 +80,7 @@ class ModelGroup:
     @contextmanager
     def joining(self, model: Model, opened: OpenModel) -> Iterator[None]:
         """Look for the weights of what a model of the group is about to become, and let no other join meanwhile."""
+        check_process(self._pid, "group", "made", "make")
         with self._lock:
             self._share(model, opened)
             yield

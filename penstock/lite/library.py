@@ -63,6 +63,8 @@ class ModelInfoStruct(ctypes.Structure):
         ("tail", c_char_p),
         ("format_minor", c_int32),
         ("known_format_minor", c_int32),
+        ("bidirectional", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -272,6 +274,12 @@ def library_file() -> Path:
     return env.library_path() or Path(__file__).with_name("libpenstock.so")
 
 
+def _is_source_tree(path: Path) -> bool:
+    """Return True if the library at ``path`` is missing because this package was never installed."""
+    is_own = path.parent == Path(__file__).parent
+    return is_own and not path.exists() and (path.parents[2] / "pyproject.toml").is_file()
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The loaded core: ``PENSTOCK_LIBRARY``, else the library beside this module.
@@ -279,6 +287,11 @@ def library() -> ctypes.CDLL:
     UnsupportedError when there is none, it does not load or it speaks another ABI version.
     """
     path = library_file()
+    if _is_source_tree(path):
+        raise UnsupportedError(
+            f"{path.parents[2]} is the source tree, which has no native core: start Python in another folder or with "
+            "-P (.venv/bin/python -P), so that it imports the installed package"
+        )
     try:
         lib = ctypes.CDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -287,7 +300,7 @@ def library() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise UnsupportedError(
             f"the native core {path} does not load ({error}); install the package, or point PENSTOCK_LIBRARY at a build"
-        ) from error
+        ) from None
     version = int(lib.ps_abi_version())
     if version != _ABI_VERSION:
         raise UnsupportedError(f"the native core {path} has ABI version {version}, expected {_ABI_VERSION}")

@@ -16,6 +16,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite import core
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
+from penstock.lite.forked import check_process, is_forked
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
 from penstock.lite.metadata import check_same
 from penstock.lite.sequences import Sequences
@@ -44,7 +45,8 @@ class Model:
     tokens, 0 where they follow those of earlier calls.  Output: ``logits`` float32 [B, vocab], of the last token that
     a sequence got ([B, T, vocab] with the config ``logits`` "all"; zeros where none came).  A bundle that ends in
     token ids has ``token_ids`` int32 [B, k] instead, and with topk their ``logits`` [B, k].  Rows are what the engine
-    computes, bit for bit, however a sequence is cut into calls.
+    computes, bit for bit, however a sequence is cut into calls.  A network whose attention is not causal takes a
+    sequence whole, in one call with ``reset`` 1, and continues none.
 
     Calls of several threads come one after another; a ModelParallelRunner runs them side by side.
     """
@@ -87,6 +89,8 @@ class Model:
             except BaseException:
                 opened.close()
                 raise
+            if is_forked(self._pid):  # a thread of the parent may have held it
+                self._lock = threading.Lock()
             with self._lock:
                 self._drop()
                 self._opened, self._sequences = opened, sequences
@@ -186,7 +190,7 @@ class Model:
 
     def close(self) -> None:
         """Give the memory back; calling it again does nothing.  A call that runs ends first."""
-        if self._pid and self._pid != os.getpid():
+        if is_forked(self._pid):
             return  # the parent's threads and memory are the parent's to end
         with self._lock:
             self._drop()
@@ -201,11 +205,7 @@ class Model:
 
     @contextmanager
     def _in_use(self) -> Iterator[tuple[OpenModel, Sequences]]:
-        if self._pid and self._pid != os.getpid():
-            raise InvalidArgumentError(
-                f"model: built in process {self._pid} and used in its forked child {os.getpid()}, where its threads do "
-                "not exist; build it in the child, or spawn instead of forking"
-            )
+        check_process(self._pid, "model", "built", "build")
         with self._lock:
             if self._opened is None or self._sequences is None:
                 what = "it is closed" if self._closed else "build_from_file comes first"

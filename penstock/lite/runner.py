@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.device import Context
+from penstock.lite.forked import check_process, is_forked
 from penstock.lite.inputs import check_inputs, check_outputs, input_tensors
 from penstock.lite.model import ModelType, OpenModel
 from penstock.lite.sequences import Sequences
@@ -57,6 +58,7 @@ class ModelParallelRunner:
         config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None = None,
     ) -> None:
         """Open a bundle once and make the workers; arguments and errors are those of ``Model.build_from_file``."""
+        check_process(self._pid, "runner", "built", "build")
         with self._lock:
             if self._pid:
                 raise InvalidArgumentError("runner: it is built, or was; another one takes another bundle")
@@ -129,7 +131,7 @@ class ModelParallelRunner:
 
     def close(self) -> None:
         """Give the memory back once the calls that run have ended; those that wait are refused."""
-        if self._pid and self._pid != os.getpid():
+        if is_forked(self._pid):
             return  # the parent's threads and memory are the parent's to end
         with self._lock:
             opened, self._opened = self._opened, None
@@ -140,11 +142,7 @@ class ModelParallelRunner:
             _end(opened, [worker for worker in ended if worker is not None])
 
     def _ready(self) -> OpenModel:
-        if self._pid and self._pid != os.getpid():
-            raise InvalidArgumentError(
-                f"runner: built in process {self._pid} and used in its forked child {os.getpid()}, where its threads "
-                "do not exist; build it in the child, or spawn instead of forking"
-            )
+        check_process(self._pid, "runner", "built", "build")
         opened = self._opened
         if opened is None:
             raise InvalidArgumentError(f"runner: {'it is closed' if self._pid else 'build_from_file comes first'}")

@@ -43,7 +43,8 @@ class _Chunk(NamedTuple):
 class Sequences:
     """A program for up to ``batch_size`` sequences, each of which has pages of its own for a whole context.
 
-    A call computes at most ``config.max_tokens`` tokens at a time; what comes out does not depend on that.
+    A call computes at most ``config.max_tokens`` tokens at a time; what comes out does not depend on that.  A network
+    whose attention is not causal takes each sequence whole, in one call and one step, and continues none.
     """
 
     def __init__(self, model: core.Model, context: BoundContext, config: ModelConfig, batch_size: int) -> None:
@@ -56,6 +57,7 @@ class Sequences:
         self.batch_size = batch_size
         self.specs = output_specs(info)
         self._all_rows = config.logits == "all"
+        self._whole = info.bidirectional
         self._context = context
         self._num_groups = info.num_page_groups
         self._max_tokens = min(config.max_tokens, self.context_len * batch_size)
@@ -93,14 +95,27 @@ class Sequences:
                 f"num_tokens: sequence {row} has {before[row]} tokens, and {counts[row]} more exceed the context of "
                 f"{self.context_len}"
             )
+        if self._whole:
+            self._check_whole(before, counts)
         shape = token_ids.shape
         outputs = [np.zeros(self.shape_of(spec, *shape), spec.dtype) for spec in self.specs]
         with self._context.bound():
-            for chunks in _steps(counts.tolist(), self._max_tokens):
+            for chunks in _steps(counts.tolist(), self._max_tokens, self._whole):
                 self._program.run(self._batch(chunks, token_ids, before, counts))
                 self._take(chunks, counts, outputs)
         self._lens[: len(counts)] = before + counts
         return outputs
+
+    def _check_whole(self, before: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        """InvalidArgumentError for a sequence that would not run whole in one step."""
+        why = "the network's attention is not causal, so a sequence runs whole in one step"
+        for row in np.flatnonzero((before > 0) & (counts > 0)):
+            raise InvalidArgumentError(f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}")
+        for row in np.flatnonzero(counts > self._max_tokens):
+            raise InvalidArgumentError(
+                f"num_tokens: expected at most {self._max_tokens} (the config's max_tokens), found {counts[row]} for "
+                f"sequence {row}: {why}"
+            )
 
     def _batch(
         self,
@@ -152,14 +167,14 @@ def _is_last(chunk: _Chunk, counts: npt.NDArray[np.int64]) -> bool:
     return chunk.begin + chunk.length == int(counts[chunk.row])
 
 
-def _steps(counts: list[int], max_tokens: int) -> list[list[_Chunk]]:
-    """Steps of up to ``max_tokens`` tokens; only the last sequence of one goes on in the next."""
+def _steps(counts: list[int], max_tokens: int, whole: bool) -> list[list[_Chunk]]:
+    """Steps of up to ``max_tokens`` tokens; the last sequence of one may go on in the next, unless ``whole``."""
     steps: list[list[_Chunk]] = []
     room = 0
     for row, count in enumerate(counts):
         begin = 0
         while begin < count:
-            if room == 0:
+            if room == 0 or (whole and count > room):
                 steps.append([])
                 room = max_tokens
             taken = min(room, count - begin)

@@ -107,6 +107,14 @@ class Tokenizer(Handle):
             raise InvalidArgumentError("ids: expected integers of 32 bits") from error
         return self._decode(array, _SKIP_SPECIAL * skip_special_tokens, 0)[0]
 
+    def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """The texts of several lists of token ids."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]
+
+    def longest_token(self) -> int:
+        """Bytes of the longest token, which has at most as many characters."""
+        return int(np.diff(np.asarray(self._tokens[0])).max(initial=1))
+
     @cached_property
     def _tokens(self) -> tuple[memoryview, memoryview, memoryview]:
         """Where each token begins, the bytes of them all, their flags."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite.core import QuantizedRows
-from penstock.models.tensor_file import TensorFile, TensorInfo, open_regular
+from penstock.models.tensor_file import MAX_TENSORS, TensorFile, TensorInfo, open_regular
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
@@ -43,11 +43,16 @@ _CONVERT = "use the safetensors version of the model, or convert it with transfo
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What a cache key knows of a file."""
+    """What a cache key knows of a file.
+
+    ``ctime_ns`` and ``inode`` change when a file is replaced by one of equal size and modification time.
+    """
 
     name: str
     num_bytes: int
     mtime_ns: int
+    ctime_ns: int
+    inode: int
 
 
 def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
@@ -87,6 +92,10 @@ def _read_index(folder: Path) -> dict[str, str]:
     section = reader.object("weight_map")
     if section is None or not section.values:
         raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none")
+    if len(section.values) > MAX_TENSORS:
+        raise InvalidFileError(
+            f"{_INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}"
+        )
     for name, shard in section.values.items():
         plain = isinstance(shard, str) and shard.endswith(".safetensors") and len(shard) <= 255
         if not plain or not shard.isprintable() or any(char in shard for char in "/\\:") or shard.startswith("."):
@@ -312,7 +321,7 @@ class Checkpoint:
             path = self.folder / name
             if path.exists():
                 status = path.stat()
-                stamps.append(FileStamp(name, status.st_size, status.st_mtime_ns))
+                stamps.append(FileStamp(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
         return stamps
 
     def side_files(self) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.config import ConfigReader, parse_object, show
 from penstock.errors import InvalidFileError
+from penstock.models.tokenizer_limits import check_json_size
 
 __all__ = [
     "GenerationConfig",
@@ -113,7 +114,10 @@ _ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerConfig:
     """From tokenizer_config.json; all fields empty without one.  Raises InvalidFileError naming file and key."""
     name = "tokenizer_config.json"
-    values = parse_object(files[name], name, max_bytes=MAX_TOKENIZER_CONFIG_BYTES) if name in files else {}
+    values = {}
+    if name in files:
+        data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
+        values = parse_object(data, name, max_bytes=len(data))
     reader = ConfigReader(values, name)
     tokens = {}
     for role in _ROLES:

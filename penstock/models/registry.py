@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import nn
 
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.models.network_script import run_network_script
 
 __all__ = [
     "Definition",
@@ -109,18 +109,15 @@ def load_network_script(spec: str) -> Definition:
 
     The class holds its ``Config``, or the file does.  Raises FileAccessError or InvalidArgumentError.
     """
+    if not isinstance(spec, str):
+        raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, found {spec!r:.80}")
     path_text, colon, class_name = spec.rpartition(":")
     path = Path(path_text)
     if not colon or path.suffix != ".py" or not class_name.isidentifier():
         raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, found {spec!r}")
     if not path.is_file():
         raise FileAccessError(f"--network: no such file: {path}")
-    module_spec = importlib.util.spec_from_file_location(f"penstock_network_{path.stem}", path)
-    if module_spec is None or module_spec.loader is None:
-        raise InvalidArgumentError(f"--network: {path} cannot be imported")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where dataclasses and debuggers look it up
-    module_spec.loader.exec_module(module)
+    module = run_network_script(path, class_name)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):
         raise InvalidArgumentError(f"--network: {path} has no torch.nn.Module named {class_name}")

@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 from penstock.config import parse_object, show
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 
-__all__ = ["ELEMENT_BYTES", "TensorFile", "TensorInfo", "open_regular", "parse_header"]
+__all__ = ["ELEMENT_BYTES", "MAX_TENSORS", "TensorFile", "TensorInfo", "open_regular", "parse_header"]
 
 MAX_HEADER_BYTES: Final = 100_000_000
+MAX_TENSORS: Final = 1 << 17
+MAX_HEADER_VALUES: Final = 1 << 21
+"""What the entries of MAX_TENSORS have: a name, a type, two offsets and a few sizes each."""
 MAX_RANK: Final = 8
 MAX_TENSOR_BYTES: Final = 1 << 46
 
@@ -68,24 +71,31 @@ def open_regular(path: Path) -> int:
 
 
 def _read_entry(name: str, entry: object, file: str) -> tuple[str, tuple[int, ...], int, int]:
-    where = f"{file}: tensor {show(name)}"
+    """Return type, shape and offsets of an entry; InvalidFileError or UnsupportedError naming tensor and field."""
+    try:
+        return _checked_entry(entry)
+    except (InvalidFileError, UnsupportedError) as error:
+        raise type(error)(f"{file}: tensor {show(name)}: {error}") from None
+
+
+def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise InvalidFileError(f"{where}: expected dtype, shape and data_offsets, found {show(entry)}")
+        raise InvalidFileError(f"expected dtype, shape and data_offsets, found {show(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-        raise UnsupportedError(f"{where}: dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}")
+        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_count(size) for size in shape):
-        raise InvalidFileError(f"{where}: shape: expected at most {MAX_RANK} sizes, found {show(shape)}")
+        raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, found {show(shape)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
-        raise InvalidFileError(f"{where}: data_offsets: expected two offsets, found {show(offsets)}")
+        raise InvalidFileError(f"data_offsets: expected two offsets, found {show(offsets)}")
     expected = ELEMENT_BYTES[dtype]
     for size in shape:
         expected *= size
         if expected > MAX_TENSOR_BYTES:
-            raise InvalidFileError(f"{where}: shape: expected at most {MAX_TENSOR_BYTES} bytes, found {show(shape)}")
+            raise InvalidFileError(f"shape: expected at most {MAX_TENSOR_BYTES} bytes, found {show(shape)}")
     begin, end = offsets
     if end - begin != expected:
-        raise InvalidFileError(f"{where}: data_offsets: expected {expected} bytes, found {end - begin}")
+        raise InvalidFileError(f"data_offsets: expected {expected} bytes, found {end - begin}")
     return dtype, tuple(shape), begin, end
 
 
@@ -101,7 +111,9 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
     """
     if not header.startswith(b"{"):
         raise InvalidFileError(f"{file}: header: expected an object")
-    values = parse_object(header, f"{file}: header", max_bytes=MAX_HEADER_BYTES)
+    values = parse_object(header, f"{file}: header", max_bytes=MAX_HEADER_BYTES, max_values=MAX_HEADER_VALUES)
+    if len(values) > MAX_TENSORS + 1:
+        raise InvalidFileError(f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}")
     metadata = values.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise InvalidFileError(f"{file}: header: __metadata__: expected texts, found {show(metadata)}")

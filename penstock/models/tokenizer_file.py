@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from penstock.config import parse_object
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.models.tokenizer_limits import check_tokenizer_file
 
 if TYPE_CHECKING:
     import tokenizers
 
 __all__ = ["BYTE_ALPHABET", "LibraryTokenizer", "library_errors", "open_tokenizer_file"]
 
-_SUBWORD_PREFIX: Final = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
-_ESCAPED_ASCII: Final = re.compile(rb"\\u00[2-7]")
-_LONG_TEXT: Final = 2000
+_SHOWN_CHARS: Final = 200
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -33,58 +30,59 @@ BYTE_ALPHABET: Final = _byte_alphabet()
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """What the tokenizers library raises, as InvalidFileError: only a damaged file makes it fail on text and ids."""
+    """Turn what the tokenizers library raises into InvalidFileError: only a bad file makes it fail on text and ids."""
     try:
         yield
     except BaseException as error:
         # The library is Rust: a panic arrives as a BaseException of its own.
         if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
             raise
-        raise InvalidFileError(f"tokenizer.json: {error}") from error
+        raise InvalidFileError(f"tokenizer.json: {_library_message(error)}") from None
 
 
-def _refuse_subword_prefix(data: bytes) -> None:
-    """The library cuts such a prefix off merges by bytes, and ends the process when it cuts a character in two.
+def _library_message(error: BaseException) -> str:
+    text = str(error)
+    if "retry-limit" in text:
+        return "a pattern of the normalizer, pre_tokenizer or decoder backtracks too often on this text"
+    line = ascii(" ".join(text.split()))[1:-1]
+    return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 3] + "..."
 
-    The whole file is parsed only when the key may be there, with a value or behind escapes.
-    """
-    if not _SUBWORD_PREFIX.search(data) and not (b"\\u00" in data and _ESCAPED_ASCII.search(data)):
-        return
-    model = parse_object(data, "tokenizer.json", max_bytes=len(data)).get("model")
+
+def _refuse_subword_prefix(model: object) -> None:
+    """The library cuts such a prefix off merges by bytes, and ends the process when it cuts a character in two."""
     if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("type") != "WordPiece":
         raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported")
 
 
 def open_tokenizer_file(data: bytes | memoryview) -> tokenizers.Tokenizer:
-    """The library's tokenizer, which neither truncates nor pads.  Raises InvalidFileError or UnsupportedError."""
+    """The library's tokenizer, which neither truncates nor pads.  Raises InvalidFileError or UnsupportedError.
+
+    The file is untrusted: a process that others depend on opens it through ``TokenizerProcess``.
+    """
     import tokenizers
 
-    data = bytes(data)
-    _refuse_subword_prefix(data)
+    _refuse_subword_prefix(check_tokenizer_file(data).get("model"))
     with library_errors():
-        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        tokenizer = tokenizers.Tokenizer.from_buffer(bytes(data))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 class LibraryTokenizer:
-    """The library's tokenizer of a ``tokenizer.json``."""
+    """The library's tokenizer of a ``tokenizer.json``.  ``specials`` are the ids of special tokens."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         import tokenizers
 
         self._tokenizer = open_tokenizer_file(data)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._specials = frozenset(i for i, token in added.items() if token.special)
+        self.specials = frozenset(i for i, token in added.items() if token.special)
         self.is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         with library_errors():
-            if len(text) < _LONG_TEXT:
-                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-            # Of the library's calls only those for several texts let other threads run meanwhile.
             return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -97,16 +95,15 @@ class LibraryTokenizer:
         value = self._tokenizer.token_to_id(token)
         return None if value is None else int(value)
 
-    def token(self, token: int) -> tuple[bytes, bool]:
-        """What an id of a byte-level tokenizer decodes to, and whether it is special; nothing for an unknown one."""
-        is_special = token in self._specials
+    def token(self, token: int) -> bytes:
+        """The bytes that an id of a byte-level tokenizer decodes to; none for an unknown id."""
         text = self._tokenizer.id_to_token(token)
         if text is None:
-            return b"", is_special
+            return b""
         try:
-            return bytes(BYTE_ALPHABET[char] for char in text), is_special
+            return bytes(BYTE_ALPHABET[char] for char in text)
         except KeyError:  # an added token
-            return str(text).encode("utf-8"), is_special
+            return str(text).encode("utf-8")
 
     def longest_token(self) -> int:
         """Characters of the longest token as the vocabulary writes it."""

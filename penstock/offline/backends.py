@@ -24,6 +24,7 @@ from penstock.models.generation import GenerationConfig
 from penstock.offline.infer_config import InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
+from penstock.runtime.verified import check_verify, open_verified
 
 __all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "open_accelerated",
            "open_generator"]  # fmt: skip
@@ -78,6 +79,8 @@ class RunOptions:
     """The configuration file's, and the length as its ``context_len``."""
     length: int = 0
     """``infer_seq_length``."""
+    verify: str = "once"
+    """When to verify a bundle's checksums: "once", "always" or "never"."""
 
 
 def backend_named(name: object) -> str:
@@ -97,8 +100,14 @@ def default_backend(running: object) -> str:
 
 
 def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOptions:
-    """With the values of the configuration file, those that are the pipeline's own to decide refused by name."""
+    """With the values of the configuration file, those that are the pipeline's own to decide refused by name.
+
+    ``verify`` None leaves it to the file, where True is "always" and False is "never"; without either it is "once".
+    """
     values = read_values(Path(config.config_path)) if config.config_path else {}
+    stored = {True: "always", False: "never", None: "once"}[values.pop("verify", None)]
+    verify = options.pop("verify", None)
+    options["verify"] = stored if verify is None else check_verify(verify)
     for name, why in _PIPELINES_OWN.items():
         if name in values:
             raise InvalidArgumentError(f"{config.config_path}: {name} is for penstock.lite.Model: in a pipeline {why}")
@@ -114,13 +123,15 @@ def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOp
 
 @contextmanager
 def bundle_for(source: Path, options: RunOptions) -> Iterator[Path]:
-    """A bundle, or that which a checkpoint folder makes."""
+    """A bundle, or that which a checkpoint folder makes; either is verified."""
+    from penstock.runtime.open import OpenOptions, bundle_of
+
     if not source.is_dir():
+        open_verified(source, options.verify)[0].close()
         yield source
         return
-    from penstock.runtime.open import bundle_of
 
-    with bundle_of(source, options.scheme, options.network) as bundle:
+    with bundle_of(source, options.scheme, options.network, OpenOptions(verify=options.verify)) as bundle:
         yield bundle
 
 
@@ -140,12 +151,8 @@ def _open(source: Path, options: RunOptions) -> Generator:
             _check_scheme(source, bundle, options)
             return _open_lite(bundle, options)
     limits = _limits(options.values)
-    if options.values.get("verify"):
-        if source.is_dir():
-            raise UnsupportedError(f"verify: {source} is a checkpoint folder, and only a bundle has checksums")
-        core.Model.open(source, verify=True).close()
     mode = "eager" if options.backend == "eager" else "graph"
-    return LLM(source, options.scheme, mode, options.threads, options.network, limits=limits)
+    return LLM(source, options.scheme, mode, options.threads, options.network, limits=limits, verify=options.verify)
 
 
 def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:
@@ -182,8 +189,7 @@ def open_accelerated(source: Path, options: RunOptions) -> Generator:
     if options.backend == "eager":
         raise UnsupportedError("is_sample_acceleration: eager mode has no graph to end in tokens: graph and lite have")
     is_hollow = options.values.get("weights") != "huge" and can_map_segments()
-    values = {name: value for name, value in options.values.items() if name != "verify"}
-    fixed = replace(options, values=values, scheme=None, network=None)
+    fixed = replace(options, scheme=None, network=None, verify="never")  # it is made of weights that were verified
     with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / bundle.name
         stamp = with_tail(bundle, file, "argmax", hollow=is_hollow)

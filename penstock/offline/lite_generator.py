@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,9 +17,11 @@ from penstock.engine.request import Request, Status
 from penstock.engine.resolve import answer_text, end_ids, resolve_params
 from penstock.engine.result import Delta, Result, make_result
 from penstock.engine.sampler import SamplingRows, accept_row
+from penstock.engine.tail import check_continues
 from penstock.engine.text import Tokenizer
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite import core
+from penstock.lite.forked import check_process, is_forked
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT
@@ -47,8 +51,12 @@ class LiteGenerator:
         self.generation = read_generation_config(self._files)
         self._ends = frozenset(self.generation.eos_token_ids)
         self._defaults = ResolvedSampling() if self.tail else ResolvedSampling.of_model(self.generation)
+        self._is_bidirectional = model.native.info.bidirectional
+        if self._is_bidirectional:
+            self._defaults = replace(self._defaults, max_tokens=1)
         self._tokenizer: Tokenizer | None = None
         self._sampler = core.Context(1)
+        self._pid = os.getpid()
         self._busy = threading.Lock()
         self._owner: _Run | None = None
 
@@ -65,6 +73,7 @@ class LiteGenerator:
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Result]:
         """A Result for each prompt, which are all checked before any runs."""
+        self.check_process()
         groups = check_each(prompts, False, partial(self._requests, params=params))
         requests = [request for group in groups for request in group]
         with self._busy:
@@ -78,18 +87,29 @@ class LiteGenerator:
         """The answer to one prompt as it grows."""
         if (params.best_of or params.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
+        self.check_process()
         (request,) = self._requests(prompt, params)
         return LiteStream(_Run(self, [request]), self._busy, params)
 
+    def check_process(self) -> None:
+        """InvalidArgumentError in a forked child, before it waits for a lock that a thread of the parent held."""
+        check_process(self._pid, "pipeline")
+
     def close(self) -> None:
-        """Give the memory back; that of the model too, when it is nobody else's."""
+        """Give the memory back; that of the model too, when it is nobody else's.  Does nothing in a forked child."""
+        if is_forked(self._pid):
+            return
         self._sampler.close()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
         if self._owns_model:
             self.model.close()
 
     def _requests(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
         if params.prompt_logprobs is not None:
             raise UnsupportedError("prompt_logprobs: the backend lite keeps the last row alone; graph has them")
+        if self._is_bidirectional:
+            check_continues(params.max_tokens or 1)
         ends = end_ids(params, self._ends)
         has_text = self._tokenizer is not None or "tokenizer.json" in self._files
         resolved = resolve_params(
@@ -113,7 +133,7 @@ class _Run:
     """Sequences that go on together until the last has ended."""
 
     def __init__(self, generator: LiteGenerator, requests: list[Request]) -> None:
-        self._generator = generator
+        self.generator = generator
         self.requests = requests
         self._rows = SamplingRows(generator.vocab_size)
         for request in requests:
@@ -126,7 +146,7 @@ class _Run:
 
     def step(self) -> None:
         """One token for each request that is open; the caller holds the generator's lock."""
-        generator = self._generator
+        generator = self.generator
         goes_on = generator._owner is self
         generator._owner = self
         waiting = [i for i, request in enumerate(self.requests) if request.status is not Status.FINISHED]
@@ -158,7 +178,7 @@ class _Run:
             token_ids[index, : len(ids)], counts[index] = ids, len(ids)
         resets = np.full(num_rows, not goes_on, np.int32)
         inputs = [Tensor(token_ids), Tensor(counts), Tensor(resets)]
-        self._generator.model.resize(inputs, [tensor.shape for tensor in inputs])
+        self.generator.model.resize(inputs, [tensor.shape for tensor in inputs])
         return inputs
 
 
@@ -177,6 +197,7 @@ class LiteStream:
         if self._ended:
             raise StopIteration
         (request,) = self._run.requests
+        self._run.generator.check_process()
         try:
             with self._busy:
                 self._run.step()

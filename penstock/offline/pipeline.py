@@ -36,7 +36,7 @@ def pipeline(
     ``tokenizer``: None (the bundle's own), a path, or an object with encode and decode.  ``image_processor`` and
     ``audio_processor`` are for tasks that use them.  ``backend``: "graph", "lite" or "eager" ("ms" and "mslite" are the
     first two); None is that of a model that is open, else "graph".  ``options``: the fields of InferConfig, and what
-    the task takes besides: ``scheme``, ``network``, ``threads``.
+    the task takes besides: ``scheme``, ``network``, ``threads``, ``verify``.
 
     Raises InvalidArgumentError, UnsupportedError, FileAccessError or InvalidFileError naming the field or the file.
     """

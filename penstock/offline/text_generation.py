@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import check_each, split_prompts
 from penstock.engine.result import Result
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.lite.forked import check_process, is_forked
 from penstock.lite.model import Model
 from penstock.offline.backends import (
     Answers,
@@ -38,7 +40,8 @@ class TextGeneration:
     ``config``: what runs; ``tokenizer``: None takes the bundle's own; ``backend``: "graph" (the engine over the native
     core), "lite" (``penstock.lite``) or "eager" (PyTorch, for a checkpoint folder), which give the same tokens; None is
     "graph", or the backend of ``running``; ``scheme`` and ``network`` go with a checkpoint folder; ``threads`` 0
-    takes as many as allowed.  ``running`` is a model that is open already, and stays so.
+    takes as many as allowed.  ``verify``: check a bundle's checksums "once" (default), "always" or "never"; None
+    leaves it to the file of ``config_path``.  ``running`` is a model that is open already, and stays so.
     """
 
     def __init__(
@@ -50,23 +53,25 @@ class TextGeneration:
         scheme: str | None = None,
         network: str | None = None,
         threads: int = 0,
+        verify: str | None = None,
         running: LLM | Model | None = None,
     ) -> None:
         if running is not None:
-            for name, value in (("scheme", scheme), ("network", network), ("threads", threads)):
+            for name, value in (("scheme", scheme), ("network", network), ("threads", threads), ("verify", verify)):
                 if value not in (None, 0):
                     raise InvalidArgumentError(f"{name}: a model that is open already has its own")
         elif not config.prefill_model_path:
             config = find_source(config, {}, None)
         self.config = config
         self.backend = default_backend(running) if backend is None else backend_named(backend)
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._accelerated: Generator | None = None
         self._closed = False
         self._is_owner = running is None
         self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer)
         self._options: RunOptions = read_run_options(
-            config, self.backend, scheme=scheme, threads=threads, network=network
+            config, self.backend, scheme=scheme, threads=threads, network=network, verify=verify
         )
         self._generator = self._open(config, running)
         if self._tokenizer is not None:
@@ -106,6 +111,7 @@ class TextGeneration:
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
             if not isinstance(value, bool):
                 raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}")
+        check_process(self._pid, "pipeline")
         asked = _params(params, sampling)
         generator = self._choose(is_sample_acceleration)
         several, is_one = split_prompts(inputs)
@@ -145,7 +151,9 @@ class TextGeneration:
             return self._accelerated
 
     def close(self) -> None:
-        """Give the memory back; calling it again does nothing."""
+        """Give the memory back; calling it again does nothing, as in a forked child."""
+        if is_forked(self._pid):
+            return
         self._closed = True
         with self._lock:
             if self._accelerated is not None:

@@ -40,6 +40,7 @@ class OtherTokenizer(Tokenizer):
 
     def __init__(self, tokenizer: Any) -> None:
         self._other = tokenizer
+        self._is_isolated = False
         self._specials = frozenset(int(one) for one in getattr(tokenizer, "all_special_ids", ()))
         self.special_tokens = {}
         template = getattr(tokenizer, "chat_template", None)
@@ -64,6 +65,13 @@ class OtherTokenizer(Tokenizer):
         if not isinstance(found, str):
             raise InvalidFileError(f"tokenizer: decode gave {type(found).__name__}, not text")
         return found
+
+    def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of several lists of token ids, without special tokens."""
+        return [self.decode(ids) for ids in lists]
+
+    def close(self) -> None:
+        """Nothing to end: the object is the caller's."""
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer."""

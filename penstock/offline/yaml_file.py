@@ -11,7 +11,9 @@ from penstock.models.checkpoint import read_small_file
 
 __all__ = ["read_yaml"]
 
-_MAX_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 16
+_MAX_NODES: Final = 1 << 16
+"""Values of a file whose aliases are written out: a few lines of them can stand for billions."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -41,9 +43,37 @@ def read_yaml(path: Path) -> dict[str, Any]:
             return found
 
     try:
-        values = yaml.load(data, Loader)  # noqa: S506 - a SafeLoader
+        loader = Loader(data)
+        root = loader.get_single_node()
+        if root is not None:
+            _check_expansion(root, path)
+        values = None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise InvalidFileError(f"{path}: expected a mapping of names to values, found {type(values).__name__}")
     return values
+
+
+def _check_expansion(root: Any, path: Path) -> None:
+    """InvalidFileError when aliases make more than _MAX_NODES values of a file, or one contains itself."""
+    sizes: dict[int, int] = {}
+    pending = [root]
+    while pending:
+        node = pending[-1]
+        items = node.value if isinstance(node.value, list) else []  # a scalar's value is its text
+        children = [one for item in items for one in (item if isinstance(item, tuple) else (item,))]
+        if id(node) not in sizes:
+            sizes[id(node)] = -1  # its children are being counted
+            pending += [one for one in children if id(one) not in sizes]
+            continue
+        pending.pop()
+        if sizes[id(node)] >= 0:
+            continue
+        if any(sizes[id(one)] < 0 for one in children):
+            raise InvalidFileError(f"{path}: line {node.start_mark.line + 1}: an alias contains itself")
+        sizes[id(node)] = 1 + sum(sizes[id(one)] for one in children)
+        if sizes[id(node)] > _MAX_NODES:
+            raise InvalidFileError(
+                f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, found more"
+            )

@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 
 from penstock import errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
+from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
 __all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child"]
@@ -55,7 +56,9 @@ def build_in_child(
     ``network`` is "file.py:Class" or None; ``tail`` as ``export_bundle`` has it.  Raises the PenstockError that the
     child raised; UnsupportedError when PyTorch is not installed; InternalError with the end of the child's stderr when
     it died.  An interrupt kills the child and everything it started within a second, and leaves nothing.
+    UnsupportedError in a child that exports already.
     """
+    refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
             "making a bundle from a checkpoint folder needs PyTorch, which is not installed: "

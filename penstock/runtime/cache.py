@@ -12,30 +12,41 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock import env
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.lite.core import Model
-from penstock.models.checkpoint import Checkpoint
+from penstock.config import parse_object
+from penstock.errors import (
+    FileAccessError,
+    InvalidArgumentError,
+    InvalidFileError,
+    PenstockError,
+    UnsupportedError,
+)
+from penstock.models.checkpoint import Checkpoint, read_small_file
+from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child
+from penstock.runtime.verified import forget_verified, open_verified, remember_verified
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
 
 CACHE_VERSION: Final = 2
 """Counts changes of what a bundle of the same versions holds: format, passes, packing."""
+_MAX_RECORD_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.05
 _FRESH_SECONDS: Final = 60.0
 """A bundle found this recently may not be open yet: it is never removed to make room."""
+_LOG: Final = logging.getLogger("penstock.cache")
 _KEY_PATTERN: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -78,7 +89,7 @@ def _script_digest(network: str | None) -> str:
 def bundle_key(checkpoint: Checkpoint, scheme: str, network: str | None = None) -> str:
     """The name of the bundle that this folder, scheme and network script make: 64 hexadecimal digits.
 
-    It covers format, package, op and scheme versions, the folder, and name, size and time of each of its files.
+    It covers format, package, op and scheme versions, the folder, and name, size, times and inode of each of its files.
     """
     parts: list[Any] = [
         CACHE_VERSION,
@@ -87,20 +98,20 @@ def bundle_key(checkpoint: Checkpoint, scheme: str, network: str | None = None) 
         [scheme, SCHEMES[scheme].version],
         _script_digest(network),
         str(checkpoint.folder.resolve()),
-        [[stamp.name, stamp.num_bytes, stamp.mtime_ns] for stamp in checkpoint.files],
+        [astuple(stamp) for stamp in checkpoint.files],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _is_sound(path: Path) -> bool:
-    """Whether a bundle opens; what the system refuses is not the bundle's fault."""
+def _find_damage(path: Path, verify: str) -> str:
+    """Return why a bundle cannot be used, "" if it can. What the system refuses is not the bundle's fault."""
     try:
-        Model.open(path).close()
-    except (InvalidFileError, UnsupportedError):
-        return False
-    except FileAccessError:
-        return path.exists()
-    return True
+        open_verified(path, verify)[0].close()
+    except (InvalidFileError, UnsupportedError) as error:
+        return str(error)
+    except FileAccessError as error:
+        return "" if path.exists() else str(error)
+    return ""
 
 
 class Cache:
@@ -116,22 +127,24 @@ class Cache:
         scheme: str | None = None,
         network: str | None = None,
         progress: ProgressCallback | None = None,
+        verify: str = "once",
     ) -> Path:
         """The bundle of a checkpoint folder: found, or made in a child process and kept.  One that was damaged since is
-        made again.
+        made again, which a warning says; ``verify``, as ``open_verified`` has it, says how far damage is looked for.
 
         Two processes that ask for the same bundle at once make it once.  Raises what ``Checkpoint.open`` and
         ``build_in_child`` raise.
         """
+        refuse_nested_export()  # here too: a nested export would wait for the lock that its parent holds
         checkpoint = Checkpoint.open(folder)
         wanted = checkpoint.choose_scheme(scheme)
         key = bundle_key(checkpoint, wanted, network)
-        found = self._find(key)
+        found = self._find(key, verify)
         if found is not None:
             return found
         self._make_folder()
         with self._locked(key, progress):
-            found = self._find(key)  # another process may have made it while we waited
+            found = self._find(key, verify, is_last=True)  # another process may have made it while we waited
             if found is not None:
                 return found
             self._remove_stale(key)
@@ -148,6 +161,7 @@ class Cache:
                 "network": network,
                 "num_bytes": path.stat().st_size,
             }
+            remember_verified(path)
             self._write_record(key, record)
         self._make_room(keep=key)
         return path
@@ -164,6 +178,7 @@ class Cache:
     def clear(self) -> tuple[int, int]:
         """Remove everything but what is being built right now; returns (number of bundles, bytes)."""
         count = total = 0
+        forget_verified()
         self._remove_stale()
         for path in sorted(self.folder.glob("*.psm")):
             size = path.stat().st_size if path.exists() else 0
@@ -184,21 +199,25 @@ class Cache:
         """The record of a key whose bundle is whole, else None."""
         path, record_path = self.folder / f"{key}.psm", self.folder / f"{key}.json"
         try:
-            record = json.loads(record_path.read_bytes())
+            record = parse_object(read_small_file(record_path, _MAX_RECORD_BYTES), record_path.name)
             used, num_bytes = record_path.stat().st_mtime, path.stat().st_size
             if not _KEY_PATTERN.fullmatch(key) or num_bytes != record["num_bytes"]:
                 return None
             return CacheEntry(key, path, str(record["source"]), str(record["scheme"]), num_bytes, used)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (PenstockError, OSError, ValueError, KeyError, TypeError):  # a damaged record is a missing one
             return None
 
-    def _find(self, key: str) -> Path | None:
+    def _find(self, key: str, verify: str, is_last: bool = False) -> Path | None:
+        """Return the bundle of a key if it is sound; the last look before a build says what is wrong with it."""
         entry = self._entry(key)
         if entry is None:
             return None
         with contextlib.suppress(OSError):  # a cache that is read-only still serves
             os.utime(self.folder / f"{key}.json")
-        return entry.path if _is_sound(entry.path) else None
+        damage = _find_damage(entry.path, verify)
+        if damage and is_last:
+            _LOG.warning("penstock: the cached bundle of %s is damaged and made again: %s", entry.source, damage)
+        return None if damage else entry.path
 
     def _write_record(self, key: str, record: dict[str, Any]) -> None:
         temporary = self.folder / f".{key}.json.{os.getpid()}{PARTIAL_SUFFIX}"

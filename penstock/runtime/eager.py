@@ -36,6 +36,9 @@ from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv
 
 __all__ = ["EagerProgram"]
 
+_FAILED = -2
+"""What a slot holds when the row that was to fill it failed."""
+
 _KV_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _FLOAT_BITS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _VECTOR = 0
@@ -64,7 +67,8 @@ class EagerProgram:
         built = construct_on_meta(checkpoint.config, network)
         self.network = built.network
         groups = assign_page_groups(self.network)
-        limits = _complete(limits, built.context_len, scheme)
+        bidirectional = any(not layer.causal for layer in attention_layers(self.network).values())
+        limits = _complete(limits, built.context_len, scheme, bidirectional)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
@@ -85,6 +89,7 @@ class EagerProgram:
             num_threads=self._context.num_threads,
             cpu_level=self._context.cpu_level,
             hidden_size=heads[0].cols if len(heads) == 1 else 0,
+            bidirectional=bidirectional,
         )
         self._hidden: Tensor = torch.zeros(0, self._info.hidden_size)
         self._logits: NDArray[np.float32] = np.zeros((0, built.vocab_size), np.float32)
@@ -117,11 +122,16 @@ class EagerProgram:
     def run(self, batch: core.StepBatch) -> None:
         """Compute one step; InvalidArgumentError names a field that is out of range."""
         token_ids = self._resolve_slots(batch.token_ids)
+        failed = np.flatnonzero(token_ids == _FAILED)
+        token_ids[failed] = 0  # so that the rest of the batch runs; these requests get no logits
         self._check(batch, token_ids)
         arrays = (token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows)
         with use_context(self._context), torch.no_grad():
             logits = self.network(Batch(*(torch.from_numpy(array.copy()) for array in arrays)))
         self._logits = logits.numpy()
+        if failed.size:
+            request_of = np.repeat(np.arange(len(batch.request_starts) - 1), np.diff(batch.request_starts))
+            self._logits[np.isin(request_of[batch.output_rows], request_of[failed])] = np.nan
 
     def logits(self) -> NDArray[np.float32]:
         """The last step's logits, [R, vocab]."""
@@ -140,16 +150,19 @@ class EagerProgram:
         if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= most)).any():
             raise InvalidArgumentError(f"slot: expected -1 or a slot below {most}, found {sampling.slot.tolist()}")
         plain = replace(sampling, slot=None)  # slots are this program's own affair
+        logits = np.ascontiguousarray(self._logits)
         if sampling.penalties is not None:
             history = self._resolve_slots(sampling.penalties.history)
+            failed = np.flatnonzero(history == _FAILED)
+            if failed.size:  # a row that counts such a token fails too
+                history[failed], logits = 0, logits.copy()
+                logits[np.searchsorted(sampling.penalties.starts, failed, side="right") - 1] = np.nan
             plain = replace(plain, penalties=replace(sampling.penalties, history=history))
-        sampled = core.sample_logits(self._context, np.ascontiguousarray(self._logits), plain)
+        sampled = core.sample_logits(self._context, logits, plain)
         if sampling.slot is not None:
             for slot, token in zip(sampling.slot.tolist(), sampled.ids.tolist(), strict=True):
                 if slot >= 0:
-                    self._slots[slot] = token
-                    if token < 0:  # the row failed: nothing was sampled
-                        del self._slots[slot]
+                    self._slots[slot] = token if token >= 0 else _FAILED
         return sampled
 
     def step(self, batch: core.StepBatch, sampling: core.Sampling) -> core.Sampled:
@@ -163,9 +176,9 @@ class EagerProgram:
         self._context.close()
 
     def _resolve_slots(self, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """-1-s stands for the token last sampled in slot s."""
+        """Return a copy in which -1-s became the token last sampled in slot s, ``_FAILED`` where that row failed."""
         if not (token_ids < 0).any():
-            return token_ids
+            return token_ids.copy()
         missing = [int(-1 - t) for t in token_ids if t < 0 and int(-1 - t) not in self._slots]
         if missing:
             raise InvalidArgumentError(f"token_ids: expected a slot that a token was sampled in, found {missing[0]}")
@@ -191,6 +204,12 @@ class EagerProgram:
         ):
             if array.size and not 0 <= int(array.min()) <= int(array.max()) < most:
                 raise InvalidArgumentError(f"{name}: expected 0 to {most - 1}, found {array.min()} to {array.max()}")
+        begins = batch.positions[batch.request_starts[:-1]]
+        if info.bidirectional and begins.any():
+            raise UnsupportedError(
+                f"positions: expected requests that begin at 0, found {begins.tolist()}: the network's attention is "
+                "not causal, so a request's tokens run in one step, without earlier ones"
+            )
         if batch.page_tables.shape[0] != len(info.page_windows):
             raise InvalidArgumentError(
                 f"page_tables: expected {len(info.page_windows)} groups, found {batch.page_tables.shape[0]}"
@@ -201,12 +220,16 @@ class EagerProgram:
             )
 
 
-def _complete(limits: ProgramLimits, longest: int, scheme: str) -> ProgramLimits:
-    """Fills in what the caller left open: one row and one whole context for each request."""
+def _complete(limits: ProgramLimits, longest: int, scheme: str, bidirectional: bool) -> ProgramLimits:
+    """Fill in what the caller left open: one row and one whole context for each request.
+
+    With ``bidirectional`` attention a row for each token: a prompt whose rows are wanted runs whole.
+    """
+    most_rows = max(limits.max_tokens, limits.max_requests) if bidirectional else limits.max_requests
     context_len = min(limits.context_len or longest, longest)
     return replace(
         limits,
-        max_rows=limits.max_rows or limits.max_requests,
+        max_rows=limits.max_rows or most_rows,
         num_pages=limits.num_pages or pages_for(context_len) * limits.max_requests,
         context_len=context_len,
         kv_layout=kv_layout_of(limits.kv_layout, scheme),

@@ -14,11 +14,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: what could be had now without swapping, what the machine has, and the cgroup's limit (None: none)."""
+    """Bytes: what could be had now without swapping, what the machine has, and the cgroup's limit (None: none).
+
+    Without /proc what others use cannot be told: ``available`` is then all that the machine or the cgroup has, and
+    ``is_measured`` False.  Both are 0 where not even that can be told.
+    """
 
     available: int
     total: int
     cgroup_limit: int | None
+    is_measured: bool = True
 
 
 def _read(path: Path) -> str:
@@ -45,7 +50,10 @@ def _fields(path: Path) -> dict[str, int]:
 
 def _own_cgroups(controller: str) -> Iterator[Path]:
     """This process's folder in the hierarchy and those above it; version 2 first, then version 1."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
+    lines = _read(Path("/proc/self/cgroup")).splitlines()
+    if not lines:  # no /proc: in a container the hierarchy's root is its own group
+        yield from (_CGROUP, _CGROUP / controller)
+    for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
@@ -67,7 +75,7 @@ def _own_cgroups(controller: str) -> Iterator[Path]:
 def memory() -> Memory:
     """The memory that this process may still use."""
     info = _fields(Path("/proc/meminfo"))
-    total = info.get("MemTotal", 0)
+    total = info.get("MemTotal", 0) or _physical_bytes()
     available = info.get("MemAvailable", total)
     limit: int | None = None
     for folder in _own_cgroups("memory"):
@@ -79,7 +87,15 @@ def memory() -> Memory:
         reclaimable = stat.get("inactive_file", 0) + stat.get("active_file", 0)
         available = min(available, max(0, most - used + reclaimable))
         limit = most if limit is None else min(limit, most)
-    return Memory(available, total, limit)
+    return Memory(available, total, limit, "MemTotal" in info)
+
+
+def _physical_bytes() -> int:
+    """The machine's memory as the C library knows it without /proc; 0 where it does not."""
+    try:
+        return max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
 
 
 def cgroup_cpus() -> float | None:

@@ -14,6 +14,7 @@ from penstock.lite.memory import make_memory, use_small_pages
 from penstock.runtime.ahead import PagesAhead
 from penstock.runtime.machine import memory
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
+from penstock.runtime.verified import open_verified
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,8 @@ __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 LEAST_CONTEXT = 2048
 """A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
 _HUGE_PAGE_BYTES = 2 << 20
+_UNKNOWN_BYTES = 1 << 62
+"""Stands for an amount of memory that cannot be told: nothing is refused for it."""
 _HEADROOM_BYTES = 64 << 20
 """Left for Python, the tokenizer and the text."""
 
@@ -53,13 +56,21 @@ def fit_limits(
     weights; one context at least.  A context that nobody asked for shrinks when even one does not fit.
     OutOfMemoryError with the plan's figures when the sizes that were asked for do not fit.
     """
-    available = memory().available if available is None else available
+    if available is None:
+        found = memory()
+        available = found.available
+        if not found.total:  # unknown: one context, and the system decides
+            limits = dataclasses.replace(limits, num_pages=limits.num_pages or _pages_of_one_context(model, limits))
+            available = _UNKNOWN_BYTES
     longest = model.info.context_len
     context_len = min(limits.context_len or longest, longest)
+    max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
+    # A prompt whose rows are wanted cannot be cut into steps by the rows when it must run whole.
+    most_rows = max(max_tokens, limits.max_requests) if model.info.bidirectional else limits.max_requests
     base = ProgramLimits(
-        max_tokens=min(limits.max_tokens, context_len * limits.max_requests),
+        max_tokens=max_tokens,
         max_requests=limits.max_requests,
-        max_rows=limits.max_rows or limits.max_requests,
+        max_rows=limits.max_rows or most_rows,
         num_pages=limits.num_pages or pages_for(context_len),
         context_len=context_len,
         kv_layout=kv_layout_of(limits.kv_layout, model.info.scheme),
@@ -82,6 +93,11 @@ def fit_limits(
     if plan.total_bytes + _HEADROOM_BYTES > available:
         raise OutOfMemoryError(_does_not_fit(plan, base, available))
     return base, plan
+
+
+def _pages_of_one_context(model: core.Model, limits: ProgramLimits) -> int:
+    longest = model.info.context_len
+    return pages_for(min(limits.context_len or longest, longest))
 
 
 def _does_not_fit(plan: core.Plan, limits: ProgramLimits, available: int) -> str:
@@ -120,9 +136,12 @@ class NativeProgram:
             plan=plan,
             hidden_size=info.hidden_size,
             tail=info.tail,
+            bidirectional=info.bidirectional,
         )
         self.populate_s = 0.0
         """Seconds that copying the weights took; 0 when they are mapped."""
+        self.verify_s = 0.0
+        """Seconds that verifying the checksums took; 0 when they were not read."""
         self._closed = False
         run_len = max(1, _HUGE_PAGE_BYTES * info.num_states // max(1, plan.kv_page_bytes))
         self._ahead = PagesAhead(self._make_pages, info.num_states, limits.num_pages, run_len)
@@ -145,13 +164,13 @@ class NativeProgram:
 
     @classmethod
     def open(
-        cls, path: Path | str, *, threads: int = 0, limits: ProgramLimits | None = None
+        cls, path: Path | str, *, threads: int = 0, limits: ProgramLimits | None = None, verify: str = "never"
     ) -> tuple[NativeProgram, core.Model]:
         """Open a bundle, plan its memory, copy the weights where the limits say so, and make the program; the model
-        gives access to the file's segments."""
+        gives access to the file's segments. ``verify`` is that of ``runtime.verified.open_verified``."""
         context = core.Context(threads)
         try:
-            model = core.Model.open(path)
+            model, verify_s = open_verified(path, verify)
             try:
                 fitted, plan = fit_limits(model, context, limits or ProgramLimits())
                 start = time.perf_counter()
@@ -160,6 +179,7 @@ class NativeProgram:
                 populated = time.perf_counter()
                 program = cls(model, context, fitted, plan)
                 program.populate_s = populated - start if fitted.weights == "huge" else 0.0
+                program.verify_s = verify_s
                 return program, model
             except BaseException:
                 model.close()

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
+from penstock.runtime.verified import check_verify
 
-__all__ = ["MODES", "Opened", "bundle_of", "open_program", "registered_script"]
+__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "open_program", "registered_script"]
 
 MODES = ("graph", "eager")
 SIDE_FILES = (
@@ -34,8 +36,8 @@ class Opened:
     """A program, and the files beside its weights by name.
 
     ``notes`` are lines that a user may want to read; ``bundle`` is the file that runs (None in eager mode);
-    ``load_s`` is the time that opening took, without the making of a bundle and without ``populate_s``, the copying of
-    weights into huge pages.
+    ``load_s`` is the time that opening took, without the making of a bundle, without ``populate_s``, the copying of
+    weights into huge pages, and without ``verify_s``, the verifying of checksums.
     """
 
     program: Program
@@ -45,6 +47,29 @@ class Opened:
     bundle: Path | None = None
     load_s: float = 0.0
     populate_s: float = 0.0
+    verify_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How files are opened.
+
+    ``use_cache``: keep the bundle that a folder makes for the next time; without it the bundle lasts as long as the
+    program. ``progress`` is called with a ``build.Progress``. ``verify``: when to verify a bundle's checksums; "once"
+    for each file, "always", or "never".
+    """
+
+    use_cache: bool = True
+    progress: Callable[[Any], None] | None = None
+    verify: str = "once"
+
+    def __post_init__(self) -> None:
+        """Refuse a value of the wrong type, by name."""
+        if not isinstance(self.use_cache, bool):
+            raise InvalidArgumentError(f"use_cache must be True or False, not {self.use_cache!r:.60}")
+        if self.progress is not None and not callable(self.progress):
+            raise InvalidArgumentError(f"progress must be a function, not {type(self.progress).__name__}")
+        check_verify(self.verify)
 
 
 def open_program(
@@ -55,13 +80,11 @@ def open_program(
     threads: int = 0,
     limits: ProgramLimits | None = None,
     network: str | None = None,
-    use_cache: bool = True,
-    progress: Callable[[Any], None] | None = None,
+    options: OpenOptions | None = None,
 ) -> Opened:
     """Open a ``.psm`` bundle or a checkpoint folder.
 
-    A folder in graph mode is captured and packed once, in a child process, and kept in the cache; without
-    ``use_cache`` the bundle lasts as long as the program.  ``progress`` is called with a ``build.Progress``.
+    A folder in graph mode is captured and packed once, in a child process, and kept in the cache.
     ``network`` is "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError,
     FileAccessError or OutOfMemoryError, naming what to do instead.
     """
@@ -77,21 +100,30 @@ def open_program(
         raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
     if limits is not None and not isinstance(limits, ProgramLimits):
         raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}")
-    if not isinstance(use_cache, bool):
-        raise InvalidArgumentError(f"use_cache must be True or False, not {use_cache!r:.60}")
-    if progress is not None and not callable(progress):
-        raise InvalidArgumentError(f"progress must be a function, not {type(progress).__name__}")
-    path = Path(model)
+    check_network(network)
+    path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
     if path.is_dir():
         if mode == "eager":
+            if options.verify == "always":
+                raise UnsupportedError(f"verify: {path} is a checkpoint folder, and only a bundle has checksums")
             return _open_eager(path, scheme, threads, limits, network)
         network = network or registered_script(path)
-        return _open_folder(path, scheme, threads, limits, network, use_cache, progress)
+        return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder; a model is a local checkpoint folder or a .psm bundle")
     _check_bundle_options(path, mode, network)
-    return _open_bundle(path, scheme, threads, limits)
+    return _open_bundle(path, scheme, threads, limits, options.verify)
+
+
+def check_network(network: object) -> None:
+    """InvalidArgumentError unless it is None or text: the capturing child imports a network from its file."""
+    if network is None or isinstance(network, str):
+        return
+    hint = ""
+    if isinstance(network, type):
+        hint = f"; penstock.register_network(model_type, {network.__name__}) makes a class known"
+    raise InvalidArgumentError(f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}")
 
 
 def registered_script(folder: Path) -> str | None:
@@ -117,11 +149,11 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
         raise InvalidArgumentError(f"{path}: network goes with a checkpoint folder; a bundle holds its graph already")
 
 
-def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits) -> Opened:
+def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
     from penstock.runtime.native import NativeProgram
 
     start = time.perf_counter()
-    program, model = NativeProgram.open(path, threads=threads, limits=limits)
+    program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=verify)
     try:
         if scheme is not None and scheme != program.info.scheme:
             from penstock.quant.scheme import find_scheme
@@ -146,8 +178,12 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
             f"context length {program.limits.context_len} instead of the model's {longest}: "
             "more does not fit into memory (--context-len and --kv-cache choose)"
         )
-    load_s = time.perf_counter() - start - program.populate_s
-    return Opened(program, files, path, notes, path, load_s, program.populate_s)
+    if not memory().is_measured:
+        notes.append(
+            "how much memory is free cannot be told, because /proc is not mounted: --context-len makes it less"
+        )
+    load_s = time.perf_counter() - start - program.populate_s - program.verify_s
+    return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
 
 
 def _open_folder(
@@ -156,13 +192,12 @@ def _open_folder(
     threads: int,
     limits: ProgramLimits,
     network: str | None,
-    use_cache: bool,
-    progress: Callable[[Any], None] | None,
+    options: OpenOptions,
 ) -> Opened:
     try:
-        with bundle_of(folder, scheme, network, use_cache, progress) as bundle:
-            opened = _open_bundle(bundle, None, threads, limits)
-        if not use_cache:
+        with bundle_of(folder, scheme, network, options) as bundle:
+            opened = _open_bundle(bundle, None, threads, limits, "never")  # it comes verified
+        if not options.use_cache:
             opened.bundle = None
     except OutOfMemoryError as error:
         hint = "" if scheme is not None else "; --scheme w8a8 or w4a8 makes the weights smaller"
@@ -178,17 +213,17 @@ def bundle_of(
     folder: Path,
     scheme: str | None,
     network: str | None = None,
-    use_cache: bool = True,
-    progress: Callable[[Any], None] | None = None,
+    options: OpenOptions | None = None,
 ) -> Iterator[Path]:
-    """The bundle that a checkpoint folder makes: the cache's, else one that is gone afterwards.
+    """The bundle that a checkpoint folder makes, verified: the cache's, else one that is gone afterwards.
 
     A bundle that is open then stays readable after its name is gone, so nothing is left however the process ends.
     """
-    if use_cache:
+    options = options or OpenOptions()
+    if options.use_cache:
         from penstock.runtime.cache import Cache
 
-        yield Cache().find_or_build(folder, scheme, network, progress)
+        yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify)
         return
     import tempfile
 
@@ -196,8 +231,8 @@ def bundle_of(
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         bundle = Path(temporary) / "model.psm"
-        build_in_child(folder, bundle, scheme=scheme, network=network, progress=progress)
-        yield bundle
+        build_in_child(folder, bundle, scheme=scheme, network=network, progress=options.progress)
+        yield bundle  # its checksums were computed just now
 
 
 def _suggestion(program: Program) -> list[str]:
@@ -224,7 +259,7 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
     wanted = ProgramLimits(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,
-        max_rows=limits.max_rows or limits.max_requests,
+        max_rows=limits.max_rows,
         num_pages=limits.num_pages or pages_for(context_len) * min(limits.max_requests, 4),
         context_len=context_len,
         kv_layout=limits.kv_layout,

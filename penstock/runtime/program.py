@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KV_LAYOUTS",
+    "MAX_REQUESTS",
     "PAGE_TOKENS",
     "WEIGHTS",
     "Program",
@@ -29,6 +30,8 @@ __all__ = [
     "pages_for",
 ]
 
+MAX_REQUESTS = 1 << 16
+"""The most requests that a captured graph takes in one step."""
 WEIGHTS = ("mmap", "huge")
 """Where weights lie: in the mapped file, or in a private copy of huge pages."""
 
@@ -55,11 +58,11 @@ class ProgramLimits:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no program could have."""
-        leasts = {"max_tokens": 1, "max_requests": 1, "max_rows": 0, "num_pages": 0, "context_len": 0}
+        leasts = {"max_requests": 1, "max_tokens": 1, "max_rows": 0, "num_pages": 0, "context_len": 0}
         for name, least in leasts.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-                raise InvalidArgumentError(f"{name} must be a whole number from {least} to {2**31 - 1}, not {value!r}")
+            value, most = getattr(self, name), MAX_REQUESTS if name == "max_requests" else 2**31 - 1
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise InvalidArgumentError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
         if 0 < self.max_rows < self.max_requests:
             raise InvalidArgumentError(
                 f"max_rows must be 0 or at least max_requests ({self.max_requests}), not {self.max_rows}"
@@ -75,7 +78,8 @@ class ProgramLimits:
 class ProgramInfo:
     """What a program is.  ``page_windows`` has one entry per page group: 0 keeps every position.  ``hidden_size`` is
     the width of its hidden rows, 0 when it has none to give; ``tail`` is "argmax" or "topk" when it ends in token ids
-    and has no logits."""
+    and has no logits.  ``bidirectional``: attention is not causal, so that a step takes whole requests only, and none
+    can be continued."""
 
     network: str
     scheme: str
@@ -90,6 +94,7 @@ class ProgramInfo:
     plan: Plan | None = None
     hidden_size: int = 0
     tail: str = ""
+    bidirectional: bool = False
 
 
 class Program(Protocol):

@@ -19,7 +19,7 @@ from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.door import Door
 from penstock.serving.operations import NAME, Operation, Routes
 from penstock.serving.refusals import RefusalError
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import DoorLimits, DoorSettings
 from penstock.serving.shapes import Choice, Members, Text
 from penstock.serving.status import MODEL_STATUS, STATUS, model_status, status
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from penstock.serving.changes import Changes
     from penstock.serving.metrics import Metrics
 
-__all__ = ["admin_operations", "make_admin"]
+__all__ = ["MAX_CONNECTIONS", "admin_operations", "make_admin"]
 
+MAX_CONNECTIONS: Final = 64
 _PATH: Final = Text(1, 4096)
 _NOTES: Final = {
     "path": "An absolute path on the service's machine: a bundle, or a checkpoint's folder.",
@@ -95,7 +96,8 @@ def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Door:
     It asks for no key: who may open its socket is the owner.  Its limits are the defaults, for a load may take longer
     than the public door gives an answer.  ``metrics`` are the public door's, so that both tell the same latencies.
     """
-    return Door(Routes(admin_operations(changes)), models, DoorSettings(), metrics=metrics)
+    settings = DoorSettings(limits=DoorLimits(num_connections=MAX_CONNECTIONS))
+    return Door(Routes(admin_operations(changes)), models, settings, metrics=metrics)
 
 
 def _absolute(path: str) -> str:

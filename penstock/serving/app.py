@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.serving import chat, completions, embeddings, fields, listing, page_files, status, tokens
 from penstock.serving.call import Call, Reply
 from penstock.serving.door import Door
-from penstock.serving.keys import Admission, ApiKeys
+from penstock.serving.keys import Admission
 from penstock.serving.oip_rest import oip_operations
 from penstock.serving.openapi import describe
 from penstock.serving.operations import Operation, Routes
@@ -100,8 +100,5 @@ def make_app(
 ) -> Door:
     """The application over some models and servables.  Reads the keys' files; InvalidFileError when they are wrong."""
     settings = settings or DoorSettings()
-    keys, admin_keys = (
-        None if file is None else ApiKeys.read(file) for file in (settings.keys_file, settings.admin_keys_file)
-    )
-    admission = Admission(keys, admin_keys)
+    admission = Admission.read(settings.keys_file, settings.admin_keys_file)
     return Door(Routes(operations()), models, settings, admission, traces=traces, arrivals=arrivals, methods=methods)

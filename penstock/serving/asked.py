@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "beside",
+    "beside_if",
     "chat_ids",
     "check_count",
     "check_fits",
     "cut",
+    "isolated_tokenizer",
     "options_of",
     "prompts_of",
     "sampling_of",
@@ -36,6 +39,7 @@ _LONG_TEXT: Final = 2000
 MAX_ANSWERS: Final = 1024
 _LONG_CALLS: Final = ThreadPoolExecutor(2, "penstock-text")
 """Threads of their own: long texts must not keep templates waiting."""
+_isolated_calls: Final[WeakKeyDictionary[Tokenizer, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 def tokenizer_of(backend: Backend) -> Tokenizer:
@@ -45,11 +49,32 @@ def tokenizer_of(backend: Backend) -> Tokenizer:
     return backend.tokenizer
 
 
-async def beside(num_chars: int, call: Any, *arguments: Any, **named: Any) -> Any:
-    """A call whose time goes with the length of a text: here when it is short, else in one of two threads."""
-    if num_chars < _LONG_TEXT:
+async def beside(tokenizer: Tokenizer, num_items: int, call: Any, *arguments: Any, **named: Any) -> Any:
+    """A call that uses a tokenizer and whose time goes with ``num_items`` characters or tokens.
+
+    It runs here when it is short, else in one of two threads.  A tokenizer of another process, which may be slow or
+    end, has a thread of its own, so that other models' requests never wait for it.
+    """
+    if tokenizer.is_isolated:
+        pool = _isolated_calls.get(tokenizer)
+        if pool is None:
+            pool = _isolated_calls[tokenizer] = ThreadPoolExecutor(1, "penstock-tokenizer")
+    elif num_items < _LONG_TEXT:
         return call(*arguments, **named)
-    return await asyncio.get_running_loop().run_in_executor(_LONG_CALLS, partial(call, *arguments, **named))
+    else:
+        pool = _LONG_CALLS
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments, **named))
+
+
+def isolated_tokenizer(backend: Backend) -> Tokenizer | None:
+    """A model's tokenizer when it runs in another process, which the event loop must not wait for; else None."""
+    tokenizer = backend.tokenizer
+    return tokenizer if tokenizer is not None and tokenizer.is_isolated else None
+
+
+async def beside_if(slow: Tokenizer | None, call: Any, *arguments: Any) -> Any:
+    """A short call: in the thread of ``slow``, a tokenizer of another process, if there is one."""
+    return call(*arguments) if slow is None else await beside(slow, 0, call, *arguments)
 
 
 async def prompts_of(
@@ -87,7 +112,7 @@ async def text_ids(
         if "truncate_prompt_tokens" not in body:
             raise _too_long(f"a text has {len(text)} characters", backend, field)
         text = text[-bound:]
-    ids: list[int] = await beside(len(text), tokenizer.encode, text, **named)
+    ids: list[int] = await beside(tokenizer, len(text), tokenizer.encode, text, **named)
     return ids
 
 
@@ -96,7 +121,8 @@ async def _bound(backend: Backend, tokenizer: Tokenizer, num_chars: int) -> int:
     most = 2 * backend.card.max_len  # twice as many: a normalizer may make a text shorter
     if num_chars <= most:
         return most
-    return most * await asyncio.to_thread(lambda: tokenizer.longest_token)
+    longest: int = await beside(tokenizer, num_chars, lambda: tokenizer.longest_token)
+    return most * longest
 
 
 def check_fits(backend: Backend, ids: Sequence[int], name: str) -> None:
@@ -119,7 +145,9 @@ async def chat_ids(backend: Backend, messages: Sequence[Mapping[str, Any]], is_o
     if num_chars > await _bound(backend, tokenizer, num_chars):
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")
     plain = [{**one, "role": _role(one["role"]), "content": _text(one["content"])} for one in messages]
-    return await asyncio.to_thread(_render, tokenizer, plain, is_open)  # a template's time is not its text's
+    text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # a template's time is not its text's
+    ids: list[int] = await beside(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
+    return ids
 
 
 def _role(role: str) -> str:
@@ -131,12 +159,11 @@ def _text(content: str | list[dict[str, str]]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], is_open: bool) -> list[int]:
+def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], is_open: bool) -> str:
     from penstock.engine.chat import render_chat
 
     template = tokenizer.chat_template or ""
-    text = render_chat(template, messages, tokenizer.special_tokens, add_generation_prompt=is_open)
-    return tokenizer.encode(text, add_special_tokens=False)
+    return render_chat(template, messages, tokenizer.special_tokens, add_generation_prompt=is_open)
 
 
 def sampling_of(body: Mapping[str, Any], **beyond: Any) -> SamplingParams:
@@ -147,13 +174,14 @@ def sampling_of(body: Mapping[str, Any], **beyond: Any) -> SamplingParams:
     return SamplingParams(**values | beyond)
 
 
-def options_of(body: Mapping[str, Any], request_s: float) -> RequestOptions:
-    """How a request is served; it ends after ``request_s`` if not earlier."""
+def options_of(body: Mapping[str, Any], request_s: float, client: str) -> RequestOptions:
+    """How a request of ``client`` is served; it ends after ``request_s`` if not earlier."""
     return RequestOptions(
         priority=body.get("priority", 0),
         deadline_s=min(body.get("timeout", request_s), request_s),
         cache_salt=body.get("cache_salt", ""),
         truncate_prompt=body.get("truncate_prompt_tokens") == -1,
+        client=client,
     )
 
 

@@ -21,8 +21,9 @@ from penstock.engine.params import SamplingParams
 from penstock.engine.request import TokenLogprobs
 from penstock.engine.result import Score
 from penstock.engine.text import Tokenizer
+from penstock.errors import UnavailableError
 
-__all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState"]
+__all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "known_card"]
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,10 @@ class Backend(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Encode, decode and ``chat_template``, for use beside the event loop; None for a model without."""
+        """Encode, decode and ``chat_template``, for use beside the event loop; None for a model without.
+
+        UnavailableError while nothing is loaded.
+        """
 
     @property
     def state(self) -> str:
@@ -135,6 +139,10 @@ class Backend(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether one more request may wait, as far as is known here; True where something else is in its way."""
+
+    def has_room_for(self, client: str) -> bool:
+        """Whether one more request of a client may wait: in a full queue it takes the place of the last one of the
+        client that has most waiting, which ends with QueueFullError."""
 
     @property
     def is_ready(self) -> bool:
@@ -191,6 +199,14 @@ class Backend(Protocol):
 
     def workers(self) -> list[WorkerState]:
         """Its processes; empty for one that has none of its own."""
+
+
+def known_card(backend: Backend) -> ModelCard | None:
+    """The card of a model that was loaded, also while no worker of it is ready; None during its first load."""
+    try:
+        return backend.card
+    except UnavailableError:
+        return None
 
 
 class Models(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from penstock.errors import UnavailableError
+from penstock.serving.backend import known_card
 from penstock.serving.refusals import RefusalError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Call:
     ``origin`` is that of a page of another host that may call.  ``facts`` go into the log line.  ``is_gone`` says that
     the client went away.  ``trace`` is there when spans are made of requests, ``body_now`` where the server has it.
     ``data`` is the body of an operation that reads it itself, ``headers`` are all of them by name; ``methods`` are the
-    servables, where there are any.
+    servables, where there are any.  ``client`` is whose request it is (``Admission.client_of``).
     """
 
     request_id: str
@@ -112,6 +112,7 @@ class Call:
     data: bytes = b""
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     methods: Methods | None = None
+    client: str = ""
 
     def model(self) -> Backend:
         """The model that the body names; the only one where it names none."""
@@ -121,7 +122,7 @@ class Call:
         if name is None:
             known = self.models.list()
             # One that loads for the first time may come to nothing: it changes nobody's requests before it is there.
-            served = [one for one in known if _was_loaded(one)] or known
+            served = [one for one in known if known_card(one) is not None] or known
             if len(served) != 1:
                 raise RefusalError(
                     400,
@@ -183,13 +184,6 @@ class Call:
             if self.body_now is not None:
                 self.body_now.break_off()
             raise asyncio.CancelledError from None
-
-
-def _was_loaded(backend: Backend) -> bool:
-    try:
-        return bool(backend.card)
-    except UnavailableError:
-        return False
 
 
 @types.coroutine

@@ -6,13 +6,23 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.serving.asked import chat_ids, check_fits, cut, options_of, sampling_of, tokenizer_of
+from penstock.serving.asked import (
+    beside_if,
+    chat_ids,
+    check_fits,
+    cut,
+    isolated_tokenizer,
+    options_of,
+    sampling_of,
+    tokenizer_of,
+)
 from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.logprobs import CHAT_LOGPROBS, ChatLogprobs
 from penstock.serving.shapes import NOTHING, Choice, Items, Members, Text, Whole, optional
 
 if TYPE_CHECKING:
+    from penstock.engine.text import Tokenizer
     from penstock.serving.backend import Answer, Backend, Delta
 
 __all__ = ["CHAT_ANSWER", "CHAT_EVENT", "chat"]
@@ -69,10 +79,11 @@ async def chat(call: Call) -> Reply | None:
     if "max_completion_tokens" in body:
         own["max_tokens"] = body["max_completion_tokens"]
     params = sampling_of(body, **own)
-    run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s))
+    run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s, call.client))
     logprobs = ChatLogprobs(tokenizer_of(backend)) if wanted else None
+    slow = isolated_tokenizer(backend) if wanted else None
     if is_stream:
-        await _stream(call, run, ids, params.n, logprobs, _head(call, backend, "chat.completion.chunk"))
+        await _stream(call, run, ids, params.n, logprobs, _head(call, backend, "chat.completion.chunk"), slow)
         return None
     texts: list[list[str]] = [[] for _ in range(params.n)]
     entries: list[list[Any]] = [[] for _ in range(params.n)]
@@ -86,9 +97,9 @@ async def chat(call: Call) -> Reply | None:
         return True
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        keep(i, answer, delta)
+        await beside_if(slow, keep, i, answer, delta)
 
-    await run.run([ids], take, keep)
+    await run.run([ids], take, keep if slow is None else None)
     choices = [
         {
             "index": index,
@@ -125,9 +136,16 @@ def _head(call: Call, backend: Backend, kind: str) -> dict[str, Any]:
 
 
 async def _stream(
-    call: Call, run: Generation, ids: list[int], n: int, logprobs: ChatLogprobs | None, head: dict[str, Any]
+    call: Call,
+    run: Generation,
+    ids: list[int],
+    n: int,
+    logprobs: ChatLogprobs | None,
+    head: dict[str, Any],
+    slow: Tokenizer | None,
 ) -> None:
-    """One event per step and choice, and one with the role in front of each choice's first."""
+    """One event per step and choice, and one with the role in front of each choice's first.  ``slow``: a tokenizer of
+    another process that writes the log-probabilities."""
     events = Events(call)
     with_usage = call.body.get("stream_options", {}).get("include_usage", False)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
@@ -152,12 +170,12 @@ async def _stream(
         return out.encode()
 
     async def take(_: int, answer: Answer, delta: Delta) -> None:
-        await events.write(event(delta))
+        await events.write(await beside_if(slow, event, delta))
 
     def take_now(_: int, answer: Answer, delta: Delta) -> bool:
         return events.write_now(lambda: event(delta))
 
-    await run.run([ids], take, take_now)
+    await run.run([ids], take, take_now if slow is None else None)
     last = b"data: [DONE]\n\n"
     if with_usage:
         counts = json.dumps(usage(run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens))

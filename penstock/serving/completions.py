@@ -6,7 +6,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.serving.asked import check_count, options_of, prompts_of, sampling_of, tokenizer_of
+from penstock.serving.asked import (
+    beside,
+    beside_if,
+    check_count,
+    isolated_tokenizer,
+    options_of,
+    prompts_of,
+    sampling_of,
+    tokenizer_of,
+)
 from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
@@ -14,6 +23,7 @@ from penstock.serving.shapes import Choice, Items, Members, Text, Whole, optiona
 
 if TYPE_CHECKING:
     from penstock.engine.request import TokenLogprobs
+    from penstock.engine.text import Tokenizer
     from penstock.serving.backend import Answer, Backend, Delta
 
 __all__ = ["COMPLETION_ANSWER", "COMPLETION_EVENT", "complete"]
@@ -98,7 +108,7 @@ async def complete(call: Call) -> Reply | None:
     echoes: list[str | None] = [None] * len(prompts)
     if is_echo:
         for i, (_, text) in enumerate(given):
-            echoes[i] = text if text is not None else tokenizer_of(backend).decode(prompts[i])
+            echoes[i] = text if text is not None else await _text_of(backend, prompts[i])
     head = _head(call, backend)
     if body.get("max_tokens") == 0:
         return await _echo_alone(call, backend, prompts, echoes, head)
@@ -108,15 +118,16 @@ async def complete(call: Call) -> Reply | None:
     if "best_of" in body:
         own["best_of"] = body["best_of"]
     params = sampling_of(body, **own)
-    run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s))
+    run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s, call.client))
     n = params.n
     texts = {
         i * n + j: _Text(backend, prompts[i], echoes[i], num_top is not None)
         for i in range(len(prompts))
         for j in range(n)
     }
+    slow = isolated_tokenizer(backend) if num_top is not None else None
     if is_stream:
-        await _stream(call, run, prompts, texts, head)
+        await _stream(call, run, prompts, texts, head, slow)
         return None
 
     def keep(i: int, answer: Answer, delta: Delta) -> bool:
@@ -125,10 +136,16 @@ async def complete(call: Call) -> Reply | None:
         return True
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        keep(i, answer, delta)
+        await beside_if(slow, keep, i, answer, delta)
 
-    await run.run(prompts, take, keep)
+    await run.run(prompts, take, keep if slow is None else None)
     return _whole(head, [text.choice(index) for index, text in texts.items()], run)
+
+
+async def _text_of(backend: Backend, ids: list[int]) -> str:
+    tokenizer = tokenizer_of(backend)
+    text: str = await beside(tokenizer, len(ids), tokenizer.decode, ids)
+    return text
 
 
 def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
@@ -169,21 +186,29 @@ async def _echo_alone(
     call: Call, backend: Backend, prompts: list[list[int]], echoes: list[str | None], head: dict[str, Any]
 ) -> Reply:
     """``max_tokens`` 0: the prompt is the answer, with its log-probabilities when they are asked for."""
-    num_top, options = call.body.get("logprobs"), options_of(call.body, call.settings.limits.request_s)
+    num_top, options = call.body.get("logprobs"), options_of(call.body, call.settings.limits.request_s, call.client)
     choices = []
     for index, (ids, echo) in enumerate(zip(prompts, echoes, strict=True)):
         found = None
         if num_top is not None:
             score = await backend.score(ids, num_top, options, request_id=call.request_id)
-            found = TextLogprobs(tokenizer_of(backend), len(echo or "")).prompt(ids, score.logprobs)
+            tokenizer = tokenizer_of(backend)
+            listed = TextLogprobs(tokenizer, len(echo or ""))
+            found = await beside(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
         choices.append({"index": index, "text": echo, "logprobs": found, "finish_reason": "length"})
     return json_reply({**head, "choices": choices, "usage": usage(sum(map(len, prompts)), 0, 0)})
 
 
 async def _stream(
-    call: Call, run: Generation, prompts: list[list[int]], texts: dict[int, _Text], head: dict[str, Any]
+    call: Call,
+    run: Generation,
+    prompts: list[list[int]],
+    texts: dict[int, _Text],
+    head: dict[str, Any],
+    slow: Tokenizer | None,
 ) -> None:
-    """One event per step and choice.  The texts around what changes are made once."""
+    """One event per step and choice.  The texts around what changes are made once.  ``slow``: a tokenizer of another
+    process that writes the log-probabilities."""
     n, events = len(texts) // len(prompts), Events(call)
     with_usage = call.body.get("stream_options", {}).get("include_usage", False)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
@@ -203,12 +228,12 @@ async def _stream(
         return (begin + choice + end).encode()
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await events.write(event(i, answer, delta))
+        await events.write(await beside_if(slow, event, i, answer, delta))
 
     def take_now(i: int, answer: Answer, delta: Delta) -> bool:
         return events.write_now(lambda: event(i, answer, delta))
 
-    await run.run(prompts, take, take_now)
+    await run.run(prompts, take, take_now if slow is None else None)
     last = b"data: [DONE]\n\n"
     if with_usage:
         counts = json.dumps(usage(run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens))

@@ -10,6 +10,7 @@ from typing import Any, Final
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import WEIGHTS, ProgramLimits
+from penstock.runtime.verified import check_verify
 
 __all__ = ["ModelOptions", "WorkerConfig"]
 
@@ -31,13 +32,15 @@ class ModelOptions:
     limits: ProgramLimits = field(default_factory=ProgramLimits)
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(max_waiting=MAX_WAITING))
     use_cache: bool = True
+    verify: str = "once"
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
     """``address`` of the primary as gRPC has it ("unix:/path", "host:port"); ``token`` proves that the worker belongs
     to it; ``name`` is the model's, ``path`` its file, ``version`` counts the weights under that name.
-    ``reserved_bytes`` of the memory that looks free belong to other workers.  ``verify``: check the file's checksums.
+    ``reserved_bytes`` of the memory that looks free belong to other workers.  ``verify``: when this worker verifies
+    the checksums of its bundle.
     """
 
     address: str
@@ -45,7 +48,7 @@ class WorkerConfig:
     name: str
     path: str
     version: int = 1
-    verify: bool = False
+    verify: str = "once"
     reserved_bytes: int = 0
     options: ModelOptions = field(default_factory=ModelOptions)
 
@@ -62,6 +65,8 @@ class WorkerConfig:
             limits, engine = ProgramLimits(**options.pop("limits")), EngineOptions(**options.pop("engine"))
             if options["weights"] not in ("auto", *WEIGHTS):
                 raise ValueError("weights must be auto, mmap or huge")
+            check_verify(fields["verify"])
+            check_verify(options["verify"])
             return WorkerConfig(**fields, options=ModelOptions(**options, limits=limits, engine=engine))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidArgumentError(f"a worker's configuration must be one line of JSON: {error}") from error

@@ -11,9 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from penstock.config import parse_json
 from penstock.errors import DeadlineError, InvalidFileError, QueueFullError
@@ -21,7 +19,7 @@ from penstock.serving.arrivals import Arrivals
 from penstock.serving.backend import Models
 from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, new_id, rest_of
 from penstock.serving.compression import inflated
-from penstock.serving.json_bounds import check_counts
+from penstock.serving.json_bounds import check_counts, decode
 from penstock.serving.keys import Admission
 from penstock.serving.logs import LOG, note
 from penstock.serving.metrics import Metrics
@@ -37,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["LOG", "REQUEST_ID", "Door"]
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_LARGE_BODY: Final = 1 << 16
+_HOST: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,255})|\[(?P<address>[0-9A-Fa-f:.]{2,45})\])(?::[0-9]{0,5})?")
+"""A Host header (RFC 9110 section 7.2) that names no user, path or zone."""
 _GRACE_S: Final = 5.0
 _SINGLE_HEADERS: Final = (
     b"host", b"authorization", b"content-type", b"content-length", b"origin", b"content-encoding",
@@ -80,6 +79,7 @@ class Door:
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
         call.body_now = scope.pop(DIRECT_BODY, None)  # which else would hold its own scope
         call.headers, call.methods = headers, self.methods
+        call.client = self.admission.client_of(headers.get(b"authorization"), (scope.get("client") or ("",))[0])
         if self.traces is not None:
             call.trace = self.traces.begin(headers)
         operation, status = None, 499  # unless answered: the client went away, or the service ends
@@ -128,16 +128,16 @@ class Door:
         if operation.is_admin:
             self.admission.check_admin(authorization)
         if operation.is_work:
-            self.check_room()
+            self.check_room(call.client)
         return operation
 
-    def check_room(self) -> None:
-        """QueueFullError where every model's queue is full: said before the request is read, which costs more.
+    def check_room(self, client: str) -> None:
+        """QueueFullError where every model's queue is full for a client: raised before the request is read.
 
         With servables, or with room at any model, that is said where the request has named who is to answer.
         """
         models = self.models.list()
-        if not models or self.models.is_draining or any(one.has_room for one in models):
+        if not models or self.models.is_draining or any(one.has_room_for(client) for one in models):
             return
         if self.methods is None or not self.methods.list():
             raise QueueFullError("as many requests wait already as may, at every model")
@@ -156,7 +156,11 @@ class Door:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
             raise RefusalError(400, "the Host header is missing", code="invalid_header")
-        if self._hosts and _name_of(f"//{host}") not in self._hosts:
+        name = _name_of(host)
+        if not name:
+            message = "Malformed Host header. Expected a name or an address, and a port if it is not the default."
+            raise RefusalError(400, message, code="invalid_header")
+        if self._hosts and name not in self._hosts:
             raise RefusalError(403, "this service does not answer to that Host", code="host_not_allowed")
         origin = headers.get(b"origin")
         if origin is not None:
@@ -188,7 +192,7 @@ class Door:
             return body.check(parse_json(data, "body"), "")
 
         try:
-            call.body = checked() if len(data) < _LARGE_BODY else await asyncio.to_thread(checked)
+            call.body = await decode(len(data), checked)
         except InvalidFileError as error:
             raise RefusalError(400, str(error), code="invalid_json") from None
         except MisfitError as misfit:
@@ -348,10 +352,7 @@ class _GoneError(Exception):
     """The client went away while it was sending."""
 
 
-@lru_cache(256)
-def _name_of(url: str) -> str:
-    """The host's name of a URL, without port; empty when it cannot be one."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+def _name_of(host: str) -> str:
+    """The name or address in a Host header, without port and brackets; empty when the header is malformed."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found["name"] or found["address"]

@@ -44,7 +44,7 @@ async def embeddings(call: Call) -> Reply:
     if not backend.card.has_embeddings:
         raise UnsupportedError("the model has no hidden rows to embed with")
     prompts = [ids for ids, _ in await prompts_of(backend, body["input"], "input", body)]
-    options = options_of(body, call.settings.limits.request_s)
+    options = options_of(body, call.settings.limits.request_s, call.client)
     pooling, normalize = body.get("pooling", "mean"), body.get("normalize", True)
     found = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
     is_text = body.get("encoding_format", "float") == "base64"

@@ -13,22 +13,26 @@ import grpc
 
 from penstock.errors import FileAccessError, PenstockError
 from penstock.serving import wire_pb2 as pb
+from penstock.serving.grpc_tls import GrpcTls
 from penstock.serving.link import WorkerLink
 from penstock.serving.wire import MESSAGE_OPTIONS, PROTOCOL, WELCOME, bearer, error_to
 
 if TYPE_CHECKING:
     from penstock.serving.primary import WorkerDoor
 
-__all__ = ["FarWorkers"]
+__all__ = ["MAX_CONNECTIONS", "FarWorkers"]
 
 _METHOD: Final = "penstock.v1.Primary"
 _JOIN_S: Final = 10.0
 _MOST_STREAMS: Final = 1024
+MAX_CONNECTIONS: Final = 256
+"""Strangers included, which must not use up the descriptors of the service."""
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # else two services share the workers of a port, and nobody is told
     # of workers far away, who want to know that this machine is there
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
 )
 
 
@@ -46,6 +50,7 @@ class FarWorkers:
     ) -> None:
         self._door, self._get_ready, self._adopt, self._hang_s = door, get_ready, adopt, hang_s
         self._server: Any = None
+        self._tls: GrpcTls | None = None
 
     async def open(self) -> int:
         """Begin to listen; the port."""
@@ -57,13 +62,18 @@ class FarWorkers:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD, {"Join": join}),))
         address = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
         try:
-            credentials = grpc.ssl_server_credentials([(door.key, door.certificate)])
-            port = int(self._server.add_secure_port(address, credentials))
+            self._tls = GrpcTls(door.key, door.certificate)
+            port = int(self._server.add_secure_port(address, self._tls.credentials))
         except RuntimeError as error:
             await self.close()
             raise FileAccessError(f"{address}: cannot listen for workers there: {error}") from error
         await self._server.start()
         return port
+
+    def replace_tls(self, key: bytes, certificate: bytes) -> None:
+        """Use another key and certificate, in PEM, for new connections."""
+        if self._tls is not None:
+            self._tls.replace(key, certificate)
 
     async def close(self) -> None:
         """Stop listening; workers that are left end with their streams."""

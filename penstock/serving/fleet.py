@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
@@ -20,6 +21,8 @@ from penstock.serving.logs import tell
 from penstock.serving.process import Death
 
 if TYPE_CHECKING:
+    from penstock.engine.text import Tokenizer
+    from penstock.serving.backend import ModelCard
     from penstock.serving.config import WorkerConfig
     from penstock.serving.link import WorkerLink
     from penstock.serving.process import WorkerProcess
@@ -75,7 +78,11 @@ class Fleet:
         self.config = config
         self.error = ""
         self.deaths = deaths
-        self._weights_id = ""
+        self.card: ModelCard | None = None
+        """Of the first worker that was ready, as the next two: workers come and go, the model's description stays."""
+        self.tokenizer: Tokenizer | None = None
+        self.weights_id = ""
+        """Empty for a bundle made of a folder."""
         self._launcher = launcher
         self._num_workers = num_workers
         self._on_change = on_change
@@ -89,13 +96,6 @@ class Fleet:
     def links(self) -> list[WorkerLink]:
         """The workers that have joined, in the order of their slots."""
         return [worker.link for _, worker in sorted(self._workers.items())]
-
-    @property
-    def weights_id(self) -> str:
-        """What its workers run; empty while none is there, and for a bundle made of a folder."""
-        for link in self.links:
-            self._weights_id = link.weights_id
-        return self._weights_id
 
     @property
     def is_failing(self) -> bool:
@@ -119,7 +119,8 @@ class Fleet:
         while not self._stopping.is_set():
             lived_s, num_lost, link = 0.0, 0, ""
             try:
-                worker = self._workers[slot] = await self._launcher.launch(self.config, is_known=first.done())
+                config = self._config_of(slot, is_first=not first.done())
+                worker = self._workers[slot] = await self._launcher.launch(config, is_known=first.done())
                 self._note_ready(slot, worker.link)
                 if not first.done():
                     first.set_result(None)
@@ -158,8 +159,16 @@ class Fleet:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
+    def _config_of(self, slot: int, is_first: bool) -> WorkerConfig:
+        """The configuration of the next worker. One verifies a bundle for all; that of a folder may be made again while
+        it is verified, so that each worker looks whether its own is the verified one."""
+        if (slot == 0 and is_first) or self.config.verify == "never":
+            return self.config
+        return replace(self.config, verify="once" if Path(self.config.path).is_dir() else "never")
+
     def _note_ready(self, slot: int, link: WorkerLink) -> None:
         self._failing.discard(slot)
+        self._describe(link)
         if link.plan is not None and link.card is not None:  # a restart gets the same sizes, whatever is free then
             limits = replace(self.config.options.limits, num_pages=link.plan.num_pages, context_len=link.card.max_len)
             self.config = replace(self.config, options=replace(self.config.options, limits=limits))
@@ -175,6 +184,17 @@ class Fleet:
             populate_s=0.0 if link.plan is None else round(link.plan.populate_s, 3),
         )
         self._on_change()
+
+    def _describe(self, link: WorkerLink) -> None:
+        """Keep what the first worker tells of the model, unless a later one opened another file at the same path."""
+        card, known = link.card, self.card
+        if card is None or (
+            known is not None
+            and replace(card, created=known.created) == known
+            and (link.tokenizer, link.weights_id) == (self.tokenizer, self.weights_id)
+        ):
+            return
+        self.card, self.tokenizer, self.weights_id = card, link.tokenizer, link.weights_id
 
     def _pause_s(self, num_deaths: int) -> float:
         if num_deaths <= 1:
@@ -208,8 +228,7 @@ class Fleet:
         self._on_change()
 
     def unavailable(self, name: str) -> UnavailableError:
-        """Why none of them takes requests."""
+        """The error for clients when no worker takes requests; ``error`` has the reason, which may name files."""
         if self.is_failing:
-            return UnavailableError(f"{name} is not ready: its workers die again and again ({self.error})", 30.0)
-        because = f" ({self.error})" if self.error else ""
-        return UnavailableError(f"{name} is not ready: no worker takes requests now{because}", 1.0)
+            return UnavailableError(f"{name} is not ready: its workers crash again and again.", 30.0)
+        return UnavailableError(f"{name} is not ready: no worker is running now. Retry later.", 1.0)

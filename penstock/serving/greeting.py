@@ -31,8 +31,9 @@ def greeting(
     servables: Servables | None,
     settings: ServiceSettings,
     worker_port: int,
+    max_files: int,
 ) -> str:
-    """The lines; ``urls`` by the names of the doors."""
+    """The lines; ``urls`` by the names of the doors.  ``max_files`` is the limit on open files."""
     url, door, context_len = urls["http"], settings.door, settings.options.limits.context_len
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
@@ -45,6 +46,8 @@ def greeting(
         lines.append(f"  gRPC, the Open Inference Protocol v2, at {urls['grpc']}{tls}")
     if "admin" in urls:
         lines.append(f"  models are loaded, updated and unloaded at {urls['admin']}")
+    each = " each" if "grpc" in urls else ""
+    lines.append(f"  up to {door.limits.num_connections:,} connections{each}; the limit on open files is {max_files:,}")
     if worker_port:
         lines.append(f"  workers of other machines join at port {worker_port}")
     trials: list[tuple[str, Any]] = []

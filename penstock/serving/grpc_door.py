@@ -23,6 +23,7 @@ from penstock.serving.call import Call, new_id
 from penstock.serving.door import LOG, REQUEST_ID
 from penstock.serving.grpc_packed import encoding_of, unpacked
 from penstock.serving.grpc_untaken import Untaken
+from penstock.serving.json_bounds import LARGE_BODY, decode
 from penstock.serving.message_bounds import BadMessageError, check_fields
 from penstock.serving.operations import Operation
 from penstock.serving.refusals import MAX_MESSAGE_CHARS, RefusalError, grpc_code, refusal_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GoneError", "GrpcCall", "GrpcDoor", "Method", "Outcome", "trailers_of"]
 
-_LARGE_MESSAGE: Final = 1 << 16
 _OPEN_MESSAGE: Final = 1 << 10
 _MAX_KEYLESS: Final = 16
 """Messages that are read at a time from callers without a key: each may be as large as any until it is here."""
@@ -106,11 +106,18 @@ class GrpcCall:
         found = self.context.time_remaining()
         return _NO_DEADLINE_S if found is None else float(found)
 
+    @property
+    def client(self) -> str:
+        """Whose request it is."""
+        address = _host_of(self.context.peer())
+        return self.door.http.admission.client_of(self.headers.get(b"authorization"), address)
+
     def request(self, body: dict[str, Any]) -> Call:
         """A request to a model, for the parts that know no gRPC."""
         http = self.door.http
         call = Call(self.request_id, {}, body, http.models, http.settings, http.metrics, _no_send)
         call.arrived, call.facts, call.methods = self.arrived, self.facts, http.methods
+        call.client = self.client
         if http.traces is not None:
             call.trace = http.traces.begin(self.headers)
         self.asked = call
@@ -161,7 +168,7 @@ class GrpcCall:
     async def parsed(self, data: bytes) -> Any:
         """A message of the method's type, also of packed bytes; RefusalError for bytes that are none."""
         most = _OPEN_MESSAGE if self.method.is_open else self.door.limits.body_bytes
-        is_small = len(data) < _LARGE_MESSAGE and not encoding_of(data)
+        num_bytes = LARGE_BODY if encoding_of(data) else len(data)
 
         def parse() -> Any:
             try:
@@ -171,7 +178,7 @@ class GrpcCall:
             except (BadMessageError, DecodeError) as error:
                 raise RefusalError(400, f"this is no {self.method.request.DESCRIPTOR.name}: {error}") from None
 
-        return parse() if is_small else await asyncio.to_thread(parse)
+        return await decode(num_bytes, parse)
 
 
 async def _no_send(message: Any) -> None:
@@ -230,7 +237,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
             with self.counted(outcome, call):
                 self._let_in(call, metadata)
                 if method.is_work:  # of a stream's request the message is read first: its refusal has its id
-                    self.http.check_room()
+                    self.http.check_room(call.client)
                 with self.opened() if method.is_work else nullcontext():
                     if not method.is_stream:
                         call.message = await call.parsed(await self._read(call))

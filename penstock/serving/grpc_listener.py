@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from penstock.serving.door import LOG
 from penstock.serving.grpc_door import GrpcDoor
 from penstock.serving.grpc_health import HealthMethods
 from penstock.serving.grpc_reflection import reflection_methods
+from penstock.serving.grpc_tls import GrpcTls
 from penstock.serving.joining import read_bytes
 from penstock.serving.oip_grpc import oip_methods
 
@@ -57,6 +59,17 @@ def _numeric(host: str) -> str:
         raise FileAccessError(f"{host}: {error.strerror or error}") from error
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Drop what gRPC's core logs as an error when a message cannot be sent: the deadline passed, or the client left.
+
+    The RPC has a line of its own then, with status 504 or 499.
+    """
+    return not record.getMessage().startswith("ExecuteBatchError raised in core") or LOG.isEnabledFor(logging.DEBUG)
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
+
+
 class GrpcListener:
     """gRPC beside an HTTP door.  ``open`` binds the port, ``serve`` answers until ``stop`` is called."""
 
@@ -64,10 +77,9 @@ class GrpcListener:
         settings = http.settings
         self.door = GrpcDoor(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
         self._settings = settings
-        self._tls: Any = None
+        self._tls: GrpcTls | None = None
         if settings.tls_certificate is not None and settings.tls_key is not None:
-            pair = (read_bytes(settings.tls_key), read_bytes(settings.tls_certificate))
-            self._tls = grpc.ssl_server_credentials([pair])
+            self._tls = GrpcTls(read_bytes(settings.tls_key), read_bytes(settings.tls_certificate))
         self._server: Any = None
         self._port = settings.grpc_port or 0
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -84,7 +96,7 @@ class GrpcListener:
             if self._tls is None:
                 self._port = self._server.add_insecure_port(address)
             else:
-                self._port = self._server.add_secure_port(address, self._tls)
+                self._port = self._server.add_secure_port(address, self._tls.credentials)
         except RuntimeError as error:
             raise FileAccessError(f"{address}: cannot listen for gRPC there: {error}") from error
         return f"{host}:{self._port}"
@@ -135,6 +147,12 @@ class GrpcListener:
             self._stop_now.set()
         self.door.stopping.set()
         self._stop.set()
+
+    def reload_tls(self) -> None:
+        """Use the certificate and key that lie in the files now for new connections; FileAccessError."""
+        settings = self._settings
+        if self._tls is not None and settings.tls_certificate is not None and settings.tls_key is not None:
+            self._tls.replace(read_bytes(settings.tls_key), read_bytes(settings.tls_certificate))
 
     def close(self) -> None:
         """The port is given back when ``serve`` ends; one that never served gives it back with this object."""

@@ -12,22 +12,39 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from penstock.errors import FileAccessError, InvalidFileError
-from penstock.serving.protocol import BoundedProtocol
+from penstock.serving.accept import Acceptor
+from penstock.serving.protocol import MAX_REFUSED, TOO_MANY_CONNECTIONS, BoundedProtocol
 from penstock.serving.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
     from penstock.serving.door import Door
-    from penstock.serving.settings import DoorSettings
+    from penstock.serving.settings import DoorLimits, DoorSettings
 
-__all__ = ["Listener"]
+__all__ = ["Listener", "check_tls"]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to us."""
+    """uvicorn's server with another way to accept connections; it leaves signals alone."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets=[])
+        config, connections = self.config, self.server_state.connections
+        limits: DoorLimits = config.app.settings.limits  # type: ignore[union-attr]
+
+        def make() -> BoundedProtocol:
+            return BoundedProtocol(config, self.server_state, self.lifespan.state)
+
+        def is_full(num_opening: int) -> bool:
+            return num_opening + len(connections) >= limits.num_connections + MAX_REFUSED
+
+        for one in sockets or ():
+            acceptor = Acceptor(one, make, is_full, TOO_MANY_CONNECTIONS, config.ssl, limits.header_s)
+            self.servers.append(acceptor)  # type: ignore[arg-type]
 
 
 class Listener:
@@ -38,10 +55,11 @@ class Listener:
 
     def __init__(self, app: Door, settings: DoorSettings, path: Path | None = None) -> None:
         self._settings = settings
+        self.door = app
         self._path = path
         self._socket: socket.socket | None = None
         self._unix: UnixSocket | None = None
-        _check_tls(settings)
+        check_tls(settings)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -97,6 +115,12 @@ class Listener:
         if at_once:
             self._server.force_exit = True
 
+    def reload_tls(self) -> None:
+        """Use the certificate and key that lie in the files now for new connections; they must have been checked."""
+        tls, settings = self._server.config.ssl, self._settings
+        if tls is not None and settings.tls_certificate is not None:
+            tls.load_cert_chain(settings.tls_certificate, settings.tls_key, password=_no_password)
+
     def close(self) -> None:
         """Give the socket back; nothing happens when there is none."""
         if self._unix is not None:
@@ -105,7 +129,7 @@ class Listener:
             self._socket.close()
 
 
-def _check_tls(settings: DoorSettings) -> None:
+def check_tls(settings: DoorSettings) -> None:
     """Refuse files that are no certificate and its key, before anything runs.  uvicorn's own words name neither."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:

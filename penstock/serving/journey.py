@@ -83,7 +83,7 @@ class Journey:
     @cached_property
     def _fingerprint(self) -> bytes:
         """Not needed before a worker has died."""
-        return _fingerprint(self._make(options_to(replace(self._options, deadline_s=None))))
+        return _fingerprint(self._make(options_to(replace(self._options, deadline_s=None, client=""))))
 
     async def _send(self) -> None:
         link = self._link = self._roads.choose(self._names)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import logging
 import os
 import stat
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import FileAccessError, InvalidFileError
+from penstock.serving.logs import tell
 from penstock.serving.refusals import RefusalError
 
 __all__ = ["Admission", "ApiKeys", "read_secret"]
@@ -51,6 +54,10 @@ class ApiKeys:
     def _hash(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
+    def id_of(self, authorization: bytes) -> str:
+        """An opaque id of the key that an Authorization header names; it says nothing about the key."""
+        return self._hash(authorization.partition(b" ")[2].strip())[:8].hex()
+
     def knows(self, authorization: bytes | None) -> bool:
         """Whether an Authorization header names one of the keys: all are compared, each in constant time."""
         if authorization is None or len(authorization) > 2 * MAX_KEY_CHARS:
@@ -60,6 +67,19 @@ class ApiKeys:
         for known in self._hashes:
             is_known |= hmac.compare_digest(found, known)
         return is_known and scheme.lower() == b"bearer"
+
+
+def _network_of(address: str) -> str:
+    """The address, or the /64 network of one of IPv6, all of which belongs to one host; "" for what is not one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def read_secret(path: Path) -> bytes:
@@ -80,10 +100,29 @@ class Admission:
     """Who is known: by API keys, and by the keys of admins, who may do what others may and more.
 
     Either is None where nobody has such keys; without API keys everybody is let in, but nobody as an admin.
+    ``keys_file`` and ``admin_keys_file`` are where they were read from.
     """
 
-    def __init__(self, keys: ApiKeys | None = None, admin_keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self,
+        keys: ApiKeys | None = None,
+        admin_keys: ApiKeys | None = None,
+        keys_file: Path | None = None,
+        admin_keys_file: Path | None = None,
+    ) -> None:
         self.keys, self.admin_keys = keys, admin_keys
+        self._keys_file, self._admin_keys_file = keys_file, admin_keys_file
+
+    @classmethod
+    def read(cls, keys_file: Path | None, admin_keys_file: Path | None) -> Admission:
+        """The keys of the files; the errors of ``ApiKeys.read``."""
+        keys, admin_keys = (None if file is None else ApiKeys.read(file) for file in (keys_file, admin_keys_file))
+        return cls(keys, admin_keys, keys_file, admin_keys_file)
+
+    def reread(self) -> None:
+        """Read the files again and log it.  A file that cannot be read, or is wrong, leaves its old keys in use."""
+        self.keys = _reread(self._keys_file, self.keys)
+        self.admin_keys = _reread(self._admin_keys_file, self.admin_keys)
 
     def lets_in(self, authorization: bytes | None) -> bool:
         """Whether a request may come in at all."""
@@ -93,6 +132,16 @@ class Admission:
         """Whether it may change what is served."""
         return self.admin_keys is not None and self.admin_keys.knows(authorization)
 
+    def client_of(self, authorization: bytes | None, address: str) -> str:
+        """Whose request it is, for the fair order: an id of its key, or its address where there are no API keys.
+
+        A key is worth nothing here without API keys: anybody could send a new one with each request.  "" for a unix
+        socket.
+        """
+        if self.keys is not None and authorization is not None:
+            return f"key {self.keys.id_of(authorization)}"
+        return _network_of(address)
+
     def check_admin(self, authorization: bytes | None) -> None:
         """403 for who may not."""
         if self.admin_keys is None:
@@ -100,3 +149,16 @@ class Admission:
             raise RefusalError(403, message, code="admin_only")
         if not self.is_admin(authorization):
             raise RefusalError(403, "only a key of --admin-key-file may do this", code="admin_only")
+
+
+def _reread(file: Path | None, old: ApiKeys | None) -> ApiKeys | None:
+    if file is None:
+        return old
+    try:
+        keys = ApiKeys.read(file)
+    except (FileAccessError, InvalidFileError) as error:
+        message = f"Failed to reload keys, the old ones stay in use: {error}"
+        tell("reload_failed", message, logging.ERROR, file=str(file))
+        return old
+    tell("reloaded", f"Reloaded the keys of {file}.", file=str(file))
+    return keys

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.fair import heaviest
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.text import Tokenizer
 from penstock.errors import InternalError, QueueFullError, UnavailableError
@@ -84,6 +85,7 @@ class OpenRequest:
         self.answer = answer
         self.message = message
         self.on_lost = on_lost
+        self.client = self._options.client
         self.key = 0
         self.due = 0.0
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,8 +93,12 @@ class OpenRequest:
     @property
     def priority(self) -> int:
         """The lower goes first."""
-        told = getattr(self.message, self.message.WhichOneof("what") or "submit").options.priority
-        return int(told)
+        return self._options.priority
+
+    @property
+    def _options(self) -> pb.Options:
+        options: pb.Options = getattr(self.message, self.message.WhichOneof("what") or "submit").options
+        return options
 
     def refuse(self, error: PenstockError) -> None:
         """The worker does not take it."""
@@ -155,6 +161,13 @@ class WorkerLink:
         """Whether one more request may be open."""
         return not self.max_open or self.num_open < self.max_open
 
+    def has_room_for(self, client: str) -> bool:
+        """Whether one more request of a client may be open, as ``Engine.has_room_for``."""
+        if self.has_room:
+            return True
+        waiting = (one.client for one in self._open.values() if not one.answer.has_begun)
+        return heaviest(waiting, client) is not None
+
     @property
     def heartbeat_age_s(self) -> float:
         """Since the engine's loop last turned, as far as is known here."""
@@ -181,7 +194,7 @@ class WorkerLink:
         """Send a request; ``request.taken`` ends with its first news or a refusal.  QueueFullError at once."""
         if not self.is_ready:
             raise LostWorkerError(f"{self.model}: the worker takes no requests")
-        if not self.has_room:
+        if not self.has_room_for(request.client):
             raise QueueFullError(f"{self.num_open} requests are open already, and a worker takes {self.max_open}")
         request.key = next(self._keys)
         getattr(request.message, request.message.WhichOneof("what") or "submit").key = request.key
@@ -235,10 +248,13 @@ class WorkerLink:
         lost = sorted(self._open.values(), key=lambda request: (request.due, request.key))
         self._open.clear()
         self.num_lost = len(lost)
-        num_places = self.plan.max_requests if self.plan is not None else 0
-        for request in lost:  # in the order in which the engine gives places; what had begun may have ended unheard
-            error = LostWorkerError(why, request.answer.has_begun or num_places > 0)
-            num_places -= not request.answer.has_begun
+        max_places = self.plan.max_requests if self.plan is not None else 0
+        places: Counter[str] = Counter()
+        for request in lost:  # what had begun may have ended unheard
+            # The engine gives places by due time, but a client with few requests overtakes one with many: as far as is
+            # known here each client may have had all places.
+            error = LostWorkerError(why, request.answer.has_begun or places[request.client] < max_places)
+            places[request.client] += not request.answer.has_begun
             if not request.taken.done():
                 request.taken.set_exception(error)
                 request.taken.exception()

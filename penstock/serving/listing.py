@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import __version__
+from penstock.serving.backend import known_card
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import CONTENT_TYPE
 from penstock.serving.refusals import RefusalError
@@ -60,9 +61,9 @@ def _described(backend: Backend) -> dict[str, Any]:
         "state": backend.state,
         "is_ready": backend.is_ready,
     }
-    if backend.state in ("loading", "failed"):
+    card = known_card(backend)
+    if card is None:
         return found
-    card = backend.card
     return found | {
         "created": card.created,
         "max_model_len": card.max_len,

@@ -112,6 +112,10 @@ class LocalBackend:
         """Whether one more request may wait."""
         return self._closed or self.llm.engine.has_room
 
+    def has_room_for(self, client: str) -> bool:
+        """Whether one more request of a client may wait."""
+        return self._closed or self.llm.engine.has_room_for(client)
+
     @property
     def is_ready(self) -> bool:
         """Whether the loop turned within STALE_S."""

@@ -20,22 +20,21 @@ __all__ = ["fit_beside"]
 
 
 def fit_beside(config: WorkerConfig) -> tuple[ProgramLimits, Plan]:
-    """Limits whose plan fits into what the other workers leave, and the plan; OutOfMemoryError with its figures.
-
-    With ``verify`` the checksums of the file are looked at, too: InvalidFileError.
-    """
+    """Limits whose plan fits into what the other workers leave, and the plan; OutOfMemoryError with its figures."""
     from penstock.lite import core
     from penstock.runtime.native import fit_limits
 
-    available = max(0, memory().available - config.reserved_bytes)
+    found = memory()
+    # None: unknown, which fit_limits takes care of.
+    available = max(0, found.available - config.reserved_bytes) if found.total else None
     context = core.Context(config.options.threads)
     try:
-        model = core.Model.open(config.path, verify=config.verify)
+        model = core.Model.open(config.path)
         try:
             chosen = config.options.weights
             asked = replace(config.options.limits, weights="mmap" if chosen == "auto" else chosen)
             limits, plan = fit_limits(model, context, asked, available)
-            if chosen == "auto" and available - plan.total_bytes >= 2 * plan.weight_bytes:
+            if chosen == "auto" and available is not None and available - plan.total_bytes >= 2 * plan.weight_bytes:
                 limits = replace(limits, weights="huge")
         finally:
             model.close()

@@ -208,7 +208,7 @@ class Inference:
         seconds = min(body.get("timeout", limit_s), limit_s)
         if seconds <= 0:
             raise DeadlineError("the deadline was over when the request came")
-        run = Generation(call, backend, params, options_of(body, limit_s))
+        run = Generation(call, backend, params, options_of(body, limit_s, call.client))
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
                 await run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None)

@@ -10,6 +10,7 @@ from penstock.serving import oip_pb2 as pb
 from penstock.serving.fields import MAX_NAME_CHARS
 from penstock.serving.grpc_door import GoneError, GrpcCall, Method, Outcome, trailers_of
 from penstock.serving.infer import InferRequest, InferResponse
+from penstock.serving.json_bounds import decode
 from penstock.serving.oip_answer import answer, found_method, language_model, run_method
 from penstock.serving.oip_config import config
 from penstock.serving.oip_messages import message_of, read_message, set_parameter
@@ -108,9 +109,7 @@ def _parameters(given: Any) -> dict[str, Any]:
 
 
 async def _read(message: pb.ModelInferRequest) -> InferRequest:
-    if message.ByteSize() < _LARGE_REQUEST:
-        return read_message(message)
-    return await asyncio.to_thread(read_message, message)
+    return await decode(message.ByteSize(), lambda: read_message(message))
 
 
 async def _written(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:

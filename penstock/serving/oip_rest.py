@@ -9,6 +9,7 @@ from penstock.errors import InvalidFileError
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.compression import ENCODINGS, accepted, deflated
 from penstock.serving.infer import DTYPES
+from penstock.serving.json_bounds import decode
 from penstock.serving.oip_answer import answer
 from penstock.serving.oip_config import MODEL_CONFIG, config
 from penstock.serving.oip_generate import GENERATE, GENERATE_ANSWER, GENERATE_EVENT, generate, generate_stream
@@ -189,10 +190,7 @@ async def infer(call: Call) -> Reply:
     """One answer, whole."""
     json_bytes = _json_bytes(call)
     try:
-        if len(call.data) < _LARGE:
-            asking = read_body(call.data, json_bytes)
-        else:
-            asking = await asyncio.to_thread(read_body, call.data, json_bytes)
+        asking = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
     except InvalidFileError as error:
         raise RefusalError(400, str(error), code="invalid_json") from None
     name, version = _named(call)

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import __version__
+from penstock.serving.backend import known_card
 from penstock.serving.infer import Method, MethodStatistics
 from penstock.serving.oip import OUTPUTS, inputs_of
 from penstock.serving.oip_answer import check_version, found_method, model_called
+from penstock.serving.refusals import without_folders
 
 if TYPE_CHECKING:
     from penstock.serving.backend import Backend
@@ -70,7 +72,7 @@ def is_model_ready(call: Call, name: str, version: str) -> bool:
 
 
 def statistics(call: Call, name: str = "", version: str = "") -> dict[str, Any]:
-    """Of one model, of one version of it, or of all that are ready; sums since it was loaded."""
+    """Of one model, of one version of it, or of all that are loaded; sums since it was loaded."""
     methods = [*call.methods.list()] if call.methods is not None else []
     if name:
         method = found_method(call, name, version)
@@ -80,7 +82,7 @@ def statistics(call: Call, name: str = "", version: str = "") -> dict[str, Any]:
             return {"model_stats": [_of_backend(backend, call.metrics)]}
         methods = [one for one in methods if one.name == method.name] if not version else [method]
         return {"model_stats": [_of_method(one) for one in methods or [method]]}
-    ready = [one for one in call.models.list() if one.state not in ("loading", "failed")]
+    ready = [one for one in call.models.list() if known_card(one) is not None]
     return {"model_stats": [*(_of_backend(one, call.metrics) for one in ready), *map(_of_method, methods)]}
 
 
@@ -132,16 +134,27 @@ def _of_backend(backend: Backend, metrics: Metrics) -> dict[str, Any]:
 def index(call: Call, is_ready: bool = False) -> list[dict[str, str]]:
     """Every version of everything; with ``is_ready`` those that are."""
     found = [
-        {"name": one.name, "version": _version(one), "state": _STATES[one.state], "reason": one.error[:1000]}
+        {
+            "name": one.name,
+            "version": _version(one),
+            "state": _STATES[one.state],
+            "reason": without_folders(one.error)[:1000],
+        }
         for one in call.models.list()
     ]
     if call.methods is not None:
         found += [
-            {"name": one.name, "version": one.version, "state": one.state, "reason": one.reason[:1000]}
+            {
+                "name": one.name,
+                "version": one.version,
+                "state": one.state,
+                "reason": without_folders(one.reason)[:1000],
+            }
             for one in call.methods.index()
         ]
     return [one for one in found if one["state"] == "READY" or not is_ready]
 
 
 def _version(backend: Backend) -> str:
-    return "" if backend.state in ("loading", "failed") else str(backend.card.version)
+    card = known_card(backend)
+    return "" if card is None else str(card.version)

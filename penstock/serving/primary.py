@@ -112,6 +112,13 @@ class Primary:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+        for tokenizer in list(self._tokenizers.values()):
+            await asyncio.to_thread(tokenizer.close)
+
+    def replace_tls(self, key: bytes, certificate: bytes) -> None:
+        """Use another key and certificate, in PEM, for workers of other machines that join from now on."""
+        if self._far is not None:
+            self._far.replace_tls(key, certificate)
 
     def _hold(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -244,7 +251,12 @@ class Primary:
             stream.close()
 
     async def _get_ready(self, link: WorkerLink, ready: pb.Ready) -> None:
-        link.get_ready(ready, await asyncio.to_thread(self._tokenizer, dict(ready.files)))
+        try:
+            tokenizer = await asyncio.to_thread(self._tokenizer, dict(ready.files))
+        except PenstockError as error:  # the worker opened these files: their process failed or was too slow here
+            link.hear(pb.FromWorker(failed=error_to(error)))
+            raise
+        link.get_ready(ready, tokenizer)
 
     def _find(self, token: str) -> asyncio.Future[WorkerLink] | None:
         """Compared by hashes in constant time; a token is good for one worker."""

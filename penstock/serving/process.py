@@ -40,7 +40,10 @@ async def start_process(config: WorkerConfig, command: Sequence[str] = COMMAND) 
 
 @dataclass(frozen=True)
 class Death:
-    """How a process ended.  ``cause``: "signal", "exit", "hang"; ``why`` is for people."""
+    """How a process ended.  ``cause``: "signal", "exit", "hang", "stream"; ``why`` is for people.
+
+    "stream": the process sent something that does not belong there.
+    """
 
     cause: str
     why: str

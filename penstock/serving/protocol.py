@@ -9,20 +9,33 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.serving.call import DIRECT_BODY, Headers
 from penstock.serving.refusals import CODES
 from penstock.serving.transport import Transport
 
-__all__ = ["BoundedProtocol"]
+__all__ = ["MAX_REFUSED", "TOO_MANY_CONNECTIONS", "BoundedProtocol"]
+
+MAX_REFUSED: Final = 64
+"""Connections above ``num_connections`` that may read at leisure why they are refused."""
+_REFUSED_S: Final = 1.0
+"""How long they may take."""
 
 _SEND_BYTES: Final = 1 << 17
-_PHRASES: Final = {400: "Bad Request", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+_RECEIVE_BYTES: Final = 1 << 16
+_PHRASES: Final = {
+    400: "Bad Request",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+_CHUNKED: Final = [b"chunked"]
 
 
-class _TooLargeError(Exception):
-    """More headers, or larger ones, than may be."""
+class _RefusedError(Exception):
+    """Raised in a callback of the parser to stop it; ``_refusal`` says why."""
 
 
 class _Together:
@@ -119,6 +132,24 @@ class _DirectBody:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
+def _refusal(status: int, message: str) -> bytes:
+    """An error response outside of the application, after which the connection is closed."""
+    error = {"message": message, "type": CODES[status].type, "param": None, "code": None}
+    body = json.dumps({"error": error}).encode()
+    lines = [
+        f"HTTP/1.1 {status} {_PHRASES[status]}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+    ]
+    if CODES[status].is_retriable:
+        lines.append("retry-after: 1")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+TOO_MANY_CONNECTIONS: Final = _refusal(503, "Too many open connections. Retry later.")
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection.  The application is a Door, whose limits hold from the first byte on."""
 
@@ -130,21 +161,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._direct: deque[_DirectBody] = deque()  # of the requests that came and are not answered: in their order
         self._num_bytes = 0
         self._num_unparsed = 0
-        self._is_too_large = False
+        self._refusal = (400, "Malformed HTTP request.")
         self._is_in_body = False
+        self._is_upgrade = False
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection, unless there are as many as may be."""
+        """Take a connection; refuse it where ``num_connections`` are open."""
         limits = self._limits
-        self._way = Transport(transport, lambda: self._is_in_body, limits.body_s, limits.write_s)
+        is_full = len(self.connections) >= limits.num_connections
+        linger_s = min(limits.body_s, _REFUSED_S) if is_full else limits.body_s
+        self._way = Transport(transport, lambda: self._is_in_body, linger_s, limits.write_s)
         super().connection_made(self._way)  # type: ignore[arg-type]
+        if hasattr(transport, "max_size"):  # asyncio reads 256 KiB: thousands of requests or chunks in one turn
+            transport.max_size = _RECEIVE_BYTES
         own = transport.get_extra_info("socket")
         if own is not None:  # else the system takes megabytes for a reader who takes nothing
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
             if own.family != socket.AF_UNIX:  # else a small piece waits 40 ms for an acknowledgement
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > self._limits.num_connections:
-            self._refuse(503, "as many connections are open as may be")
+        if is_full:
+            self._is_in_body = True  # its request may be on its way
+            self.transport.write(TOO_MANY_CONNECTIONS)
+            self.transport.close()
         else:
             self._arrivals.opened(self)
             self._expect_headers()
@@ -171,7 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
             else:
                 self._expect_headers()
         self._num_unparsed += len(data)
-        super().data_received(data)
+        self._parse(data)
         # The parser keeps half a header to itself, however long it grows.
         if (
             self._timer is not None
@@ -179,12 +217,44 @@ class BoundedProtocol(HttpToolsProtocol):
             and self._num_unparsed > self._limits.header_bytes
             and not self.transport.is_closing()
         ):
-            self._refuse(431, "the headers are too large")
+            self._refuse(431, "The headers are too large.")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what came, as uvicorn does, but read on behind an ``Upgrade`` header.
+
+        The parser stops behind the headers of a request to upgrade and would take its body for the next request.  A
+        server may ignore the header (RFC 9110 section 7.8): a new parser reads the same headers without it, then the
+        rest.
+        """
+        self._unset_keepalive_if_required()
+        pieces: list[bytes | memoryview] = [data]
+        try:
+            while pieces:
+                piece = pieces.pop()
+                try:
+                    self.parser.feed_data(piece)
+                except HttpParserUpgrade as stop:
+                    pieces += (memoryview(piece)[stop.args[0] :], self._head_without_upgrade())
+                    self.parser = HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        except HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+
+    def _head_without_upgrade(self) -> bytes:
+        """The request line and headers that were parsed last, as bytes, without ``Upgrade``."""
+        parts = [self.parser.get_method(), b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                parts += (name, b": ", value, b"\r\n")
+        return b"".join((*parts, b"\r\n"))
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._num_bytes = 0
+        self._is_upgrade = False
 
     def on_url(self, url: bytes) -> None:
         """Part of the request line."""
@@ -192,12 +262,21 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """One header, or a trailer behind a chunked body, which is ignored: it must not count as a header."""
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if not self._is_in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The application takes over."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop(501, "Unsupported method: CONNECT. This server is not a proxy.")
+            self._is_upgrade = True  # ``_parse`` reads the headers again
+            return
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and codings != _CHUNKED:
+            self._stop(501, "Unsupported Transfer-Encoding. Expected chunked.")
         self._stop_timer()
         self._is_in_body = True
         super().on_headers_complete()
@@ -208,6 +287,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """All of a request is here; where its answer is, too, the connection rests as behind any other answer."""
+        if self._is_upgrade:
+            return
         self._is_in_body = False
         super().on_message_complete()
         if self._timer is not None:
@@ -224,17 +305,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up; what our own callbacks raise ends here, too."""
-        if self._is_too_large:
-            self._refuse(431, "the headers are too many or too large")
-        else:
-            self._refuse(400, "this is no HTTP/1.1 request")
+        self._refuse(*self._refusal)
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         limits = self._limits
         if self._num_bytes > limits.header_bytes or len(self.headers) >= limits.num_headers:
-            self._is_too_large = True
-            raise _TooLargeError
+            self._stop(431, "The headers are too many or too large.")
+
+    def _stop(self, status: int, message: str) -> None:
+        """Stop the parser inside a callback and refuse the request."""
+        self._refusal = status, message
+        raise _RefusedError
 
     def _expect_headers(self) -> None:
         self._num_unparsed = 0
@@ -252,17 +334,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer outside of the application, and hang up."""
-        error = {"message": message, "type": CODES[status].type, "param": None, "code": None}
-        body = json.dumps({"error": error}).encode()
-        lines = [
-            f"HTTP/1.1 {status} {_PHRASES[status]}",
-            "content-type: application/json",
-            f"content-length: {len(body)}",
-            "connection: close",
-        ]
-        if CODES[status].is_retriable:
-            lines.append("retry-after: 1")
-        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        self._is_in_body = status == 431  # the rest of the headers is on its way
+        self.transport.write(_refusal(status, message))
+        self._is_in_body = status in (431, 501)  # the rest of the request is on its way
         self.transport.close()
         self._stop_timer()

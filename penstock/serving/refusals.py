@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from penstock.errors import (
     NotFoundError,
     OutOfMemoryError,
     QueueFullError,
+    TokenizerError,
     UnavailableError,
     UnsupportedError,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "grpc_code",
     "misfit_refusal",
     "refusal_of",
+    "without_folders",
 ]
 
 
@@ -69,6 +72,11 @@ CODES: Final[dict[int, Code]] = {
     ),
     431: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the headers are too many or too large"),
     500: Code("server_error", "INTERNAL", "a bug of ours, or a servable failed; the log has more under the request id"),
+    501: Code(
+        "invalid_request_error",
+        "UNIMPLEMENTED",
+        "the request has a method or a Transfer-Encoding that this server does not implement",
+    ),
     503: Code(
         "unavailable_error",
         "UNAVAILABLE",
@@ -103,6 +111,21 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 class VersionNotFoundError(NotFoundError):
     """A model is there, and has no such version."""
+
+
+_QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"]*?([^'"/]*)/?\1""")
+_PATH: Final = re.compile(r"""(?<![\w./:'"])/(?:[^\s/:;,'"()]+/)+""")
+
+
+def without_folders(text: str, *known: str) -> str:
+    """Return an error's text for clients: only the last part of each absolute path is left.
+
+    ``known``: paths that the text may name and that have characters at which a path in other texts ends.
+    """
+    for path in known:
+        if path.startswith("/") and (name := path.rstrip("/").rpartition("/")[2]):
+            text = text.replace(path, name)
+    return _PATH.sub("", _QUOTED_PATH.sub(r"\1\2\1", text))
 
 
 class RefusalError(Exception):
@@ -164,6 +187,8 @@ def refusal_of(error: BaseException, request_id: str) -> RefusalError:
         is_too_long = "but the context holds" in str(error)
         code = "context_length_exceeded" if is_too_long else "invalid_value"
         return RefusalError(400, str(error), param=param if param.isidentifier() else None, code=code)
+    if isinstance(error, TokenizerError):
+        return RefusalError(400, str(error), code="tokenizer_failed")
     if isinstance(error, UnsupportedError):
         return RefusalError(400, str(error), code="unsupported_parameter")
     if isinstance(error, (OutOfMemoryError, MemoryError)):
@@ -173,7 +198,8 @@ def refusal_of(error: BaseException, request_id: str) -> RefusalError:
     if isinstance(error, NotFoundError):
         return RefusalError(404, str(error), param="model", code="model_not_found")
     if isinstance(error, UnavailableError):
-        return RefusalError(503, str(error), code="unavailable", retry_after_s=math.ceil(error.retry_after_s))
+        message = without_folders(str(error))
+        return RefusalError(503, message, code="unavailable", retry_after_s=math.ceil(error.retry_after_s))
     return RefusalError(
         500, f"something went wrong inside; the log has more under request {request_id}", code="internal"
     )

@@ -24,6 +24,7 @@ from penstock.serving.fleet import CAUSES, Fleet, Launcher
 from penstock.serving.journey import Journey
 from penstock.serving.local import embedding_of, in_order, score_of
 from penstock.serving.logs import tell
+from penstock.serving.refusals import without_folders
 from penstock.serving.wire import figures_from, sampling_to
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ class RemoteBackend:
         self._fleet: Fleet | None = None
         self._old: list[Fleet] = []
         self._joined: list[WorkerLink] = []
-        self._card: ModelCard | None = None
         self._version = 0
         self._is_updating = False
         self._is_draining = False
@@ -67,20 +67,24 @@ class RemoteBackend:
         self._error = ""
         self.on_change: Callable[[], None] = lambda: None
 
-    async def load(self, path: str, *, verify: bool = False) -> None:
-        """Run these weights from now on; those that ran before are drained.  On an error they go on."""
+    async def load(self, path: str, *, verify: str = "") -> None:
+        """Run these weights from now on; those that ran before are drained.  On an error they go on.
+
+        ``verify``: when to verify a bundle's checksums, "" as the model's options say.
+        """
         async with self._update_lock:
             self._is_updating = True
             version = self._version + 1
-            config = WorkerConfig("", "", self.name, path, version, verify, 0, self._options)
+            config = WorkerConfig("", "", self.name, path, version, verify or self._options.verify, 0, self._options)
             fleet = Fleet(self._launcher, config, self._num_workers, self._on_change, self._deaths)
             try:
                 await fleet.start()
             except BaseException as error:
-                self._error = f"{path}: {str(error) or 'given up'}"
+                why = f"{path}: {str(error) or 'given up'}"
+                self._error = without_folders(why, path)
                 if version > 1:
-                    text = f"{self.name}: version {version} is not taken ({self._error})"
-                    tell("update_failed", text, logging.WARNING, model=self.name, path=path, reason=self._error)
+                    text = f"{self.name}: version {version} is not taken ({why})"
+                    tell("update_failed", text, logging.WARNING, model=self.name, path=path, reason=why)
                 raise
             finally:
                 self._is_updating = False
@@ -146,6 +150,7 @@ class RemoteBackend:
         await asyncio.gather(
             *(fleet.drain() for fleet in self._fleets), *(self._dismiss(link) for link in self._joined)
         )
+        await self._close_tokenizer()
 
     async def stop(self) -> None:
         """End the workers at once; what is open is lost."""
@@ -153,6 +158,13 @@ class RemoteBackend:
         for link in self._joined:
             link.stop()
         await asyncio.gather(*(fleet.stop() for fleet in self._fleets))
+        await self._close_tokenizer()
+
+    async def _close_tokenizer(self) -> None:
+        """End its process, if it has one; for another model of the same files it starts again."""
+        tokenizer = self._fleet.tokenizer if self._fleet is not None else None
+        if tokenizer is not None and tokenizer.is_isolated:
+            await asyncio.to_thread(tokenizer.close)
 
     def _on_change(self) -> None:
         links = {link.name: link for link in self._all_links}
@@ -169,8 +181,6 @@ class RemoteBackend:
         self._known = links
         for link in links.values():
             link.on_change = self._on_link
-            if link.card is not None and self._fleet is not None and link in self._fleet.links:
-                self._card = link.card
         self._on_link()
 
     def _on_link(self) -> None:
@@ -194,19 +204,21 @@ class RemoteBackend:
     @property
     def card(self) -> ModelCard:
         """What it is; UnavailableError while nothing was ever loaded."""
-        if self._card is None:
+        card = self._loaded.card
+        if card is None:
             raise UnavailableError(f"{self.name} is not loaded yet")
-        return self._card
+        return card
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Of the weights that new requests go to, also while no worker is ready."""
-        for link in self._links:
-            self._tokenizer = link.tokenizer
-            break
-        return self._tokenizer
+        """Of the weights that new requests go to, also while no worker is ready; UnavailableError as ``card``."""
+        return self._loaded.tokenizer
 
-    _tokenizer: Tokenizer | None = None
+    @property
+    def _loaded(self) -> Fleet:
+        if self._fleet is None:
+            raise UnavailableError(f"{self.name} is not loaded yet")
+        return self._fleet
 
     @property
     def state(self) -> str:
@@ -225,6 +237,11 @@ class RemoteBackend:
         links = self._links
         return not links or any(link.has_room for link in links)
 
+    def has_room_for(self, client: str) -> bool:
+        """Whether some worker takes one more request of a client; True while there is none."""
+        links = self._links
+        return not links or any(link.has_room_for(client) for link in links)
+
     @property
     def is_ready(self) -> bool:
         """Whether some worker takes requests, was heard of lately and has an engine whose loop turns."""
@@ -232,8 +249,9 @@ class RemoteBackend:
 
     @property
     def error(self) -> str:
-        """What failed last."""
-        return self._error or ("" if self._fleet is None or self._links else self._fleet.error)
+        """What failed last.  The log has the folders of the files that it names."""
+        fleet = self._fleet
+        return self._error or ("" if fleet is None or self._links else without_folders(fleet.error, fleet.config.path))
 
     @property
     def heartbeat_age_s(self) -> float:
@@ -249,11 +267,7 @@ class RemoteBackend:
             raise UnavailableError(f"{self.name} is about to end", 5.0)
         links = self._links
         if not links:
-            raise (
-                UnavailableError(f"{self.name} is not loaded yet")
-                if self._fleet is None
-                else self._fleet.unavailable(self.name)
-            )
+            raise self._loaded.unavailable(self.name)
         links = [link for link in links if link.is_fresh] or links
         if len(links) == 1:
             return links[0]

@@ -98,7 +98,7 @@ class RemoteModels:
     async def update(self, name: str, model: str) -> RemoteBackend:
         """Switch to other weights; the file's checksums are looked at."""
         backend = self.get(name)
-        await backend.load(model, verify=Path(model).is_file())
+        await backend.load(model, verify="always" if Path(model).is_file() else "")
         return backend
 
     async def stop(self) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from penstock.errors import InvalidFileError
 from penstock.serving.changes import Changes
 from penstock.serving.config import ModelOptions
+from penstock.serving.descriptors import fitting_connections, raise_limit
 from penstock.serving.fleet import Patience
 from penstock.serving.greeting import greeting
-from penstock.serving.http import Listener
+from penstock.serving.http import Listener, check_tls
+from penstock.serving.logs import tell
 from penstock.serving.primary import Primary, WorkerDoor
 from penstock.serving.remote import RemoteBackend
 from penstock.serving.remote_models import RemoteModels
@@ -29,6 +33,11 @@ if TYPE_CHECKING:
     from penstock.serving.traces import Traces
 
 __all__ = ["ServiceSettings", "run_service"]
+
+_DESCRIPTORS_OF_WORKER: Final = 8
+"""Descriptors that a worker process takes here: its standard input and its socket, twice while it is replaced."""
+_DESCRIPTORS_OF_SERVABLES: Final = 128
+"""Descriptors for the processes of a folder of servables."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +60,21 @@ class ServiceSettings:
 
 
 class _Signals:
-    """SIGTERM, Ctrl-C and a closed terminal: the first one drains, the second one ends at once.
+    """SIGTERM and Ctrl-C: the first one drains, the second one ends at once.  SIGHUP reloads keys and certificates.
 
-    What was ignored when the process began stays ignored, as ``nohup`` wants it.
+    A signal to end that was ignored when the process began stays ignored.
     """
 
-    def __init__(self, on_second: Callable[[], None]) -> None:
+    def __init__(self, on_second: Callable[[], None], reload: Callable[[], None]) -> None:
         self.first: signal.Signals | None = None
         self.asked = asyncio.Event()
         self._on_second = on_second
         loop = asyncio.get_running_loop()
-        known = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        known = (signal.SIGTERM, signal.SIGINT)
         self._taken = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
         for number in self._taken:
             loop.add_signal_handler(number, self._take, number)
+        loop.add_signal_handler(signal.SIGHUP, reload)
 
     def _take(self, number: signal.Signals) -> None:
         if self.first is None:
@@ -75,7 +85,7 @@ class _Signals:
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in self._taken:
+        for number in (*self._taken, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -84,6 +94,8 @@ async def run_service(settings: ServiceSettings) -> int:
 
     Raises what opening the address or loading a model raised; nothing is left then.
     """
+    limit = raise_limit()
+    settings = _within(settings, limit)
     primary = Primary(settings.patience, door=settings.worker_door)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
@@ -98,7 +110,7 @@ async def run_service(settings: ServiceSettings) -> int:
         for listener in listeners.values():
             listener.stop(at_once=True)
 
-    signals = _Signals(hurry)
+    signals = _Signals(hurry, lambda: _reload(listeners, primary, settings.door))
     tasks: list[asyncio.Future[Any]] = []
     try:
         await primary.open()
@@ -111,7 +123,7 @@ async def run_service(settings: ServiceSettings) -> int:
         if loading.done():
             loading.result()
             gc.freeze()  # what the start made is here to stay: else each full collection looks at it for 0.1 s
-            _say(greeting(urls, models, servables, settings, primary.port), sys.stdout)
+            _say(greeting(urls, models, servables, settings, primary.port, limit), sys.stdout)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
@@ -137,6 +149,46 @@ async def run_service(settings: ServiceSettings) -> int:
         if traces is not None:
             await asyncio.to_thread(traces.close)
         signals.close()
+
+
+def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
+    """The settings with as many connections as the limit on open files leaves room for."""
+    door = settings.door
+    others = _DESCRIPTORS_OF_WORKER * settings.num_workers * max(1, len(settings.models))
+    others += _DESCRIPTORS_OF_SERVABLES * len(settings.servables)
+    if settings.admin_socket is not None:
+        from penstock.serving import admin
+
+        others += admin.MAX_CONNECTIONS
+    if settings.worker_door is not None:
+        from penstock.serving import far_workers
+
+        others += far_workers.MAX_CONNECTIONS
+    num_listeners = 1 if door.grpc_port is None else 2
+    fitting = fitting_connections(door.limits.num_connections, limit, num_listeners, others)
+    return replace(settings, door=replace(door, limits=replace(door.limits, num_connections=fitting)))
+
+
+def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, settings: DoorSettings) -> None:
+    """Read the files of keys, certificate and TLS key again; a file that is wrong changes nothing but the log."""
+    public = listeners["http"]
+    if isinstance(public, Listener):
+        public.door.admission.reread()
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return
+    try:
+        check_tls(settings)
+        pair = key.read_bytes(), certificate.read_bytes()
+        for name, listener in listeners.items():
+            if name != "admin":
+                listener.reload_tls()
+        primary.replace_tls(*pair)
+    except (OSError, InvalidFileError) as error:
+        message = f"Failed to reload the TLS certificate, the old one stays in use: {error}"
+        tell("reload_failed", message, logging.ERROR, file=str(certificate))
+        return
+    tell("reloaded", f"Reloaded the TLS certificate {certificate}.", file=str(certificate))
 
 
 def _say(text: str, where: TextIO) -> None:

@@ -23,11 +23,14 @@ _PIECE: Final = 1 << 14
 
 
 class MisfitError(Exception):
-    """A value that does not fit, and the path of its field; ``kind``: "missing", "unknown", "unsupported", "value"."""
+    """A value that does not fit, and the path of its field; ``kind``: "missing", "unknown", "unsupported", "value".
 
-    def __init__(self, path: str, message: str, kind: str = "value") -> None:
+    ``is_length``: the value is of the right type, but too long or too short.
+    """
+
+    def __init__(self, path: str, message: str, kind: str = "value", *, is_length: bool = False) -> None:
         super().__init__(message)
-        self.path, self.kind = path, kind
+        self.path, self.kind, self.is_length = path, kind, is_length
 
 
 class Shape(Protocol):
@@ -139,8 +142,9 @@ class Text:
         if not isinstance(value, str):
             raise _expected(path, "a text", value)
         if len(value) < self.low or (self.high is not None and len(value) > self.high):
-            most = "" if self.high is None else f" to {self.high}"
-            raise MisfitError(path, f"{path} must be a text of {self.low}{most} characters, not of {len(value)}")
+            most = " or more" if self.high is None else f" to {self.high}"
+            message = f"{path} must be a string of {self.low}{most} characters, not of {len(value)}"
+            raise MisfitError(path, message, is_length=True)
         if self.pattern is not None and re.fullmatch(self.pattern, value) is None:
             raise _expected(path, f"a text like {self.pattern}", value)
         return value
@@ -187,8 +191,11 @@ class Items:
         if not isinstance(value, list):
             raise _expected(path, "a list", value)
         if len(value) < self.low or (self.high is not None and len(value) > self.high):
+            if value:  # a list of something else is not too long, but wrong
+                self.of.check(value[0], f"{path}[0]")
             most = "or more" if self.high is None else f"to {self.high}"
-            raise MisfitError(path, f"{path} must be a list of {self.low} {most} items, not of {len(value)}")
+            message = f"{path} must be a list of {self.low} {most} items, not of {len(value)}"
+            raise MisfitError(path, message, is_length=True)
         of = self.of
         if isinstance(of, Whole) and value and _are_whole(value, of):
             return value  # token ids, of which there may be many
@@ -247,6 +254,11 @@ def _reach(path: str) -> tuple[list[int], int]:
     return [int(number) for number in re.findall(r"\[([0-9]+)\]", path)], len(path)
 
 
+def _telling(misfit: MisfitError) -> tuple[bool, list[int], int]:
+    """How much an error of one alternative says about the value; more is greater."""
+    return (misfit.is_length, *_reach(misfit.path))
+
+
 @dataclass(frozen=True)
 class Either:
     """One of several shapes; ``expected`` names them in words."""
@@ -255,14 +267,18 @@ class Either:
     expected: str
 
     def check(self, value: Any, path: str) -> Any:
-        """What the first shape that fits makes of it.  Of those that do not, the one that came furthest speaks."""
+        """What the first shape that fits makes of it.
+
+        Of those that do not, one whose type fits and whose length does not speaks, else the one that came furthest.
+        """
         deepest: MisfitError | None = None
         try:
             for shape in self.shapes:
                 try:
                     return shape.check(value, path)
                 except MisfitError as misfit:
-                    if misfit.path != path and (deepest is None or _reach(misfit.path) > _reach(deepest.path)):
+                    is_telling = misfit.is_length or misfit.path != path
+                    if is_telling and (deepest is None or _telling(misfit) > _telling(deepest)):
                         deepest = misfit
             raise deepest or _expected(path, self.expected, value)
         finally:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import __version__
+from penstock.serving.backend import known_card
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import WINDOW
+from penstock.serving.refusals import without_folders
 from penstock.serving.servables.report import SERVABLE_STATUS, servable_status
 from penstock.serving.shapes import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole, optional
 
@@ -117,7 +119,7 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
         "id": backend.name,
         "state": backend.state,
         "is_ready": backend.is_ready,
-        "error": backend.error,
+        "error": without_folders(backend.error),
         "heartbeat_age_s": _age(backend.heartbeat_age_s),
         **{name: 0 if figures is None else getattr(figures, name) for name in _COUNTS},
         "num_finished": {} if figures is None else dict(figures.num_finished),
@@ -136,7 +138,7 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
             for one in backend.workers()
         ],
     }
-    if backend.state not in ("loading", "failed"):
-        card = backend.card
+    card = known_card(backend)
+    if card is not None:
         found |= {name: getattr(card, "max_len" if name == "max_model_len" else name) for name in _CARD}
     return found

@@ -45,7 +45,9 @@ async def tokenize(call: Call) -> Reply:
         ids = await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True))
     strings: Any = None
     if body.get("return_token_strs", False):
-        strings = await beside(len(ids), lambda: [tokenizer.decode([i], skip_special_tokens=False) for i in ids])
+        strings = await beside(
+            tokenizer, len(ids), lambda: [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        )
     return json_reply({"count": len(ids), "max_model_len": backend.card.max_len, "tokens": ids, "token_strs": strings})
 
 
@@ -56,5 +58,5 @@ async def detokenize(call: Call) -> Reply:
         message = f"tokens holds token id {max(ids)}, but the model has {backend.card.vocab_size}"
         raise RefusalError(400, message, param="tokens", code="invalid_value")
     tokenizer = tokenizer_of(backend)
-    text: str = await beside(len(ids), tokenizer.decode, ids, skip_special_tokens=False)
+    text: str = await beside(tokenizer, len(ids), tokenizer.decode, ids, skip_special_tokens=False)
     return json_reply({"prompt": text})

@@ -95,6 +95,7 @@ def options_to(options: RequestOptions | None) -> pb.Options:
         deadline_s=options.deadline_s,
         cache_salt=options.cache_salt,
         truncate_prompt=options.truncate_prompt,
+        client=options.client,
     )
 
 
@@ -105,6 +106,7 @@ def options_from(message: pb.Options) -> RequestOptions:
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         cache_salt=message.cache_salt,
         truncate_prompt=message.truncate_prompt,
+        client=message.client,
     )
 
 

@@ -262,16 +262,18 @@ class Opening(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., has_prompt_logprobs: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("priority", "deadline_s", "cache_salt", "truncate_prompt")
+    __slots__ = ("priority", "deadline_s", "cache_salt", "truncate_prompt", "client")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     priority: int
     deadline_s: float
     cache_salt: str
     truncate_prompt: bool
-    def __init__(self, priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., truncate_prompt: bool = ...) -> None: ...
+    client: str
+    def __init__(self, priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., truncate_prompt: bool = ..., client: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "seed", "n", "best_of", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "prompt_logprobs", "echo")

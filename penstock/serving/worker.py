@@ -203,12 +203,14 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     try:
         if llm.has_text:
             _ = llm.tokenizer
-        warm = llm.generate([0], SamplingParams(max_tokens=2, ignore_eos=True))
+        is_single = llm.info.bidirectional  # no second token can follow
+        warm = llm.generate([0], SamplingParams(max_tokens=1 if is_single else 2, ignore_eos=True))
         llm.engine.forget_prefixes()
     except BaseException:
         llm.close()
         raise
-    return llm, llm.engine.program.limits.max_tokens * warm.timings["per_token_s"]
+    token_s = warm.timings["prefill_s" if is_single else "per_token_s"]
+    return llm, llm.engine.program.limits.max_tokens * token_s
 
 
 def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stack: ExitStack) -> LLM:
@@ -219,10 +221,11 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
     options, hint = config.options, ""
     scheme = options.scheme
     if Path(config.path).is_dir():
-        from penstock.runtime.open import bundle_of
+        from penstock.runtime.open import OpenOptions, bundle_of
 
-        bundle = stack.enter_context(bundle_of(Path(config.path), scheme, use_cache=options.use_cache))
-        config = replace(config, path=str(bundle))
+        opening = OpenOptions(options.use_cache, verify=config.verify)
+        bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options=opening))
+        config = replace(config, path=str(bundle), verify="never")  # it comes verified
         scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
     limits = options.limits
     try:
@@ -239,6 +242,7 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             prefix_cache=options.engine.prefix_cache,
             max_waiting=options.engine.max_waiting,
             priority_s=options.engine.priority_s,
+            verify=config.verify,
         )
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}{hint}") from None

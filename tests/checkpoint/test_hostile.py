@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.config import ConfigReader
+from penstock.config import ConfigReader, parse_json
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.models import tensor_file
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.generation import find_chat_template, read_generation_config, read_tokenizer_config
+from penstock.models.tensor_file import MAX_TENSORS, parse_header
 from tests.checkpoint.folders import CONFIG, sound_tensors, write_folder
 
 INTERESTING = (b"\0", b"\xff", b"{", b"}", b"[", b"]", b'"', b",", b":", b"-", b"1e999", b"true", b"null", b"9" * 30,
@@ -133,3 +135,46 @@ def test_a_file_that_shrinks_while_it_is_opened_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr(tensor_file, "parse_header", shrink)
     with pytest.raises(InvalidFileError, match=r"model\.safetensors: it shrank"):
         Checkpoint.open(folder)
+
+
+def _many(count: int) -> bytes:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    return json.dumps({f"t{i}": entry for i in range(count)}).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (_many(1_000_000), "header: expected at most 2097152 values, found about 7000000"),
+        (_many(MAX_TENSORS + 2), f"header: expected at most {MAX_TENSORS} tensors, found {MAX_TENSORS + 2}"),
+        (b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", "header: expected at most 2097152 values"),
+        (b'{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}", "header: expected at most 64 levels of nesting"),
+        (b'{"a":' + b"9" * 50_000_000 + b"}", "header: not valid JSON"),
+    ],
+    ids=["empty-tensors", "tensors", "lists", "nesting", "digits"],
+)
+def test_huge_headers_are_refused_in_seconds(header: bytes, message: str) -> None:
+    start = time.process_time()
+    with pytest.raises(InvalidFileError, match=message):
+        parse_header(header, len(header) + 8, len(header) + 8, "model.safetensors")
+    assert time.process_time() - start < 10
+
+
+def test_a_header_of_many_tensors_is_read_in_seconds() -> None:
+    header, start = _many(MAX_TENSORS), time.process_time()
+    assert len(parse_header(header, 8, 8, "model.safetensors")) == MAX_TENSORS
+    assert time.process_time() - start < 10
+
+
+def test_an_index_of_too_many_tensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    names = {f"t{i}": "a.safetensors" for i in range(MAX_TENSORS + 1)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(InvalidFileError, match=f"weight_map: expected at most {MAX_TENSORS} tensors"):
+        Checkpoint.open(tmp_path)
+
+
+def test_json_of_too_many_values_is_refused() -> None:
+    with pytest.raises(InvalidFileError, match=r"config.json: expected at most 3 values, found about 4"):
+        parse_json(b"[1,[],2]", "config.json", max_values=3)
+    assert parse_json(b"[1,[],2]", "config.json", max_values=4) == [1, [], 2]

@@ -149,19 +149,32 @@ def test_chat_requests_use_the_template(penstock_command, tmp_path):
     assert found["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]) <= 6
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "line 1 is not JSON"),
-        pytest.param("[" * 200_000, "line 1 is not JSON", id="deep"),
-        ('{"custom_id": 3}', "line 1 must be an object with a custom_id"),
-        ('{"custom_id": "a"}\n\n{"custom_id": "a"}', "line 3: custom_id 'a' is line 1's already"),
-    ],
-)
-def test_a_file_that_is_no_batch_is_refused_by_line(penstock_command, tmp_path, text, message):
-    (tmp_path / "in.jsonl").write_text(text)
-    done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert (done.returncode, message in done.stderr) == (1, True)
+def test_a_bad_line_fails_alone_and_the_rest_is_answered(penstock_command, tmp_path):
+    good = [json.dumps(request(name, prompt=[5], max_tokens=1)) for name in ("a", "b")]
+    bad = {
+        1: ("{", None, "line 1 is not JSON"),
+        3: ("[" * 200_000, None, "line 3 is not JSON"),
+        4: ('{"custom_id": 3}', None, "line 4: custom_id must be a string that is not empty, not 3"),
+        5: ("[1]", None, "line 5 must be an object with a custom_id"),
+        6: (json.dumps(request("a", prompt=[6])), "a", "line 6: custom_id 'a' is line 2's already"),
+    }
+    lines = [bad[1][0], good[0], bad[3][0], bad[4][0], bad[5][0], bad[6][0], good[1], ""]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    command = ("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    done = penstock_command(*command)
+    assert (done.returncode, "7/7 requests, 5 failed" in done.stderr) == (1, True), done.stderr
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    answered = {one["custom_id"]: one["response"]["status_code"] for one in results if one["error"] is None}
+    assert answered == {"a": 200, "b": 200}
+    failed = {one["error"]["line"]: one for one in results if one["error"] is not None}
+    assert failed.keys() == bad.keys()
+    for number, (_, name, message) in bad.items():
+        assert failed[number]["custom_id"] == name
+        assert failed[number]["response"] is None
+        assert message in failed[number]["error"]["message"]
+    again = penstock_command(*command)
+    assert (again.returncode, "7 of 7 are there already, 5 of them failed" in again.stderr) == (1, True), again.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 7
 
 
 TORN = '{"id": "batch_req_3f'
@@ -182,7 +195,7 @@ def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_pa
     (tmp_path / "notes.txt").write_bytes(text.encode())
     options = ("--max-requests", -5) if message == "--max-requests" else ()
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "notes.txt", *options)
-    assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (2 if text == TORN else 1, True), done.stderr
     assert (tmp_path / "notes.txt").read_bytes() == text.encode()
 
 
@@ -221,6 +234,7 @@ def test_an_input_in_another_encoding_or_without_requests_is_named(tmp_path, cap
     path.write_bytes((json.dumps(request("a", prompt="x")) + "\n").encode("utf-16"))
     assert main(["batch", str(DEMO), str(path), str(output)]) == 1
     assert "line 1 is not JSON: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
+    output.unlink()
     path.write_text(json.dumps(request("a", prompt="x")), encoding="utf-8-sig")
     assert main(["batch", str(DEMO), str(path), str(output)]) == 0
     path.write_text("\n \n")

@@ -64,7 +64,7 @@ def test_inspect_shows_a_folder(penstock_command):
 )
 def test_inspect_refuses_by_name(penstock_command, args, message):
     done = penstock_command("inspect", *args)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (1 if message == "/nowhere.psm" else 2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -119,7 +119,7 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("penstock.engine.online.bench_online", lambda what: pytest.fail(f"measured {what}"))
-    assert main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "nowhere" / "x.svg")]) == 1
+    assert main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "nowhere" / "x.svg")]) == 2
     assert "x.svg: No such file" in capsys.readouterr().err
     monkeypatch.setattr("penstock.engine.online.bench_online", lambda _what: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -144,13 +144,13 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_
 )
 def test_bench_refuses_by_name(penstock_command, options, message):
     done = penstock_command("bench", DEMO, *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
 
 
 def test_export_writes_names_that_run_takes(penstock_command, tmp_path):
     done = penstock_command("export", FOLDER, tmp_path / "model.bin")
-    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert "model.bin: the name of a bundle ends in .psm" in done.stderr
 
 
@@ -181,3 +181,39 @@ def test_a_program_that_calls_the_command_keeps_its_own_ctrl_c(capsys):
     assert "llama" in capsys.readouterr().out
     assert threading.active_count() == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["serve", DEMO, "--port", "0", "--max-requests", "100000000"],
+            "--max-requests must be a whole number from 1 to",
+        ),
+        (
+            ["batch", DEMO, "{}", "{}.out", "--max-requests", "100000000"],
+            "--max-requests must be a whole number from 1",
+        ),
+        (["bench", DEMO, "--batch", "100000"], "--batch must be a whole number from 1 to 65536, not 100000"),
+        (["profile", DEMO, "--batch", "100000"], "--batch must be a whole number from 1 to 65536, not 100000"),
+        (["bench", DEMO, "--online", "--max-requests", "100000000"], "--max-requests must be a whole number from 1 to"),
+        (["run", DEMO, "x", "--threads", "5000"], "--threads must be a whole number"),
+        (["run", DEMO, "x", "--scheme", "w9"], "--scheme: expected one of"),
+        (["run", DEMO, "x", "--network", "net.py:Net"], "network goes with a checkpoint folder"),
+        (["run", DEMO, "x", "--ops", "gone.so"], "--ops: gone.so"),
+    ],
+)
+def test_a_wrong_option_is_named_and_the_status_is_2(penstock_command, tmp_path, args, message):
+    requests = tmp_path / "in.jsonl"
+    requests.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}')
+    done = penstock_command(*(str(arg).replace("{}", str(requests)) for arg in args))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_small_file_is_not_a_bundle(penstock_command, tmp_path):
+    (tmp_path / "text.psm").write_text("hello\n")
+    done = penstock_command("run", tmp_path / "text.psm", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "text.psm: file: this is not a bundle" in done.stderr

@@ -82,7 +82,7 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
 )
 def test_what_is_refused(options: list[object], words: str, penstock_command: Run) -> None:
     done = penstock_command("infer", PROMPT, *options, PENSTOCK_MODELS="")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -43,6 +43,6 @@ def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("name", ["1a", "a.b", "a b", "../a", "", "a" * 129])
 def test_names_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert main(["new", "servable", name, "--into", str(tmp_path)]) == 1
+    assert main(["new", "servable", name, "--into", str(tmp_path)]) == 2
     assert "a letter first" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

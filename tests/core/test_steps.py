@@ -29,7 +29,7 @@ from penstock.lite.core import (
 )
 from penstock.lite.library import PlanStruct, check, library, sized
 from tests.core.steps import OPTIONS, batch, i32, sampling
-from tests.core.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, tiny_graph, value, write_bundle
+from tests.core.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, stateless_graph, tiny_graph, value, write_bundle
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 40)]
@@ -257,6 +257,18 @@ def test_a_step_call_reads_its_arrays_each_time(model: Model, context: Context) 
         assert found == wanted
     with pytest.raises(InvalidArgumentError, match="CoreProgram is closed"):
         call()
+
+
+def test_stateless_graph_needs_no_pages(context: Context, tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "stateless.psm", stateless_graph())
+    found = []
+    with Model.open(path) as model:
+        for num_pages in (0, 16):
+            options = dataclasses.replace(OPTIONS, num_pages=num_pages)
+            with CoreProgram(model, context, options) as program:
+                program.run(batch([(0, PROMPT, (0, 1)), (0, PROMPT[:3], (0,))]))
+                found.append(program.logits().tobytes())
+    assert found[0] == found[1]
 
 
 def test_slots_feed_the_next_step(model: Model, context: Context) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import tokenizers
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.tokenizer import compile_tokenizer
+from penstock.graph.tokenizer_segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
 from penstock.lite.core import Model
 from penstock.lite.library import check, library
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT, Tokenizer
@@ -208,3 +210,50 @@ def test_a_tokenizer_keeps_its_model(tmp_path: Path) -> None:
         tokenizer = Tokenizer(model)
         model.close()
         assert tokenizer.decode(tokenizer.encode("def add(a, b):")) == "def add(a, b):"
+
+
+def hostile(**tables: object) -> bytes:
+    """A segment of single bytes, whose first tokens are the 256 bytes."""
+    texts = [bytes([byte]) for byte in range(256)]
+    values: dict[str, object] = {"kind": KIND_BYTES, "byte_tokens": list(range(256)), "token_texts": texts} | tables
+    values["token_flags"] = bytes(len(values["token_texts"]))  # type: ignore[arg-type]
+    return encode_tables(TokenizerTables(**values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"token_texts": [b"a" * 4097] * 256},
+            r"token_begins\[0\]: expected a token of at most 4096 bytes",
+        ),
+        ({"prefix": [1] * 1025}, r"prefix\[0\]: expected at most 1024 tokens, found 1025"),
+        ({"suffix": [1] * 1025}, r"suffix\[0\]: expected at most 1024 tokens, found 1025"),
+    ],
+)
+def test_tables_that_make_much_of_little_are_refused(
+    tables: dict[str, object], message: str, open_segment: Callable[[bytes], Tokenizer]
+) -> None:
+    with pytest.raises(InvalidFileError, match=rf"^segment tokenizer.bin: {message}"):
+        open_segment(hostile(**tables))
+
+
+def test_the_text_of_ids_is_limited(open_segment: Callable[[bytes], Tokenizer]) -> None:
+    tokenizer = open_segment(hostile(token_texts=[b"a" * 4096] * 256))
+    assert len(tokenizer.decode([7] * 1000)) == 4_096_000
+    with pytest.raises(InvalidArgumentError, match="ids: expected a text of at most 268435456 bytes"):
+        tokenizer.decode([7] * 70_000)
+
+
+def test_growth_stops_before_it_needs_memory(open_segment: Callable[[bytes], Tokenizer]) -> None:
+    """Two steps of 16 times each: the second ends at the limit, not behind it."""
+    tokenizer = open_segment(hostile(steps=[(STEP_REPLACE, b"a", b"a" * 16)] * 2))
+    text = "a" * (4 << 20)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), before[1]))
+    try:
+        with pytest.raises(UnsupportedError, match=r"steps\[1\]: the text grows more than 16 times"):
+            tokenizer.encode(text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -322,3 +322,22 @@ def test_linear_that_int32_cannot_sum_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="scheme w8a8 sums exactly up to 131072 columns, found 131104"):
         writer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_reduce_is_refused_by_name(tmp_path: Path) -> None:
+    """A reader would have to add up the ranks' results, and there is one rank."""
+
+    def split(graph: Graph) -> None:
+        graph.values["total"] = dataclasses.replace(graph.values["last"], name="total")
+        head = next(i for i, node in enumerate(graph.nodes) if node.name == "lm_head")
+        graph.nodes[head].inputs[0] = Operand("value", "total")
+        graph.nodes.insert(head, Node("all_reduce", "ranks", [Operand("value", "last")], ["total"], {}))
+
+    path = write_bundle(tmp_path / "ranks.psm", tiny_graph(), patch=split)
+    with pytest.raises(UnsupportedError, match=r"ops\[\d+\]: all_reduce adds up the results of several ranks"):
+        Model.open(path)
+    graph = tiny_graph()
+    split(graph)
+    with pytest.raises(UnsupportedError, match="all_reduce"):
+        write_bundle(tmp_path / "written.psm", graph)  # the writer has the core open what it wrote
+    assert sorted(tmp_path.iterdir()) == [path]

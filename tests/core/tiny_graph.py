@@ -132,6 +132,18 @@ def tiny_graph(scheme: str = "f32", num_layers: int = 2, windows: tuple[int, ...
     return b.graph
 
 
+def stateless_graph(scheme: str = "f32") -> Graph:
+    """A network without attention: a page group is declared, and no state has pages in it."""
+    b = Builder(scheme, [0])
+    hidden = b.value("hidden", T, c(HIDDEN))
+    b.node("embedding", "embed", [value("token_ids"), b.weight("embed.weight", VOCAB, HIDDEN)], [hidden], dim=HIDDEN)
+    mixed = b.feed_forward("mlp", hidden)
+    last = b.value("last", R, c(HIDDEN))
+    b.node("gather_rows", "gather", [value(mixed), value("output_rows")], [last])
+    b.graph.output = b.linear("lm_head", last, VOCAB, HIDDEN, dim=R)
+    return b.graph
+
+
 def tiny_values(graph: Graph, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
     """Float values of every weight, by name."""
     rng = np.random.default_rng(seed)
@@ -139,6 +151,8 @@ def tiny_values(graph: Graph, seed: int = 0) -> dict[str, npt.NDArray[np.float32
     for w in graph.weights.values():
         scale = 1.0 if w.rows == 1 else w.cols**-0.5
         values[w.name] = (rng.standard_normal((w.rows, w.cols)) * scale).astype(np.float32)
+    if "inv_freq" not in values:
+        return values
     values["inv_freq"] = (100.0 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))[None].astype(np.float32)
     return values
 
@@ -149,10 +163,11 @@ def write_bundle(
     *,
     segments: dict[str, bytes] | None = None,
     patch: Callable[[Graph], None] | None = None,
+    values: dict[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
-    """Writes ``graph`` with random weights.  ``patch`` changes the copy that is stored after the weights' bytes are
-    known, and without the writer's own check."""
-    values = tiny_values(graph)
+    """Writes ``graph`` with ``values``, or else with random weights.  ``patch`` changes the copy that is stored after
+    the weights' bytes are known, and without the writer's own check."""
+    values = values or tiny_values(graph)
     stored = graph
     if patch is not None:
         stored = copy.deepcopy(graph)

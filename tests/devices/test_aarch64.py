@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import pytest
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, segment_of, text_of
+from tests.system_packages import skip_reason
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -29,12 +29,9 @@ LONG = os.environ.get("PENSTOCK_AARCH64") == "long"
 STEPS = [(12, 4), (300, 8)] if LONG else [(12, 3)]  # of a prompt and of tokens behind it; the second has two partitions
 NUM_TEXTS = 4000 if LONG else 60
 CPUS = {"cortex-a53": "neon", "max": "neon_dot"}  # qemu's name to the level that the core takes there
-TOOLS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
-MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
+MISSING = skip_reason("aarch64-linux-gnu-g++", "qemu-aarch64")
 
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{', '.join(MISSING)} missing: apt-get install g++-aarch64-linux-gnu qemu-user"
-)
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 Command = Callable[..., str]
 

@@ -14,6 +14,7 @@ from penstock import LLM, SamplingParams
 from penstock.lite.tokenizer import TOKENIZER_SEGMENT
 from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import segment_of
+from tests.system_packages import skip_reason
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -59,6 +60,7 @@ def test_examples_built_by_find_package(
         assert ("libpenstock.so.3" in needed) == (program == "generate")
 
 
+@pytest.mark.skipif(bool(skip_reason("pkg-config")), reason=skip_reason("pkg-config"))
 def test_examples_built_by_pkg_config(installed: Path, command: Command, tmp_path: Path, answer: str) -> None:
     libraries = library_folder(installed)
     env = {**os.environ, "PKG_CONFIG_PATH": str(libraries / "pkgconfig")}

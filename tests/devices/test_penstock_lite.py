@@ -14,7 +14,9 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.graph.ir import Graph
-from tests.core.tiny_graph import CONTEXT_LEN, tiny_graph, write_bundle
+from penstock.lite.core import Model
+from penstock.runtime.program import ProgramLimits
+from tests.core.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "
@@ -145,6 +147,47 @@ def test_what_standard_input_says_wrong_is_shown_and_no_more(tmp_path: Path, lit
     assert done.stderr.endswith(' or [1, 2, 3], found "x"\n')
 
 
+def test_stateless_graph_runs(tmp_path: Path, lite: Path, command: Command) -> None:
+    path = write_bundle(tmp_path / "stateless.psm", stateless_graph())
+    with LLM(path) as llm:
+        wanted = list(llm.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=9)).token_ids)
+    assert command(lite, path, "1 2 3", "--ids", "--max-tokens", 9).split() == [str(token) for token in wanted]
+
+
+def test_standard_input_is_bounded(tmp_path: Path, lite: Path, command: Command) -> None:
+    """It ends where the bound is passed, though the pipe stays open."""
+    path = write_bundle(tmp_path / "tiny.psm", tiny_graph())
+    bound = 256 * CONTEXT_LEN
+    text = "1 2 3".ljust(bound)
+    assert command(lite, path, "-", "--ids", "--max-tokens", 2, input=text).split()
+    words = [lite, path, "-", "--ids"]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(text + " ")
+        process.stdin.flush()
+        assert process.wait(60) == 1
+        message = process.stderr.read()
+    assert f"PROMPT: expected at most {bound} bytes on standard input" in message
+
+
+def test_verify_names_the_damaged_segment(tmp_path: Path, lite: Path, command: Command) -> None:
+    words = (PROMPT, "--temperature", 0, "--max-tokens", 4)
+    wanted = command(lite, DEMO, *words)
+    assert command(lite, DEMO, *words, "--verify") == wanted
+    with Model.open(DEMO) as model:
+        at = DEMO.read_bytes().index(bytes(model.segment("weights") or b"")[:4096])
+    data = bytearray(DEMO.read_bytes())
+    data[at + 200_000] ^= 1
+    path = tmp_path / "damaged.psm"
+    path.write_bytes(data)
+    assert command(lite, path, *words)  # unless asked for, weights are not read twice
+    for how in ("mmap", "huge"):
+        message = failure(lite, path, *words, "--verify", "--weights", how)
+        assert "damaged.psm: segments[0] (weights).crc32: expected 0x" in message
+        assert "the file is damaged" in message
+
+
 def test_contexts_are_refused_by_the_field(lite: Path) -> None:
     env = {**os.environ, "PENSTOCK_CPU": "abacus"}
     done = subprocess.run([lite, DEMO, "x"], capture_output=True, text=True, check=False, env=env)
@@ -181,7 +224,7 @@ def test_version_and_help(lite: Path, command: Command) -> None:
 
     assert command(lite, "--version").startswith(f"penstock-lite {__version__} ")
     text = command(lite, "--help")
-    options = "max-tokens temperature top-k top-p seed stop prompt-lookup threads weights bench json ids version"
+    options = "max-tokens temperature top-k top-p seed stop prompt-lookup threads weights verify bench json ids version"
     for option in options.split():
         assert f"--{option} " in text
 
@@ -259,3 +302,19 @@ def test_two_processes_share_the_pages_of_a_bundle(tmp_path: Path, lite: Path) -
     for rss, pss in found:
         assert rss > 5000
         assert pss < 0.55 * rss
+
+
+def test_attention_that_is_not_causal_gives_one_token(lite: Path, command: Command, tmp_path: Path) -> None:
+    graph = tiny_graph()
+    graph.context_len = 700  # more than a step of a causal prompt takes
+    for node in graph.nodes:
+        if node.op == "attention":
+            node.attrs["causal"] = False
+    path, ids = write_bundle(tmp_path / "x.psm", graph), [(7 * i) % 101 for i in range(600)]
+    words = (lite, path, json.dumps(ids), "--ids", "--temperature", 0)
+    with LLM(path, limits=ProgramLimits(max_tokens=700)) as llm:
+        expected = llm.generate(ids, SamplingParams(temperature=0)).token_ids
+    assert [int(word) for word in command(*words).split()] == expected
+    assert len(expected) == 1
+    told = failure(*words, "--max-tokens", 2)
+    assert "--max-tokens: expected 1, found 2: the network's attention is not causal" in told

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engine.async_llm import AsyncLLM, AsyncStream
+from penstock.engine.llm import LLM
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
@@ -352,3 +353,19 @@ def test_a_stream_that_another_thread_steps_has_its_result_after_an_abort(make_l
             assert stream.result().finish_reason == "abort"
         running.abort()
         thread.join()
+
+
+def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
+    async def of_a_path() -> AsyncLLM:
+        return AsyncLLM("model.psm")
+
+    with pytest.raises(InvalidArgumentError, match=r"llm must be an open LLM, not 'model.psm'; `await AsyncLLM.open"):
+        asyncio.run(of_a_path())
+    with pytest.raises(InvalidArgumentError, match="an AsyncLLM is made in a running event loop"):
+        AsyncLLM(make_llm())
+
+
+@pytest.mark.parametrize("network", [AsyncLLM, 7, b"net.py:Net"])
+def test_a_network_is_given_by_its_file(network: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"network must be a string like 'file.py:Class', not "):
+        LLM("model.psm", network=network)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.runtime import machine
+from penstock.lite.core import Context, Model
+from penstock.runtime import machine, native
+from penstock.runtime.program import ProgramLimits, pages_for
+from tests.cli.conftest import DEMO
 
 GIB = 1 << 30
 PROC = {
@@ -59,9 +65,10 @@ def test_version_1_limits_are_read(files):
     assert machine.memory().cgroup_limit == GIB
 
 
-def test_an_absent_kernel_file_is_no_error(monkeypatch):
+def test_an_absent_kernel_file_is_no_error(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "_read", lambda _path: "")
-    assert machine.memory() == machine.Memory(0, 0, None)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert machine.memory() == machine.Memory(sysconf_bytes(), sysconf_bytes(), None, is_measured=False)
     assert machine.cgroup_cpus() is None
     assert machine.huge_pages() == "unknown"
 
@@ -73,3 +80,35 @@ def test_the_peak_is_this_process_alone():
     data[:] = b"x" * len(data)
     assert machine.peak_rss_bytes() >= high
     assert machine.affinity()
+
+
+def sysconf_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_without_proc_the_limit_of_the_container_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_read", lambda path: "" if str(path).startswith("/proc") else path.read_text())
+    monkeypatch.setattr(machine, "_number", lambda path: {"memory.max": GIB, "memory.current": GIB // 4}.get(path.name))
+    monkeypatch.setattr(machine, "_fields", lambda _path: {})
+    assert machine.memory() == machine.Memory(GIB - GIB // 4, sysconf_bytes(), GIB, is_measured=False)
+
+
+def test_unknown_memory_plans_one_context(monkeypatch):
+    monkeypatch.setattr(native, "memory", lambda: machine.Memory(0, 0, None, is_measured=False))
+    with Context(1) as context, Model.open(DEMO) as model:
+        limits, _ = native.fit_limits(model, context, ProgramLimits(max_requests=4))
+        assert limits.num_pages == pages_for(model.info.context_len)
+        assert native.fit_limits(model, context, ProgramLimits(num_pages=5))[0].num_pages == 5
+
+
+def test_run_goes_on_without_proc():
+    script = (
+        "import sys; from penstock.runtime import machine; real = machine._read; "
+        "machine._read = lambda path: '' if str(path).startswith('/proc') else real(path); "
+        "from penstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-P", "-c", script, "run", str(DEMO), "import", "--max-tokens", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "how much memory is free cannot be told" in done.stderr

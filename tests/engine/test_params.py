@@ -229,3 +229,24 @@ def test_what_has_no_order_is_no_prompt(make_llm, prompts):
         with pytest.raises(InvalidArgumentError, match="token ids"):
             call(prompts)
     assert llm.engine.num_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("stop", ["x"] * 65, "stop must be at most 64 strings, not 65"),
+        ("bad_words", ["x"] * 65, "bad_words must be at most 64 strings, not 65"),
+        ("stop", "x" * 5000, "stop must be strings of 1 to 4096 characters, not of 5000"),
+        ("stop", ["x", ""], "stop must be strings of 1 to 4096 characters, not of 0"),
+        (
+            "logit_bias",
+            dict.fromkeys(range(4097), 1.0),
+            "logit_bias must be a mapping of at most 4096 token ids, not of 4097",
+        ),
+        ("logit_bias", [1, 2], "logit_bias must be a mapping of token ids to numbers, not [1, 2]"),
+    ],
+)
+def test_what_is_too_many_or_too_long_is_told_so(field, value, message):
+    with pytest.raises(InvalidArgumentError) as raised:
+        SamplingParams(**{field: value})
+    assert str(raised.value) == message

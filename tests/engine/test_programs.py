@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from penstock import LLM, InvalidArgumentError, OutOfMemoryError, ProgramLimits, SamplingParams
-from penstock.lite import core
+from penstock.lite import arrays, core
 from penstock.runtime.native import fit_limits
 from tests.cli.conftest import DEMO, FOLDER
 
@@ -124,6 +126,34 @@ def test_a_batch_may_name_the_token_last_sampled_in_a_slot(mode, path):
             program.run(batch(-1, 1))
         with pytest.raises(InvalidArgumentError, match="slot"):
             program.step(batch(7, 0), sampling(2))
+
+
+@pytest.mark.parametrize(("mode", "path"), MODES, ids=["graph", "eager"])
+def test_failed_row_spares_the_next_batch(mode, path):
+    """A batch that names the slot of a row that failed runs, and only that request's row fails again."""
+    zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+    ints, starts, rows = np.zeros(2, np.int32), np.array([0, 1, 2], np.int32), np.array([0, 1], np.int32)
+    tables = np.array([[[0], [1]]], np.int32)
+
+    def batch(*tokens: int, position: int) -> core.StepBatch:
+        return core.StepBatch(np.array(tokens, np.int32), ints + position, starts, tables, rows)
+
+    with open_llm(mode, path, max_requests=2, context_len=64) as llm:
+        program = llm.engine.program
+        plain = core.Sampling(zeros, ints, ones, ints.astype(np.uint64), np.zeros((2, 2), np.int64), rows, per_row=True)
+        mask = np.zeros((2, (program.info.vocab_size + 31) // 32), np.uint32)
+        mask[1] = 0xFFFFFFFF
+        first = program.step(batch(7, 8, position=0), dataclasses.replace(plain, mask=mask))
+        assert first.status.tolist() == [arrays.ROW_MASKED, arrays.ROW_OK]
+        program.run(batch(7, int(first.ids[1]), position=1))
+        expected = program.logits()[1].tobytes()
+        second = program.step(batch(-1, -2, position=1), plain)
+        assert second.status.tolist() == [arrays.ROW_NOT_FINITE, arrays.ROW_OK]
+        assert program.logits()[1].tobytes() == expected
+        counted = core.Penalties(ones * 2, zeros, zeros, starts, ints, np.array([-1, -2], np.int32))
+        program.run(batch(7, 8, position=2))
+        third = program.sample(dataclasses.replace(plain, penalties=counted))
+        assert third.status.tolist() == [arrays.ROW_NOT_FINITE, arrays.ROW_OK]
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_figures():

@@ -34,17 +34,27 @@ def test_any_text_survives_tokens_and_back(any_tokenizer, text):
     assert stream_of(any_tokenizer, ids)[0] == any_tokenizer.decode(ids)
 
 
+@pytest.fixture(scope="module")
+def byte_level() -> Tokenizer:
+    return Tokenizer({"tokenizer.json": byte_level_json()})
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> Tokenizer:
+    return Tokenizer({"tokenizer.json": byte_fallback_json()})
+
+
 @given(ids=st.lists(st.integers(0, 258), max_size=60))
 @CHECKS
-def test_any_bytes_stream_as_they_decode(ids):
-    tokenizer = Tokenizer({"tokenizer.json": byte_level_json()})
+def test_any_bytes_stream_as_they_decode(byte_level, ids):
+    tokenizer = byte_level
     assert stream_of(tokenizer, ids)[0] == tokenizer.decode(ids)
 
 
 @given(ids=st.lists(st.integers(0, 269), max_size=200))
 @CHECKS
-def test_bytes_that_are_no_text_never_stall_the_stream(ids):
-    tokenizer = Tokenizer({"tokenizer.json": byte_fallback_json()})
+def test_bytes_that_are_no_text_never_stall_the_stream(byte_fallback, ids):
+    tokenizer = byte_fallback
     text, pieces = stream_of(tokenizer, ids)
     assert text == "".join(pieces)
 

@@ -55,7 +55,7 @@ def folder(tensors: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def plain_logits(tensors: dict[str, np.ndarray], token_ids: list[int]) -> np.ndarray:
+def plain_logits(tensors: dict[str, np.ndarray], token_ids: list[int], causal: bool = True) -> np.ndarray:
     """The same network in plain PyTorch, over one prompt."""
     w = {name: torch.from_numpy(values) for name, values in tensors.items()}
     f = torch.nn.functional
@@ -71,7 +71,7 @@ def plain_logits(tensors: dict[str, np.ndarray], token_ids: list[int]) -> np.nda
         heads = [
             t.view(-1, 3, 16).transpose(0, 1) for t in linear(norm(x, f"{block}.norm1"), f"{block}.qkv").chunk(3, -1)
         ]
-        mixed = f.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1).reshape(-1, 48)
+        mixed = f.scaled_dot_product_attention(*heads, is_causal=causal).transpose(0, 1).reshape(-1, 48)
         x = x + linear(mixed, f"{block}.out")
         x = x + linear(f.gelu(linear(norm(x, f"{block}.norm2"), f"{block}.up"), approximate="tanh"), f"{block}.down")
     return linear(norm(x, "norm"), "head").numpy()

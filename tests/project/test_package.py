@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
+
+import penstock
 from penstock.lite import core
 
 MAX_LIBRARY_BYTES = 1_000_000
@@ -47,3 +52,29 @@ def test_installed_package_is_under_ten_megabytes() -> None:
 def test_wheel_is_bound_to_no_python_version() -> None:
     wheel = distribution("penstock").read_text("WHEEL") or ""
     assert "Tag: py3-none-" in wheel
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source tree: the package's Python files without the native core, beside a pyproject.toml."""
+    root = tmp_path_factory.mktemp("clone")
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(Path(penstock.__file__).parent, root / "penstock", ignore=ignored)
+    (root / "pyproject.toml").touch()
+    return root
+
+
+def started_in(clone: Path, *arguments: str) -> list[str]:
+    """The lines on stderr of a Python that is started in the clone, and so imports it."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    done = subprocess.run([sys.executable, *arguments], cwd=clone, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done.stderr.splitlines()
+
+
+def test_the_source_tree_says_that_it_has_no_library(clone: Path) -> None:
+    (line,) = started_in(clone, "-m", "penstock", "inspect", __file__)
+    assert line.startswith(f"penstock: {clone} is the source tree, which has no native core: start Python in another")
+    lines = started_in(clone, "-c", f"import penstock; penstock.LLM({__file__!r})")
+    assert lines[-1].startswith(f"penstock.errors.UnsupportedError: {clone} is the source tree")
+    assert sum(line.startswith("Traceback") for line in lines) == 1

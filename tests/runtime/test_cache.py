@@ -42,7 +42,7 @@ class Builder:
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     built = Builder()
     monkeypatch.setattr(cache_module, "build_in_child", built)
-    monkeypatch.setattr(cache_module, "_is_sound", Path.exists)  # what it writes is no bundle
+    monkeypatch.setattr(cache_module, "_find_damage", lambda *_: "")  # what it writes is no bundle
     return built
 
 
@@ -68,6 +68,63 @@ def test_a_damaged_bundle_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.read_bytes() == data
     assert cache.find_or_build(folder) == path
     assert len(made) == 2
+
+
+def test_overwritten_weights_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "records"))
+    builds = []
+
+    def build(source: Path, out: Path, **_: Any) -> dict[str, Any]:
+        builds.append(write_bundle(out, tiny_graph()))
+        return {}
+
+    monkeypatch.setattr(cache_module, "build_in_child", build)
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    path = cache.find_or_build(folder)
+    data, status = path.read_bytes(), path.stat()
+    damaged = data[:-1] + bytes([data[-1] ^ 1])
+    for verify, expected in (("never", damaged), ("once", data)):
+        path.write_bytes(damaged)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert cache.find_or_build(folder, verify=verify) == path
+        assert path.read_bytes() == expected
+    assert len(builds) == 2
+    (line,) = caplog.messages
+    assert f"the cached bundle of {folder} is damaged and made again" in line
+
+
+@pytest.mark.parametrize("record", [b"[" * 100_000, b'{"num_bytes": ' + b"1" * 100_000 + b"}", b"x" * (1 << 21), b"[]"])
+def test_a_damaged_record_is_replaced(record: bytes, tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    path = cache.find_or_build(folder)
+    path.with_suffix(".json").write_bytes(record)
+    assert cache.list() == []
+    assert cache.find_or_build(folder) == path
+    assert len(builder.calls) == 2
+    assert [entry.path for entry in cache.list()] == [path]
+
+
+def test_a_record_that_is_a_pipe_is_no_record(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    path = cache.find_or_build(folder)
+    path.with_suffix(".json").unlink()
+    os.mkfifo(path.with_suffix(".json"))
+    assert cache.find_or_build(folder) == path
+    assert len(builder.calls) == 2
+
+
+def test_weights_of_equal_size_and_time_are_others(tmp_path: Path, builder: Builder) -> None:
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    first, status = cache.find_or_build(folder), weights.stat()
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert cache.find_or_build(folder) != first
+    assert len(builder.calls) == 2
 
 
 def test_a_bundle_is_made_once(tmp_path: Path, builder: Builder) -> None:

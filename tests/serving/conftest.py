@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.engine.conftest import FILES, later, make_llm
 from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.service import KEY, Service
 from tests.serving.workers import OPTIONS, SEEDED
+from tests.system_packages import skip_reason
 
 __all__ = ["later", "make_llm"]
 
@@ -86,14 +86,24 @@ def expected(versions: list[Path]) -> list[dict[int, list[int]]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def make_certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate for localhost that signs itself, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
+    if reason := skip_reason("openssl"):
+        pytest.skip(reason)
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", *names, "-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost that signs itself, and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def other_certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Another one."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))

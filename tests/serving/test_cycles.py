@@ -207,7 +207,7 @@ def test_what_a_worker_loaded_is_no_work_of_collections(monkeypatch) -> None:
 
     async def main() -> None:
         stream = Stream()
-        config = WorkerConfig("unix:", "", "demo", str(DEMO), 1, False, 0, OPTIONS)
+        config = WorkerConfig("unix:", "", "demo", str(DEMO), 1, "never", 0, OPTIONS)
         assert await Worker(config, stream).run() == 0
         assert stream.frozen_at_ready == 1
 

@@ -7,6 +7,7 @@ version or a retriable error, and nothing is left.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -251,3 +252,15 @@ def test_a_drain_under_traffic_over_grpc_cuts_no_answer(versions, expected) -> N
             await idle.close()
 
     asyncio.run(main())
+
+
+def test_a_deadline_that_passed_is_no_error_of_the_log(caplog):
+    """gRPC's core logs a message that it could not send as an error."""
+    from penstock.serving import grpc_listener
+
+    log = logging.getLogger("grpc._cython.cygrpc")
+    assert grpc_listener._is_worth_a_line in log.filters
+    caplog.set_level(logging.INFO)
+    log.error("ExecuteBatchError raised in core by servicer method [/inference.GRPCInferenceService/ModelInfer]")
+    log.error("Unexpected [ValueError] raised by servicer method [/inference.GRPCInferenceService/ModelInfer]")
+    assert [record.getMessage()[:10] for record in caplog.records] == ["Unexpected"]

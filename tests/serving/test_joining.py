@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from penstock.serving.joining import read_token
 from penstock.serving.primary import Primary, WorkerDoor
 from penstock.serving.wire import JOIN, bearer
 from tests.cli.conftest import environment
-from tests.serving.workers import DEMO, service, still, tokens_of, until
+from tests.serving.workers import DEMO, faulty, pids, service, still, tokens_of, until
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 TOKEN = "0123456789abcdef" * 3
@@ -151,12 +152,31 @@ def test_other_weights_may_not_join(door, certificate, tmp_path) -> None:
     async def main() -> None:
         async with service(door=door) as running:
             backend = await running.models.load(str(DEMO))
-            backend._fleet._weights_id = "another"
-            for link in backend._fleet.links:
-                link.weights_id = "another"
+            backend._fleet.weights_id = "another"
             with joining(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: process.poll() is not None)
                 assert "its own is another one" in process.stderr.read()
+
+    asyncio.run(main())
+
+
+def test_a_worker_joins_while_the_own_one_is_gone(door, certificate, tmp_path) -> None:
+    """Which weights run is known from the load on, whatever became of the process that told it."""
+    model = tmp_path / "demo.psm"
+    model.symlink_to(DEMO)
+    go = model.with_suffix(".go")
+    go.touch()
+
+    async def main() -> None:
+        async with service(door=door, command=faulty("waits")) as running:
+            backend = await running.models.load(str(model))
+            go.unlink()
+            os.kill(*pids(backend), signal.SIGKILL)
+            await until(lambda: not pids(backend))
+            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+                await until(lambda: backend.is_ready or process.poll() is not None)
+                assert len(await tokens_of(backend, [5, 6], GREEDY)) == 8
+            go.touch()
 
     asyncio.run(main())
 

@@ -73,8 +73,8 @@ def _add(found: dict[str, dict[str, tuple[int, str]]], messages) -> None:
 
 def _kind(field) -> str:
     names = {
-        1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32",
-        17: "sint32",
+        1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 6: "fixed64", 8: "bool", 9: "string", 12: "bytes",
+        13: "uint32", 17: "sint32",
     }  # fmt: skip
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields
@@ -113,7 +113,7 @@ def test_options_cards_and_configurations_round_trip() -> None:
         assert wire.options_from(wire.options_to(options)) == options
     card = ModelCard("m", 5, 6, 7, "w8a8", "llama", "m.psm", 3, True, True, True, "topk")
     assert wire.card_from(wire.card_to(card)) == card
-    config = WorkerConfig("unix:/x", "token", "m", "/m.psm", 2, True, 5, ModelOptions(threads=2))
+    config = WorkerConfig("unix:/x", "token", "m", "/m.psm", 2, "always", 5, ModelOptions(threads=2))
     assert WorkerConfig.from_json(config.to_json()) == config
     for wrong in ("", "[]", "{}", config.to_json().replace('"threads": 2', '"threads": 2, "more": 1')):
         with pytest.raises(InvalidArgumentError, match="one line of JSON"):

@@ -58,6 +58,7 @@ bool Generator::open(double start) {
   }
   ps_model_options model{};
   model.struct_size = sizeof(model);
+  model.verify = options_.verify;
   if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");
   info_.struct_size = sizeof(info_);
   if (ps_model_describe(model_, &info_) != PS_OK) return failed("");
@@ -157,8 +158,13 @@ bool Generator::encode(const char* text, int64_t bytes) {
 bool Generator::prepare() {
   const int64_t room = info_.context_len - num_prompt_;
   max_new_ = sampling_.max_tokens < room ? sampling_.max_tokens : room;
+  if (info_.bidirectional && options_.max_tokens <= 0) max_new_ = 1;
+  if (info_.bidirectional && max_new_ > 1) {
+    return fail("--max-tokens: expected 1, found %lld: the network's attention is not causal, so only the token after the prompt "
+                "can be computed", static_cast<long long>(max_new_));
+  }
   const int64_t longest = num_prompt_ + max_new_;
-  chunk_ = num_prompt_ < kChunk ? num_prompt_ : kChunk;
+  chunk_ = num_prompt_ < kChunk || info_.bidirectional ? num_prompt_ : kChunk;
   num_pages_ = pages_for(longest);
   ps_program_options options{};
   options.struct_size = sizeof(options);

@@ -42,6 +42,8 @@ class Generator {
   int64_t num_prompt() const { return num_prompt_; }
   int64_t num_new() const { return tokens_.size - num_prompt_; }
   const ps_model_info& info() const { return info_; }
+  // No prompt that fits has more bytes: the tokens of a text have a few bytes each, 256 leave ample room.
+  int64_t max_prompt_bytes() const { return int64_t{256} * info_.context_len; }
   int64_t weight_bytes() const { return plan_.weight_bytes; }
   int64_t tokenizer_bytes() const { return tokenizer_bytes_; }  // of the tables that a tokenizer uses where they lie
   int64_t plan_bytes() const { return plan_.total_bytes + tokenizer_bytes_; }

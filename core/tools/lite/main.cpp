@@ -177,14 +177,17 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
           static_cast<double>(f.peak_rss) / 1e6, static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
 }
 
-bool read_stdin(Array<char>* out) {
+// Up to `most` bytes, and one more where there are more.
+bool read_stdin(int64_t most, Array<char>* out) {
   char buffer[65536];
-  for (;;) {
-    const ssize_t n = read(STDIN_FILENO, buffer, sizeof(buffer));
+  while (out->size <= most) {
+    const int64_t room = most + 1 - out->size;
+    const ssize_t n = read(STDIN_FILENO, buffer, room < int64_t{sizeof(buffer)} ? static_cast<size_t>(room) : sizeof(buffer));
     if (n < 0 && errno == EINTR && !interrupted) continue;
     if (n <= 0) return n == 0;
     out->append(buffer, n);
   }
+  return true;
 }
 
 // A step that is not over within a second of Ctrl-C is not waited for.
@@ -256,7 +259,14 @@ int run(const Options& options, double start) {
   int64_t bytes = static_cast<int64_t>(strlen(prompt));
   Array<char> input;
   if (strcmp(prompt, "-") == 0) {
-    if (!read_stdin(&input)) return interrupted ? interrupted_exit() : report("PROMPT: standard input cannot be read");
+    const int64_t most = generator.max_prompt_bytes();
+    if (!read_stdin(most, &input)) return interrupted ? interrupted_exit() : report("PROMPT: standard input cannot be read");
+    if (input.size > most) {
+      char message[160];
+      snprintf(message, sizeof(message), "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; found more",
+               static_cast<long long>(most));
+      return report(message);
+    }
     prompt = input.data ? input.data : "";
     bytes = input.size;
   }

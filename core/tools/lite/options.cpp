@@ -18,7 +18,8 @@ const char kHelp[] =
     "Sampling that is not given comes from the bundle's generation_config.json.\n"
     "\n"
     "  BUNDLE               a .psm file, as penstock export makes it\n"
-    "  PROMPT               the text to continue; - reads it from standard input\n"
+    "  PROMPT               the text to continue; - reads it from standard input, at most 256 bytes for each token that the\n"
+    "                       context holds\n"
     "  --max-tokens N       tokens to make at most (256), and no more than the context holds behind the prompt\n"
     "  --temperature T      0: greedy\n"
     "  --top-k K            keep the K likeliest tokens; 0: all\n"
@@ -31,6 +32,8 @@ const char kHelp[] =
     "                       tokens, sooner where an answer repeats its prompt; 0: do not (default)\n"
     "  --threads N          0: as many as allowed (default)\n"
     "  --weights HOW        mmap: the file's pages, shared with other processes (default); huge: a private copy in huge pages\n"
+    "  --verify             check the checksum of every segment first, which reads the whole file; a damaged one ends with the\n"
+    "                       status 1 (default: off)\n"
     "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
     "  --ops LIB.so         a shared library with ops of your own (docs/custom-ops.md), which is run: once for each\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
@@ -134,7 +137,7 @@ struct Parser {
     const struct {
       const char* name;
       bool* value;
-    } flags[] = {{"--ids", &out->ids},   {"--json", &out->json}, {"--bench", &out->bench},     {"--ignore-eos", &out->ignore_eos},
+    } flags[] = {{"--ids", &out->ids},   {"--json", &out->json}, {"--bench", &out->bench},     {"--ignore-eos", &out->ignore_eos}, {"--verify", &out->verify},
                  {"--help", &out->help}, {"-h", &out->help},     {"--version", &out->version}};
     for (const auto& one : flags) {
       if (strcmp(name, one.name) != 0) continue;

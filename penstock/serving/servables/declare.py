@@ -18,7 +18,8 @@ from penstock.serving.servables.versions import Policy, Wanted
 
 __all__ = [
     "Declarations", "InputError", "Language", "Model", "Settings", "Stage", "declaring", "folder", "language_model",
-    "method", "model", "settings", "stage", "version",
+    "method", "model", "run_stages_of", "settings", "stage",
+    "version",
 ]  # fmt: skip
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -183,6 +184,8 @@ class Declarations:
 
 
 _state: list[Declarations] = []
+_running: list[Declarations] = []
+"""The declarations whose stages this process runs."""
 
 
 def _declared() -> Declarations:
@@ -199,6 +202,16 @@ def declaring(folder: Path | None = None, version: str = "") -> Iterator[Declara
         yield found
     finally:
         _state.remove(found)
+
+
+def run_stages_of(declared: Declarations) -> None:
+    """From now on this process runs the stages of these declarations: ``folder`` and ``version`` are theirs."""
+    _running[:] = [declared]
+
+
+def _known() -> Declarations:
+    """The declarations that are being collected, or whose stages run."""
+    return (_state or _running or [Declarations()])[-1]
 
 
 def stage(
@@ -317,18 +330,18 @@ def settings(**named: Any) -> None:
 
 
 def folder() -> Path:
-    """The folder of the version that is being loaded: where its files are."""
-    declared = _declared()
+    """The folder of the version that is loaded: where its files are.  Stages may call it, too."""
+    declared = _known()
     if declared.folder is None:
-        raise InvalidArgumentError("servable.folder() is known while the service loads the file")
+        raise InvalidArgumentError("servable.folder() is known only where the service runs the file")
     return declared.folder
 
 
 def version() -> str:
-    """The number of the version that is being loaded."""
-    declared = _declared()
+    """The number of the version that is loaded.  Stages may call it, too."""
+    declared = _known()
     if not declared.version:
-        raise InvalidArgumentError("servable.version() is known while the service loads the file")
+        raise InvalidArgumentError("servable.version() is known only where the service runs the file")
     return declared.version
 
 

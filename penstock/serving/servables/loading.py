@@ -82,7 +82,7 @@ class Loading:
         why = str(error).removeprefix(f"{servable.name}: ")
         tell("servable_failed", f"{servable.name} {number}: {why}", logging.WARNING, servable=servable.name)
         if number not in servable.versions:
-            servable.states[number] = ("UNAVAILABLE", str(error))
+            servable.states[number] = ("UNAVAILABLE", servable.told(error))
 
     def note_states(self) -> None:
         """What is to be said of each version once the new ones are in the servable."""

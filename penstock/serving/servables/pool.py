@@ -42,7 +42,6 @@ class Pool:
         self.queues: list[UnitQueue] = []
         self.free: list[Seat] = []
         self.deaths: Counter[str] = Counter()
-        self.error = ""
         self.size = size
         self._start, self._patience = start, patience
         self._seats: list[Seat] = []
@@ -78,7 +77,11 @@ class Pool:
         if self._is_stopping:
             raise UnavailableError(f"{self.title} is being unloaded")
         if not self._seats and len(self._failing) == self.size:
-            raise UnavailableError(f"{self.title}: its processes die again and again ({self.error})", 5.0)
+            raise self._failing_error()
+
+    def _failing_error(self) -> UnavailableError:
+        """What clients are told.  Why the processes die is in the log: it may name files of this machine."""
+        return UnavailableError(f"{self.title}: its processes crash again and again.", 5.0)
 
     @property
     def has_room(self) -> bool:
@@ -280,7 +283,6 @@ class Pool:
 
     async def _pause(self, place: int, death: Death, num_deaths: int) -> None:
         """Say what happened, and wait before the next one."""
-        self.error = death.why
         self.deaths[death.cause] += 1
         if num_deaths >= LOOP_DEATHS:
             self._failing.add(place)
@@ -309,7 +311,7 @@ class Pool:
         )  # fmt: skip
 
     def _refuse_all(self) -> None:
-        error = UnavailableError(f"{self.title}: its processes die again and again ({self.error})", 5.0)
+        error = self._failing_error()
         if self._is_stopping:
             error = UnavailableError(f"{self.title} is being unloaded")
         for flight in self._again:

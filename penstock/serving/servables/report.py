@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.serving.refusals import without_folders
 from penstock.serving.shapes import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _version(servable: Servable, number: int) -> dict[str, Any]:
     return {
         "version": str(number),
         "state": state,
-        "reason": reason,
+        "reason": without_folders(reason),
         "is_ready": loaded is not None and loaded.is_ready,
         "num_open": 0 if loaded is None else loaded.num_open,
         "num_restarts": dict(deaths),

@@ -9,9 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
+from penstock.errors import (
+    FileAccessError,
+    InvalidArgumentError,
+    InvalidFileError,
+    NotFoundError,
+    PenstockError,
+    UnavailableError,
+    UnsupportedError,
+)
 from penstock.serving.infer import ModelState
 from penstock.serving.logs import tell
+from penstock.serving.refusals import without_folders
 from penstock.serving.servables.loaded import LoadedMethod, LoadedVersion, to_its_end
 from penstock.serving.servables.loading import Loading
 from penstock.serving.servables.opening import read_script
@@ -69,6 +78,10 @@ class Servable:
         """Fields of ``Wanted`` that the operator asked for over the protocol, in place of what servable.py says."""
         self.changing = asyncio.Lock()
 
+    def told(self, error: PenstockError) -> str:
+        """An error as those who load over the network read it: paths are relative to the folder of servables."""
+        return without_folders(str(error).replace(f"{self.root}/", ""))
+
     @property
     def ready(self) -> list[str]:
         """The numbers of versions that requests can ask for."""
@@ -122,7 +135,7 @@ class Servables:
         for name in found:
             self._all[name] = Servable(root, name)
         for name in found:
-            await self.load(name)
+            await self._change(name, {})
         self._roots.append(root)
 
     def all(self) -> Sequence[Servable]:
@@ -167,9 +180,22 @@ class Servables:
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """As Methods has it; other loads and unloads of the same servable come one after the other.
 
-        It is done whole or not at all: who asked for it may go, and the service may end, meanwhile.
+        It is done whole or not at all: who asked for it may go, and the service may end, meanwhile.  Errors name files
+        by their paths in the folder of servables; the log has the rest.
         """
-        change = _change_of(config or {})
+        try:
+            await self._change(name, _change_of(config or {}))
+        except UnavailableError as error:
+            raise UnavailableError(self._told(name, error), error.retry_after_s) from error
+        except (FileAccessError, InvalidFileError, UnsupportedError) as error:
+            raise type(error)(self._told(name, error)) from error
+
+    def _told(self, name: str, error: PenstockError) -> str:
+        servable = self._all.get(name)
+        return str(error) if servable is None else servable.told(error)
+
+    async def _change(self, name: str, change: Mapping[str, Any]) -> None:
+        """Load with fields of what is wanted."""
         servable = self._all.get(name) or await self._seen(name)
         task = asyncio.ensure_future(self._load(servable, change))
         self._loads.add(task)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import mmap
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from typing import Any, Final
 from penstock.errors import InvalidFileError, PenstockError, UnavailableError
 from penstock.serving.frames import FrameStream
 from penstock.serving.logs import tell
+from penstock.serving.parent import kill_marked
 from penstock.serving.process import Death
 from penstock.serving.servables import stages_pb2 as pb
 from penstock.serving.servables.stage_worker import BEGUN, MARK_BYTES, MAX_FRAME_BYTES, PLACE
@@ -23,8 +25,11 @@ from penstock.serving.servables.stage_worker import BEGUN, MARK_BYTES, MAX_FRAME
 __all__ = ["StageProcess", "launch"]
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "penstock.serving.servables.stage_worker")
+_ENVIRONMENT_MARK: Final = "_PENSTOCK_STAGE"
+"""The environment variable by which all that a process started is found when it ends."""
 _NOWHERE: Final = (0xFFFFFFFF, 0)
 """The place in a batch that no stage has been called with."""
+_FOREIGN: Final = "it sent something that is not the result of its batch"
 _STOP_S: Final = 2.0
 _LAST_WORDS_S: Final = 1.0
 
@@ -34,8 +39,15 @@ class StageProcess:
     knows that nothing more is run; ``plan`` is what it told.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, stream: FrameStream[pb.FromStage], mark: mmap.mmap) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        stream: FrameStream[pb.FromStage],
+        mark: mmap.mmap,
+        environment_mark: str,
+    ) -> None:
         self.pid = process.pid
+        self._environment_mark = environment_mark
         self.plan = ""
         self.is_hung = False
         self.on_result: Callable[[pb.Result], None] = lambda result: None
@@ -43,11 +55,17 @@ class StageProcess:
         self._process, self._stream, self._mark = process, stream, mark
         self._has_begun, self._place = False, _NOWHERE
         self._is_gone = False
+        self._rest: asyncio.Future[int] | None = None
+        self._num_given = 0
+        self._awaited = 0  # the number of the batch that it has; 0: none
 
     async def ready(self, start: pb.Start) -> None:
         """Until it has loaded what it is to run; InvalidFileError with what it says was wrong, UnavailableError."""
         self._stream.send(pb.ToStage(start=start))
-        first = await self._stream.read()
+        try:
+            first = await self._stream.read()
+        except Exception as error:
+            raise InvalidFileError(f"{start.file or start.folder}: {_FOREIGN} ({error})") from error
         if first is None:
             await self._exited()
             raise self._lost(start)
@@ -58,6 +76,8 @@ class StageProcess:
                     trace=first.failed.trace,
                 )  # fmt: skip
             raise InvalidFileError(first.failed.text)
+        if not first.HasField("ready"):
+            raise InvalidFileError(f"{start.file or start.folder}: {_FOREIGN}")
         self.plan = first.ready.plan
         self._stream.listen(self._hear)
 
@@ -74,6 +94,8 @@ class StageProcess:
             return False
         BEGUN.pack_into(self._mark, 0, 0)  # it waits for the batch, so that nobody else writes here
         PLACE.pack_into(self._mark, BEGUN.size, *_NOWHERE)
+        self._num_given += 1
+        self._awaited = batch.batch.number = self._num_given
         return self._stream.send(batch)
 
     def _read_mark(self) -> None:
@@ -96,6 +118,11 @@ class StageProcess:
         return stage, instance - 1
 
     def _hear(self, message: pb.FromStage) -> None:
+        """Take a result; ValueError, which ends the stream, for one that does not belong to the batch that it has."""
+        number = message.result.number
+        if not number or number != self._awaited:
+            raise ValueError(f"expected a result of batch {self._awaited}, found one of batch {number}")
+        self._awaited = 0
         self.on_result(message.result)
 
     async def ended(self) -> Death:
@@ -113,12 +140,16 @@ class StageProcess:
         await self._exited()
         if self.is_hung:
             return Death("hang", "it took longer than timeout_s")
+        if self._stream.error is not None:
+            text = f"process {self.pid}: {_FOREIGN} ({self._stream.error})"
+            tell("stage_stream_broken", text, logging.WARNING, pid=self.pid)
+            return Death("stream", _FOREIGN)
         status = self._process.returncode
         return Death("signal" if status is not None and status < 0 else "exit", self._how())
 
     async def _exited(self) -> None:
         """Its stream has ended: nothing good comes of it any more."""
-        if not self.is_hung:
+        if not self.is_hung and self._stream.error is None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), _LAST_WORDS_S)
         await self._kill()
@@ -136,6 +167,9 @@ class StageProcess:
         self._stream.close()
         self._read_mark()
         self._mark.close()  # a mapping holds a descriptor
+        if self._rest is None:  # what it started may be in sessions of its own
+            self._rest = asyncio.ensure_future(asyncio.to_thread(kill_marked, self._environment_mark))
+        await asyncio.shield(self._rest)
 
     async def stop(self) -> None:
         """Let it end in good order, and end it when it does not."""
@@ -175,6 +209,7 @@ async def launch(start: pb.Start, load_s: float) -> StageProcess:
 
 async def _started() -> StageProcess:
     """The process gets its end of a pair of sockets: nobody else can have it, so there is no secret to prove."""
+    token = secrets.token_hex(16)
     mark_fd = os.memfd_create("penstock-mark", os.MFD_CLOEXEC)
     own, its = socket.socketpair()
     try:
@@ -186,6 +221,7 @@ async def _started() -> StageProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=2,  # what the operator's code prints is no protocol's
             pass_fds=(its.fileno(), mark_fd),
+            env={**os.environ, _ENVIRONMENT_MARK: token},
             start_new_session=True,  # signals of a terminal are the primary's; and all that it starts ends with it
         )
     except BaseException:
@@ -194,4 +230,5 @@ async def _started() -> StageProcess:
     finally:
         its.close()
         os.close(mark_fd)
-    return StageProcess(process, FrameStream(own, pb.FromStage.FromString, MAX_FRAME_BYTES), mark)
+    stream = FrameStream(own, pb.FromStage.FromString, MAX_FRAME_BYTES)
+    return StageProcess(process, stream, mark, f"{_ENVIRONMENT_MARK}={token}")

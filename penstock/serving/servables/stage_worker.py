@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from penstock.errors import PenstockError
 from penstock.serving.parent import die_with_parent
 from penstock.serving.servables import stages_pb2 as pb
-from penstock.serving.servables.declare import declaring
+from penstock.serving.servables.declare import declaring, run_stages_of
 from penstock.serving.servables.failures import plain, trace_of
 
 __all__ = ["BEGUN", "MARK_BYTES", "MAX_FRAME_BYTES", "PLACE", "main"]
@@ -57,6 +57,7 @@ class _Stages:
         from penstock.serving.servables.plan import write_plan
 
         with declaring(Path(start.folder), start.version) as declared:
+            run_stages_of(declared)
             _run_file(start.file, start.source)
             plan, self._programs = make_plan(declared)
         self.plan = write_plan(plan)
@@ -92,14 +93,31 @@ def _told(error: BaseException, file: str) -> str:
 
 
 class _Stream:
-    """Frames over a socket that blocks.  ``begin`` is called with each that comes, before anything is done with it."""
+    """Frames over a socket that blocks.  ``begin`` is called with each that comes, before anything is done with it.
+
+    Only the process that made it reads and writes: a stage that forks may return in the child, too, which ends here.
+    """
 
     def __init__(self, own: socket.socket, begin: Callable[[], None]) -> None:
         self._socket, self._begin = own, begin
         self._file = own.makefile("rb", 1 << 16)
+        self._pid = os.getpid()
+
+    def close_in_child(self) -> None:
+        """Close the socket in a child that was forked, so that nothing there writes on it."""
+        os.close(self._socket.detach())
+
+    def _end_child(self) -> None:
+        """End the process if it is a child, also one that was forked past Python."""
+        if os.getpid() != self._pid:
+            told = "penstock: a stage forked and returned in the child, too: the child was ended\n"
+            with suppress(OSError):
+                os.write(2, told.encode())
+            os._exit(1)
 
     def read(self) -> pb.ToStage | None:
         """The next message; None when the primary has gone or wants no more."""
+        self._end_child()
         head = self._file.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
             return None
@@ -110,8 +128,28 @@ class _Stream:
 
     def send(self, message: pb.FromStage) -> None:
         """Send, waiting for room."""
+        self._end_child()
         data = message.SerializeToString()
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+
+class _Mark:
+    """What the process is at, in memory that the primary reads."""
+
+    def __init__(self, shared_fd: int) -> None:
+        self._memory: mmap.mmap | bytearray = mmap.mmap(shared_fd, MARK_BYTES)
+
+    def leave_in_child(self) -> None:
+        """Let a child that was forked write elsewhere."""
+        self._memory = bytearray(MARK_BYTES)
+
+    def begin(self) -> None:
+        """The process has begun to read what it was given."""
+        BEGUN.pack_into(self._memory, 0, 1)
+
+    def note(self, stage: int, instance: int) -> None:
+        """The process is at this stage of its unit and this instance of the batch; -1: all of them."""
+        PLACE.pack_into(self._memory, BEGUN.size, stage, instance + 1)
 
 
 class _Memory:
@@ -162,6 +200,7 @@ def serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
         if result.ByteSize() > MAX_FRAME_BYTES:
             result = pb.Result()
             result.failures.add(part=-1, instance=-1, kind="result", text="its outputs are too large")
+        result.number = message.batch.number
         stream.send(pb.FromStage(result=result))
     return 0
 
@@ -177,18 +216,14 @@ def main(arguments: list[str]) -> int:
         sys.stdout.reconfigure(line_buffering=True)
     own_fd, mark_fd = int(arguments[0]), int(arguments[1])
     os.set_inheritable(own_fd, False)
-    mark = mmap.mmap(mark_fd, MARK_BYTES)
+    mark = _Mark(mark_fd)
     os.close(mark_fd)
-
-    def note(stage: int, instance: int) -> None:
-        PLACE.pack_into(mark, BEGUN.size, stage, instance + 1)
-
-    def begin() -> None:
-        BEGUN.pack_into(mark, 0, 1)
-
     with socket.socket(fileno=own_fd) as own:
         own.setblocking(True)
-        return serve(_Stream(own, begin), note)
+        stream = _Stream(own, mark.begin)
+        os.register_at_fork(after_in_child=stream.close_in_child)
+        os.register_at_fork(after_in_child=mark.leave_in_child)
+        return serve(stream, mark.note)
 
 
 if __name__ == "__main__":

@@ -57,16 +57,18 @@ class Failed(_message.Message):
     def __init__(self, text: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("unit", "size", "counts", "inputs")
+    __slots__ = ("unit", "size", "counts", "inputs", "number")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     unit: int
     size: int
     counts: _containers.RepeatedScalarFieldContainer[int]
     inputs: _containers.RepeatedCompositeFieldContainer[Column]
-    def __init__(self, unit: _Optional[int] = ..., size: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., inputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, unit: _Optional[int] = ..., size: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., inputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Column(_message.Message):
     __slots__ = ("data", "sizes")
@@ -77,16 +79,18 @@ class Column(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("outputs", "failures", "excess_bytes", "took_ns")
+    __slots__ = ("outputs", "failures", "excess_bytes", "took_ns", "number")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     EXCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOOK_NS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Column]
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     excess_bytes: int
     took_ns: int
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., excess_bytes: _Optional[int] = ..., took_ns: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., excess_bytes: _Optional[int] = ..., took_ns: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("part", "instance", "stage", "kind", "text", "trace")

@@ -1,0 +1,129 @@
+"""The order of waiting requests: by priority and arrival, and fair between clients within a level of priority.
+
+Start-time fair queueing (P. Goyal, H. Vin, H. Cheng, 1996).  Within a level each request has a virtual start: the
+virtual finish of its client's request before it, or the level's virtual time if that is later.  Its virtual finish is
+its tokens later.  The virtual time is the greatest virtual start of the requests that have begun to run.  A request
+goes in front of those of its level that have a later virtual start, so that a client with few requests does not wait
+behind all the requests of a client with many.  The requests of one client keep their order.
+
+A place in the order is given once, on arrival, and never changes.  With one client it is the order of
+``arrival + priority * priority_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.engine.request import Request
+
+__all__ = ["FairOrder", "heaviest"]
+
+_MAX_IDLE_CLIENTS: Final = 1024
+"""Clients without a waiting request that a level remembers."""
+_BEGUN: Final = -1.0
+"""The virtual start of a request that has begun: nothing is placed in front of it."""
+
+
+@dataclass(slots=True)
+class _Client:
+    """A client within a level.
+
+    ``arrived`` and ``begun`` are the virtual finishes of its last request that arrived and that began to run.
+    """
+
+    arrived: float = 0.0
+    begun: float = 0.0
+    num_waiting: int = 0
+
+
+@dataclass(slots=True)
+class _Level:
+    """A level of priority that has waiting requests; ``latest`` is the greatest virtual start that it has given."""
+
+    now: float = 0.0
+    latest: float = 0.0
+    num_waiting: int = 0
+    clients: dict[str, _Client] = field(default_factory=dict)
+
+
+def heaviest(waiting: Iterable[str], client: str) -> str | None:
+    """The client whose last request gives up its place in a full queue to one of ``client``; None when none does.
+
+    ``waiting`` names the client of each request that waits.  It is the one that has most, if it has more than
+    ``client`` will have.
+    """
+    counts = Counter(waiting)
+    most = max(counts, key=lambda name: counts[name], default=client)
+    return most if counts[most] > counts[client] + 1 else None
+
+
+class FairOrder:
+    """Gives requests their place.  ``priority_s``: seconds of waiting that a level of priority is worth."""
+
+    def __init__(self, priority_s: float) -> None:
+        self._priority_s = priority_s
+        self._levels: dict[int, _Level] = {}
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that are remembered, counted once per level."""
+        return sum(len(level.clients) for level in self._levels.values())
+
+    def place(self, request: Request, waiting: Iterable[Request]) -> None:
+        """Set ``order`` of a request that arrives; ``waiting`` are the others in order."""
+        priority = request.options.priority
+        level = self._levels.setdefault(priority, _Level())
+        client = level.clients.setdefault(request.options.client, _Client())
+        start = max(level.now, client.arrived)
+        client.arrived = start + _cost(request)
+        client.num_waiting += 1
+        level.num_waiting += 1
+        request.virtual_start = start
+        request.order = (request.timings.submitted + priority * self._priority_s, math.inf, request.id)
+        if start < level.latest:
+            same = (other for other in waiting if other.options.priority == priority)
+            behind = next((other for other in same if other.virtual_start > start), None)
+            if behind is not None and behind.order < request.order:
+                request.order = (behind.order[0], start, request.id)
+        level.latest = max(level.latest, start)
+        if len(level.clients) > level.num_waiting + _MAX_IDLE_CLIENTS:
+            level.clients = {name: one for name, one in level.clients.items() if one.num_waiting}
+
+    def begin(self, request: Request) -> None:
+        """Note that a waiting request runs; one that ran before changes nothing."""
+        if request.virtual_start == _BEGUN:
+            return
+        level = self._levels[request.options.priority]
+        client = level.clients[request.options.client]
+        level.now = max(level.now, request.virtual_start)
+        client.begun = max(client.begun, request.virtual_start + _cost(request))
+        self._leave(request)
+
+    def remove(self, request: Request) -> None:
+        """Note that a request ended while it waited; its client is not charged for it once none of its others waits."""
+        if request.virtual_start != _BEGUN:
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        request.virtual_start = _BEGUN
+        priority, name = request.options.priority, request.options.client
+        level = self._levels[priority]
+        client = level.clients[name]
+        client.num_waiting -= 1
+        level.num_waiting -= 1
+        if not client.num_waiting:
+            client.arrived = client.begun
+            if client.begun <= level.now:
+                del level.clients[name]
+        if not level.num_waiting:
+            del self._levels[priority]
+
+
+def _cost(request: Request) -> int:
+    """Tokens that a request may compute: of its prompt, and of the longest answer that it asks for."""
+    return len(request.prompt_ids) + (request.max_tokens if request.samples else 0)

@@ -1,0 +1,27 @@
+"""TLS of gRPC servers whose certificate can be replaced while they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+__all__ = ["GrpcTls"]
+
+
+class GrpcTls:
+    """Server credentials with a key and a certificate chain, both in PEM."""
+
+    def __init__(self, key: bytes, certificate: bytes) -> None:
+        self._next: Any = None
+        first = grpc.ssl_server_certificate_configuration([(key, certificate)])
+        self.credentials = grpc.dynamic_ssl_server_credentials(first, self._fetch)
+
+    def replace(self, key: bytes, certificate: bytes) -> None:
+        """Use another certificate from the next handshake on."""
+        self._next = grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+    def _fetch(self) -> Any:
+        """Return what to use from now on; gRPC asks at each handshake, and None changes nothing."""
+        found, self._next = self._next, None
+        return found

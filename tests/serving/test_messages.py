@@ -1,0 +1,81 @@
+"""What clients read when they are refused: which bound was exceeded, and nothing of the server's folders."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import FileAccessError, UnavailableError
+from penstock.serving.fields import CHAT, COMPLETION, EMBEDDING, TOKENIZE
+from penstock.serving.refusals import refusal_of, without_folders
+from penstock.serving.shapes import MisfitError
+
+LENGTHS = [
+    (COMPLETION, {"prompt": "x", "stop": ["a"] * 65}, "stop must be a list of 0 to 64 items, not of 65"),
+    (COMPLETION, {"prompt": "x", "stop": "a" * 4097}, "stop must be a string of 1 to 4096 characters, not of 4097"),
+    (COMPLETION, {"prompt": "x", "stop": ""}, "stop must be a string of 1 to 4096 characters, not of 0"),
+    (COMPLETION, {"prompt": "x", "bad_words": ["a"] * 65}, "bad_words must be a list of 0 to 64 items, not of 65"),
+    (COMPLETION, {"prompt": ["x"] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
+    (COMPLETION, {"prompt": [[1]] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
+    (COMPLETION, {"prompt": []}, "prompt must be a list of 1 to 256 items, not of 0"),
+    (EMBEDDING, {"input": ["x"] * 257}, "input must be a list of 1 to 256 items, not of 257"),
+    (EMBEDDING, {"input": ""}, "input must be a string of 1 or more characters, not of 0"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}]},
+        "messages[0].content must be a list of 1 to 4096 items, not of 4097",
+    ),
+    (
+        TOKENIZE,
+        {"messages": [{"role": "user", "content": "x"}] * 4097},
+        "messages must be a list of 1 to 4096 items, not of 4097",
+    ),
+]
+TYPES = [
+    (COMPLETION, {"prompt": "x", "stop": 5}, "stop must be a text or a list of texts, not 5"),
+    (COMPLETION, {"prompt": "x", "stop": ["a", 5]}, "stop[1] must be a text, not 5"),
+    (COMPLETION, {"prompt": "x", "stop": [5] * 65}, "stop[0] must be a text, not 5"),
+    (COMPLETION, {"prompt": [1, "x"]}, "prompt[1] must be a whole number from 0 to 2147483647, not 'x'"),
+    (COMPLETION, {"prompt": {}}, "prompt must be a text, a list of token ids, or a list of those, not"),
+]
+
+
+@pytest.mark.parametrize(("shape", "body", "message"), LENGTHS + TYPES)
+def test_what_is_too_long_is_told_by_its_length(shape, body, message):
+    with pytest.raises(MisfitError) as raised:
+        shape.check(body, "")
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("/srv/models/gates/servable.py: no such file", "servable.py: no such file"),
+        ("[Errno 2] No such file or directory: '/srv/my models/x.psm'", "[Errno 2] No such file or directory: 'x.psm'"),
+        ('load of "/srv/models/" failed (/tmp/a/b.c)', 'load of "models" failed (b.c)'),
+        ("not within 600 s; see http://localhost/x/y", "not within 600 s; see http://localhost/x/y"),
+        ("gates/servable.py, line 3: 1 / 0 is wrong", "gates/servable.py, line 3: 1 / 0 is wrong"),
+        ("", ""),
+    ],
+)
+def test_paths_lose_their_folders(text, public):
+    assert without_folders(text) == public
+
+
+def test_no_folder_of_the_server_reaches_a_client():
+    inner = FileAccessError(2, "No such file or directory", "/srv/models/demo.psm")
+    for error in (UnavailableError(f"a worker cannot be started: {inner}"), UnavailableError("/srv/models/x: died")):
+        assert "/srv" not in str(refusal_of(error, "id"))
+    assert "/srv" not in str(refusal_of(inner, "id"))
+
+
+def test_crashing_workers_leak_no_path():
+    from penstock.serving.fleet import Fleet, Patience
+
+    class Launcher:
+        patience = Patience()
+
+    fleet = Fleet(Launcher(), None, 1, lambda: None, {})
+    fleet.error = "/srv/models/demo.psm: No such file or directory"
+    assert str(fleet.unavailable("demo")) == "demo is not ready: no worker is running now. Retry later."
+    fleet._failing.add(0)
+    assert str(fleet.unavailable("demo")) == "demo is not ready: its workers crash again and again."
