@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 
 __all__ = ["main", "make_parser"]
 
@@ -108,12 +108,12 @@ def _load_ops(paths: Sequence[str]) -> None:
 
 
 def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """A message about fields that begins with their names, with those of the options that give them."""
-    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError) else None
+    """Return a message that begins with the names of fields with the names of the options that gave them."""
+    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError | UnsupportedError) else None
     if names is None:
         return text
     options = {name: f"--{name.replace('_', '-')}" for name in names[0].split(" and ")}
-    given = {one.partition("=")[0] for one in arguments}
+    given = {one.partition("=")[0].replace("_", "-") for one in arguments}
     if not options.keys() <= vars(args).keys() or given.isdisjoint(options.values()):
         return text
     return " and ".join(options.values()) + text[names.end() :]

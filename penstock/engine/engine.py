@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
@@ -135,8 +135,8 @@ class Engine:
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
         request.prompt_rows, request.family = prompt_rows, family
         with self._door:  # two at once would both find the last place
-            if not self.has_room and not self._displace(options.client):
-                full = f"{self._num_waiting} requests wait already, and max_waiting is {self.options.max_waiting}"
+            if not self.has_room and not self._displace(options):
+                full = f"The request queue is full ({self._num_waiting} waiting). Retry later."
                 raise QueueFullError(full)
             self._num_submitted += 1
             self._incoming.append(request)
@@ -167,19 +167,29 @@ class Engine:
         """Whether one more request may wait."""
         return self.options.max_waiting == 0 or self._num_waiting < self.options.max_waiting
 
-    def has_room_for(self, client: str) -> bool:
-        """Whether one more request of a client may wait, another client's last one giving up its place if need be."""
-        return self.has_room or heaviest((r.options.client for r in self._displaceable()), client) is not None
+    def has_room_for(self, client: str, priority: int | None = None) -> bool:
+        """Return True if one more request of a client may wait, also in place of another client's last request.
+
+        Without ``priority`` the request counts as the most urgent.
+        """
+        return self.has_room or self._giving_way(self._displaceable(), client, priority) is not None
 
     def _displaceable(self) -> list[Request]:
         """Requests that wait for their first place in a step, from any thread."""
         waiting = (*self.scheduler.waiting.copy(), *self._incoming.copy())
         return [r for r in waiting if not r.timings.scheduled and r.id not in self._displaced]
 
-    def _displace(self, client: str) -> bool:
-        """End the last waiting request of the client that has most; False when that is ``client`` or about as many."""
+    @staticmethod
+    def _giving_way(waiting: Iterable[Request], client: str, priority: int | None) -> str | None:
+        return heaviest(((r.options.client, r.options.priority) for r in waiting), client, priority)
+
+    def _displace(self, options: RequestOptions) -> bool:
+        """End the least urgent, last waiting request of the client that has most, in favour of a new request.
+
+        Returns False if the new request's client has about as many, or if the others' requests are more urgent.
+        """
         waiting = self._displaceable()
-        name = heaviest((r.options.client for r in waiting), client)
+        name = self._giving_way(waiting, options.client, options.priority)
         if name is None:
             return False
         last = max((r for r in waiting if r.options.client == name), key=lambda r: (r.options.priority, r.id))
@@ -444,7 +454,10 @@ class Engine:
         while self._displaced:
             _, request = self._displaced.popitem()
             if not request.timings.scheduled:
-                full = f"{self.options.max_waiting} requests wait already, most of them this client's"
+                full = (
+                    f"The request queue is full ({self.options.max_waiting} waiting), and this client has most of the "
+                    "waiting requests. Retry later."
+                )
                 self._end(request, "error", QueueFullError(full))
         self._deadlines.forget_ended(self._num_submitted - self._num_ended)
 

@@ -51,14 +51,20 @@ class _Level:
     clients: dict[str, _Client] = field(default_factory=dict)
 
 
-def heaviest(waiting: Iterable[str], client: str) -> str | None:
+def heaviest(waiting: Iterable[tuple[str, int]], client: str, priority: int | None = None) -> str | None:
     """The client whose last request gives up its place in a full queue to one of ``client``; None when none does.
 
-    ``waiting`` names the client of each request that waits.  It is the one that has most, if it has more than
-    ``client`` will have.
+    ``waiting`` has the client and the priority of each waiting request.  The client with the most of them gives way, if
+    it has more than ``client`` will have.  A request that is more urgent than ``priority`` keeps its place; None stands
+    for a request whose priority is unknown and may be the most urgent.
     """
-    counts = Counter(waiting)
-    most = max(counts, key=lambda name: counts[name], default=client)
+    counts: Counter[str] = Counter()
+    others = set()
+    for name, its_priority in waiting:
+        counts[name] += 1
+        if priority is None or its_priority >= priority:
+            others.add(name)
+    most = max(others, key=lambda name: counts[name], default=client)
     return most if counts[most] > counts[client] + 1 else None
 
 

@@ -346,7 +346,7 @@ class LLM:
         self.engine.abort_all()
 
     def close(self) -> None:
-        """End every request and give the memory back.  Calling it again does nothing."""
+        """End every request and give the memory back.  Calling it again, or in a forked child, does nothing."""
         self.engine.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
@@ -360,6 +360,7 @@ class LLM:
         self.close()
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
+        self.engine.check_process()
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _resolve(self, params: SamplingParams) -> ResolvedSampling:

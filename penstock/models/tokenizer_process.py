@@ -117,6 +117,11 @@ class TokenizerProcess:
         self._tokens: dict[int, bytes] = {}
         self._texts: dict[tuple[int, bool], str] = {}
         self._num_deaths, self._refused_until = 0, 0.0
+        _TOKENIZERS.add(self)
+
+    def renew_lock(self) -> None:
+        """Take a new lock in a forked child, where no thread will release the old one."""
+        self._lock = threading.RLock()
 
     def open(self) -> None:
         """Start the child and open the file, unless that has been done."""
@@ -264,6 +269,17 @@ class TokenizerProcess:
         if no_memory or status in (-signal.SIGABRT, -signal.SIGKILL):
             return TokenizerError(f"tokenizer.json: the tokenizer needed too much memory {when}")
         return TokenizerError(f"tokenizer.json: the tokenizer's process ended with status {status} {when}")
+
+
+_TOKENIZERS: Final[weakref.WeakSet[TokenizerProcess]] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for tokenizer in _TOKENIZERS:
+        tokenizer.renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _packed(lists: Sequence[Sequence[int]]) -> bytes:

@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from penstock.serving.logs import tell
@@ -29,15 +30,16 @@ _LOG_S: Final = 1.0
 class Acceptor:
     """Accepts connections of a listening socket until ``close``; stands for asyncio's server in uvicorn's list.
 
-    ``make`` returns the protocol of a new connection.  ``tls`` is the context of the handshakes, which have
-    ``handshake_s``.  Where ``is_full`` is true for the number of connections whose handshake has not ended, a new
-    connection gets ``refusal`` and is closed at once.
+    ``make`` returns the protocol of a new connection, which calls the function that it is given when it has the
+    connection.  ``tls`` is the context of the handshakes, which have
+    ``handshake_s``.  Where ``is_full`` is true for the number of connections that no protocol has yet, a new connection
+    gets ``refusal`` and is closed at once.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[Callable[[], None]], asyncio.Protocol],
         is_full: Callable[[int], bool],
         refusal: bytes,
         tls: ssl.SSLContext | None,
@@ -47,6 +49,7 @@ class Acceptor:
         self._tls, self._handshake_s = tls, handshake_s
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
+        self._num_opening = 0  # of these, the ones whose protocol has no connection yet
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._logged = -_LOG_S
@@ -82,7 +85,7 @@ class Acceptor:
                 return
             self._pause_s = _FIRST_PAUSE_S
             own.setblocking(False)
-            if self._is_full(len(self._opening)):
+            if self._is_full(self._num_opening):
                 self._refuse(own)
             else:
                 self._begin(own)
@@ -99,12 +102,21 @@ class Acceptor:
             tell("accept_failed", f"Failed to accept a connection: {reason}. Retrying.", logging.WARNING)
 
     def _begin(self, own: socket.socket) -> None:
+        is_counted = True
+
+        def connected() -> None:
+            nonlocal is_counted
+            self._num_opening -= is_counted
+            is_counted = False
+
         def ended(task: asyncio.Task[None]) -> None:
             self._opening.discard(task)
+            connected()  # or it failed
             if task.cancelled():  # perhaps before it began
                 own.close()
 
-        task = self._loop.create_task(self._open(own))
+        self._num_opening += 1
+        task = self._loop.create_task(self._open(own, connected))
         self._opening.add(task)
         task.add_done_callback(ended)
 
@@ -114,7 +126,9 @@ class Acceptor:
                 own.send(self._refusal)
             own.shutdown(socket.SHUT_WR)
 
-    async def _open(self, own: socket.socket) -> None:
+    async def _open(self, own: socket.socket, connected: Callable[[], None]) -> None:
         timeout = None if self._tls is None else self._handshake_s
         with suppress(OSError):  # a handshake that fails, is broken off or takes too long: it has closed the socket
-            await self._loop.connect_accepted_socket(self._make, own, ssl=self._tls, ssl_handshake_timeout=timeout)
+            await self._loop.connect_accepted_socket(
+                partial(self._make, connected), own, ssl=self._tls, ssl_handshake_timeout=timeout
+            )

@@ -160,9 +160,12 @@ class Fleet:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     def _config_of(self, slot: int, is_first: bool) -> WorkerConfig:
-        """The configuration of the next worker. One verifies a bundle for all; that of a folder may be made again while
-        it is verified, so that each worker looks whether its own is the verified one."""
-        if (slot == 0 and is_first) or self.config.verify == "never":
+        """Return the configuration of the next worker.
+
+        A bundle is verified by the first of the workers that start together: if it is damaged, none becomes ready.  A
+        folder's bundle may be made again meanwhile, so the others look whether theirs is the verified one.
+        """
+        if slot == 0 or not is_first or self.config.verify == "never":
             return self.config
         return replace(self.config, verify="once" if Path(self.config.path).is_dir() else "never")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,8 @@ class _Server(uvicorn.Server):
         config, connections = self.config, self.server_state.connections
         limits: DoorLimits = config.app.settings.limits  # type: ignore[union-attr]
 
-        def make() -> BoundedProtocol:
-            return BoundedProtocol(config, self.server_state, self.lifespan.state)
+        def make(connected: Callable[[], None]) -> BoundedProtocol:
+            return BoundedProtocol(config, self.server_state, self.lifespan.state, connected=connected)
 
         def is_full(num_opening: int) -> bool:
             return num_opening + len(connections) >= limits.num_connections + MAX_REFUSED

@@ -25,7 +25,7 @@ MAX_KEYS: Final = 1 << 15
 """Members of objects, all objects together: 4,096 messages of a conversation have 8,192."""
 MAX_STRINGS: Final = 1 << 17
 """Keys included."""
-MAX_ESCAPES: Final = 1 << 20
+MAX_ESCAPES: Final = 1 << 19
 """Backslash sequences in strings."""
 _SLICE: Final = 1 << 16
 _THREAD: Final = ThreadPoolExecutor(1, "penstock-decode")

@@ -161,12 +161,12 @@ class WorkerLink:
         """Whether one more request may be open."""
         return not self.max_open or self.num_open < self.max_open
 
-    def has_room_for(self, client: str) -> bool:
-        """Whether one more request of a client may be open, as ``Engine.has_room_for``."""
+    def has_room_for(self, client: str, priority: int | None = None) -> bool:
+        """Return True if one more request of a client may be open, as ``Engine.has_room_for`` does."""
         if self.has_room:
             return True
-        waiting = (one.client for one in self._open.values() if not one.answer.has_begun)
-        return heaviest(waiting, client) is not None
+        waiting = ((one.client, one.priority) for one in self._open.values() if not one.answer.has_begun)
+        return heaviest(waiting, client, priority) is not None
 
     @property
     def heartbeat_age_s(self) -> float:
@@ -194,8 +194,8 @@ class WorkerLink:
         """Send a request; ``request.taken`` ends with its first news or a refusal.  QueueFullError at once."""
         if not self.is_ready:
             raise LostWorkerError(f"{self.model}: the worker takes no requests")
-        if not self.has_room_for(request.client):
-            raise QueueFullError(f"{self.num_open} requests are open already, and a worker takes {self.max_open}")
+        if not self.has_room_for(request.client, request.priority):
+            raise QueueFullError(f"The worker has {self.num_open} open requests, its maximum. Retry later.")
         request.key = next(self._keys)
         getattr(request.message, request.message.WhichOneof("what") or "submit").key = request.key
         request.due = time.monotonic() + request.priority * PRIORITY_S

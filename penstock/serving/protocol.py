@@ -151,10 +151,14 @@ TOO_MANY_CONNECTIONS: Final = _refusal(503, "Too many open connections. Retry la
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection.  The application is a Door, whose limits hold from the first byte on."""
+    """One connection.  The application is a Door, whose limits hold from the first byte on.
 
-    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+    ``connected`` is called when the connection is made, and counts among the open ones.
+    """
+
+    def __init__(self, config: Any, *arguments: Any, connected: Callable[[], None], **named: Any) -> None:
         super().__init__(config, *arguments, **named)
+        self._connected = connected
         self._limits = config.app.settings.limits
         self._arrivals = config.app.arrivals
         self._timer: asyncio.TimerHandle | None = None
@@ -164,9 +168,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = (400, "Malformed HTTP request.")
         self._is_in_body = False
         self._is_upgrade = False
+        self._held: tuple[int, int, str] | None = None
+        """A refusal that waits for responses to earlier requests: how many requests it follows, status, message."""
 
     def connection_made(self, transport: Any) -> None:
         """Take a connection; refuse it where ``num_connections`` are open."""
+        self._connected()
         limits = self._limits
         is_full = len(self.connections) >= limits.num_connections
         linger_s = min(limits.body_s, _REFUSED_S) if is_full else limits.body_s
@@ -200,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; the first bytes of a request start its clock."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._held is not None:
             return
         self._arrivals.spoke(self)
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
@@ -211,12 +218,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_unparsed += len(data)
         self._parse(data)
         # The parser keeps half a header to itself, however long it grows.
-        if (
-            self._timer is not None
-            and not self._is_in_body
-            and self._num_unparsed > self._limits.header_bytes
-            and not self.transport.is_closing()
-        ):
+        is_head = not self._is_in_body and self._held is None and not self.transport.is_closing()
+        if is_head and self._num_unparsed > self._limits.header_bytes:
             self._refuse(431, "The headers are too large.")
 
     def _parse(self, data: bytes) -> None:
@@ -238,9 +241,8 @@ class BoundedProtocol(HttpToolsProtocol):
                     self.parser = HttpRequestParser(self)
                     self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         except HttpParserError:
-            message = "Invalid HTTP request received."
-            self.logger.warning(message)
-            self.send_400_response(message)
+            self.logger.warning("Request refused: %s", self._refusal[1])
+            self.send_400_response(self._refusal[1])
 
     def _head_without_upgrade(self) -> bytes:
         """The request line and headers that were parsed last, as bytes, without ``Upgrade``."""
@@ -290,6 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_upgrade:
             return
         self._is_in_body = False
+        self._num_unparsed = 0
         super().on_message_complete()
         if self._timer is not None:
             self._stop_timer()
@@ -301,6 +304,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """The next request may come."""
         if self._direct:
             self._direct.popleft()
+        if self._held is not None:
+            self._held = self._held[0] - 1, *self._held[1:]
+            if not self._held[0]:
+                self._write_refusal(*self._held[1:])
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -333,8 +340,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer outside of the application, and hang up."""
-        self.transport.write(_refusal(status, message))
+        """Answer outside of the application, behind the responses to earlier requests, and close the connection."""
+        self._stop_timer()
+        # The refused request is among the unanswered ones if the application has it already.
+        is_own = self._is_in_body and self.cycle is not None and not self.cycle.response_complete
+        num_before = len(self._direct) - is_own
+        if num_before > 0 and not self.transport.is_closing():
+            self._held = num_before, status, message
+        else:
+            self._write_refusal(status, message)
+
+    def _write_refusal(self, status: int, message: str) -> None:
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(_refusal(status, message))
         self._is_in_body = status in (431, 501)  # the rest of the request is on its way
         self.transport.close()
-        self._stop_timer()

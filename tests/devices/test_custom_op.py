@@ -168,7 +168,7 @@ def test_what_is_wrong_with_a_library_is_said(
     done = run(lite, bundle, "1 2", "--ids", "--ops", libraries["good"], "--ops", libraries["newer"])
     assert f"--ops: {libraries['newer']}: {OP}: version 1 is loaded already, from {libraries['good']}" in done.stderr
     done = run(sys.executable, "-m", "penstock", "inspect", bundle, "--ops", libraries["abi"])
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("penstock: --ops: ")
     assert "found version 2" in done.stderr
     done = run(sys.executable, "-m", "penstock", "inspect", bundle, env={"PENSTOCK_OPS": str(libraries["good"])})

@@ -210,8 +210,9 @@ def test_an_option_that_a_model_has_not_is_refused_with_the_nearest(name, hint):
 
 
 def test_the_options_that_are_listed_are_those_of_an_llm():
-    named = [name for name in inspect.signature(LLM).parameters if name not in ("model", "engine")]
-    with pytest.raises(InvalidArgumentError, match=", ".join([*named, *EngineOptions.__dataclass_fields__])):
+    named = [name for name in inspect.signature(LLM).parameters if name not in ("model", "engine", "others")]
+    listed = ", ".join([*named, "verify", *EngineOptions.__dataclass_fields__])
+    with pytest.raises(InvalidArgumentError, match=listed):
         LLM("demo/demo.psm", frob=1)
 
 

@@ -186,7 +186,7 @@ def test_a_full_queue_makes_room_for_a_client_with_fewer(make_llm) -> None:
     assert engine.has_room_for("new")
     new = submit("new")
     assert isinstance(busy[-1].error, QueueFullError)
-    assert "most of them this client's" in str(busy[-1].error)
+    assert "this client has most of the waiting requests" in str(busy[-1].error)
     engine.step()
     second = submit("new")
     assert isinstance(busy[-2].error, QueueFullError)
@@ -195,6 +195,29 @@ def test_a_full_queue_makes_room_for_a_client_with_fewer(make_llm) -> None:
     while engine.has_work:
         engine.step()
     assert [r.finish_reason for r in (*busy[:3], new, second)] == ["length"] * 5
+
+
+def test_a_full_queue_keeps_requests_that_are_more_urgent(make_llm) -> None:
+    engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=4)).engine
+
+    def submit(client: str, priority: int) -> Request:
+        options = RequestOptions(client=client, priority=priority)
+        return engine.submit([5, 6], ResolvedSampling(max_tokens=2), options=options)
+
+    urgent = [submit("busy", -1) for _ in range(4)]
+    late = submit("busy", 1)
+    assert engine.has_room_for("new", 1)
+    assert engine.has_room_for("new")
+    normal = submit("new", 0)
+    assert isinstance(late.error, QueueFullError)
+    assert not engine.has_room_for("other", 0)
+    with pytest.raises(QueueFullError):
+        submit("other", 0)
+    first = submit("other", -1)
+    assert isinstance(urgent[-1].error, QueueFullError)
+    while engine.has_work:
+        engine.step()
+    assert [r.finish_reason for r in (*urgent[:3], normal, first)] == ["length"] * 5
 
 
 def test_a_request_that_has_begun_keeps_its_place(make_llm) -> None:

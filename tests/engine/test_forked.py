@@ -15,6 +15,7 @@ import pytest
 from penstock import AsyncLLM, SamplingParams
 from penstock.engine.llm import LLM
 from penstock.errors import InvalidArgumentError
+from tests.engine.hostile_tokenizers import words
 
 REFUSAL = r"LLM: opened in process \d+ and used in its forked child \d+, where its threads do not exist"
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -109,6 +110,55 @@ def test_close_in_a_forked_child_leaves_the_parent_alone(make_llm) -> None:
     with generating(llm):
         assert in_a_child(llm.close) == ""
     assert len(llm.generate([5, 6], PARAMS).token_ids) == 4
+
+
+TEXT_CALLS: dict[str, Callable[[LLM], object]] = {
+    "generate": lambda llm: llm.generate("w5 w6", PARAMS),
+    "generate_each": lambda llm: raise_first(llm.generate_each([("w5 w6", PARAMS)])),
+    "stream": lambda llm: llm.stream("w5 w6", PARAMS),
+    "score": lambda llm: llm.score("w5 w6"),
+    "embed": lambda llm: llm.embed("w5 w6"),
+    "logits": lambda llm: llm.logits("w5 w6"),
+}
+
+
+@contextmanager
+def encoding(llm: LLM) -> Iterator[None]:
+    """Another thread is in a call to the tokenizer's process, and so holds its lock."""
+    held, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with llm.tokenizer._library._lock:
+            held.set()
+            goes_on.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    try:
+        yield
+    finally:
+        goes_on.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", TEXT_CALLS)
+def test_text_in_a_forked_child_is_refused(name: str, make_llm) -> None:
+    llm = make_llm(files={"tokenizer.json": words()})
+    assert llm.tokenizer.is_isolated
+    with encoding(llm):
+        told = in_a_child(lambda: TEXT_CALLS[name](llm))
+    assert re.match(REFUSAL, told), told
+    assert len(llm.generate("w5 w6", PARAMS).token_ids) == 4
+
+
+def test_close_in_a_forked_child_leaves_the_tokenizer_alone(make_llm) -> None:
+    llm = make_llm(files={"tokenizer.json": words()})
+    child = llm.tokenizer._library._child
+    with encoding(llm):
+        assert in_a_child(llm.close) == ""
+    assert len(llm.generate("w5 w6", PARAMS).token_ids) == 4
+    assert llm.tokenizer._library._child is child
 
 
 def test_an_async_llm_is_refused_in_a_forked_child(make_llm) -> None:

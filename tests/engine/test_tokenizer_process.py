@@ -88,7 +88,7 @@ def test_a_process_that_ends_again_and_again_is_left_off(monkeypatch: pytest.Mon
     before = children()
     with pytest.raises(TokenizerError, match="3 times in a row"):
         tokenizer.encode("a")
-    assert children() == before
+    assert not children() - before
     time.sleep(0.6)
     assert tokenizer.encode("a") == [0]
 
@@ -98,12 +98,12 @@ def test_the_process_ends_with_its_tokenizer() -> None:
     tokenizer = Tokenizer({"tokenizer.json": words()})
     assert len(children() - before) == 1
     tokenizer.close()
-    assert children() == before
+    assert not children() - before  # children of other tests may have ended meanwhile
     assert tokenizer.encode("a") == [0]
     assert len(children() - before) == 1
     del tokenizer
     gc.collect()
-    assert children() == before
+    assert not children() - before
 
 
 def test_a_fork_has_a_process_of_its_own() -> None:

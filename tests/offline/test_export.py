@@ -151,7 +151,7 @@ def test_ways_of_the_command(penstock_command: Run, tmp_path: Path) -> None:
         ["--config-path", "a", "--model-dir", "b"],
     ):
         done = penstock_command("export", *arguments)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (2, "")
         assert "export takes MODEL and OUT.psm, or --config-path FILE.yaml, or --model-dir DIR" in done.stderr
     done = penstock_command("export", "--model-dir", FOLDER)
     assert "expected exactly one YAML file, found none" in done.stderr

@@ -22,7 +22,7 @@ from tests.serving.workers import DEMO, ENDLESS, SEEDED, faulty, service, tokens
 SHOWN = {
     "engine/completions.py", "engine/template.py", "models/checkpoint.py", "quant/folder.py", "runtime/cache.py",
     "serving/chat.py", "serving/completions.py", "serving/local.py", "serving/logs.py", "serving/metrics.py",
-    "serving/servables/loaded.py", "serving/traces.py",
+    "runtime/verified.py", "serving/servables/loaded.py", "serving/traces.py",
 }  # fmt: skip
 """Files that ask for the time of day: to show it, or to compare it with that of files."""
 

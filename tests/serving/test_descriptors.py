@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_accept_backs_off_and_comes_back(caplog: pytest.LogCaptureFixture, code:
     caplog.set_level(logging.WARNING, "penstock.serving")
 
     class Echo(asyncio.Protocol):
+        def __init__(self, connected: Callable[[], None]) -> None:
+            self.connected = connected
+
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             transport.write(b"hello")
             transport.close()
@@ -104,8 +108,11 @@ def test_accept_backs_off_and_comes_back(caplog: pytest.LogCaptureFixture, code:
         listener.listen()
         acceptor = Acceptor(listener, Echo, lambda _: False, REFUSED, None, 10)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        await asyncio.sleep(1.5)
-        assert 2 <= listener.num_failures <= 8
+        begin = time.monotonic()
+        while listener.num_failures < 5 and time.monotonic() - begin < 30:
+            await asyncio.sleep(0.01)
+        assert listener.num_failures == 5
+        assert time.monotonic() - begin > 0.7  # pauses of 0.05, 0.1, 0.2 and 0.4 s
         listener.code = 0
         assert await reader.read() == b"hello"
         writer.close()
@@ -117,6 +124,39 @@ def test_accept_backs_off_and_comes_back(caplog: pytest.LogCaptureFixture, code:
     lines = [record.facts for record in caplog.records]
     assert 1 <= len(lines) <= 2  # one a second at most
     assert lines[0]["message"] == f"Failed to accept a connection: {os.strerror(code)}. Retrying."
+
+
+def test_a_connection_is_counted_once() -> None:
+    """It counts as a handshake until its protocol has it, and the protocol counts it from then on."""
+    opened, counts = [], []
+
+    class Counted(asyncio.Protocol):
+        def __init__(self, connected: Callable[[], None]) -> None:
+            self.connected = connected
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.connected()
+            opened.append(transport)
+            counts.append(len(opened) + acceptor._num_opening)
+
+    async def go() -> None:
+        nonlocal acceptor
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            acceptor = Acceptor(listener, Counted, lambda _: False, REFUSED, None, 10)
+            clients = await asyncio.gather(*(asyncio.open_connection(*listener.getsockname()) for _ in range(5)))
+            while len(opened) < 5:
+                await asyncio.sleep(0.001)
+            for transport in opened:
+                transport.close()
+            for _, writer in clients:
+                writer.close()
+            acceptor.close()
+            await acceptor.wait_closed()
+
+    acceptor: Acceptor
+    asyncio.run(go())
+    assert len(counts) == 5
+    assert max(counts) <= 5
 
 
 def test_a_full_listener_says_so_at_once() -> None:

@@ -115,6 +115,31 @@ def test_connect_is_refused(demo, target):
     assert ask(demo, head + LAST) == [501]
 
 
+def slow_request() -> bytes:
+    body = json.dumps({"prompt": "the cat", "max_tokens": 200, "ignore_eos": True}).encode()
+    head = HEAD.replace(b"/tokenize", b"/v1/completions") + b"Content-Length: %d\r\n\r\n" % len(body)
+    return head + body
+
+
+REFUSED = {
+    "connect": (b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
+    "coding": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS, 501),
+    "large": (HEAD + b"X: y\r\n" * 100 + b"\r\n", 431),
+    "endless": (HEAD + b"X: " + b"y" * 200_000, 431),
+    "malformed": (b"BREW / HTCPCP/1.0\r\n\r\n", 400),
+    "bad chunk": (HEAD + CHUNKED + b"\r\nzz\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_comes_behind_earlier_responses(demo, name):
+    slow, (refused, status) = slow_request(), REFUSED[name]
+    assert ask(demo, slow + refused) == [200, status]
+    assert ask(demo, slow, refused + LAST) == [200, status]
+    assert ask(demo, slow + slow + refused) == [200, 200, status]
+    assert ask(demo, refused)[:1] == [status]
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_curl_with_http2_is_answered(demo):
     body = json.dumps({"prompt": "the cat", "max_tokens": 3})

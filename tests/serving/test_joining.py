@@ -133,7 +133,7 @@ def test_who_may_not_join_is_told_why(door, certificate, tmp_path) -> None:
     async def refused(port: int, *more: str, **options) -> str:
         with joining(port, tmp_path, certificate[0], *more, **options) as process:
             await until(lambda: process.poll() is not None)
-            assert process.returncode == 1
+            assert process.returncode == 2
             return process.stderr.read()
 
     async def main() -> None:

@@ -157,13 +157,16 @@ WRITES = {
 
 @pytest.mark.parametrize("how", WRITES)
 def test_what_is_no_answer_to_a_batch_ends_its_process(hosts, how: str) -> None:
-    """The others are answered, or told that the process died with their batch."""
+    """The others are answered, or told that the process died with their batch.
+
+    What comes later may come between two batches: then no request is lost.
+    """
     host = hosts(WRITES[how].strip())
     before = pids(host.servables)
     num_wrong, hostile, others = storm(host)
     assert num_wrong == 0
     assert {one.code for one in (*hostile, *others) if isinstance(one, RefusalError)} <= {"stage_died"}
-    assert len(hostile) + len(others) > 0
+    assert len(hostile) + len(others) > 0 or how.startswith("later")
     assert all(map(is_gone, before))
     host.do(until(lambda: pids(host.servables)))
     assert host.ask("echo", x=np.ones((1, 3)))["y"].tolist() == [[1, 1, 1]]
