@@ -2,6 +2,7 @@
 
 ``python tests/system_packages.py`` installs the packages whose programs are missing, as root on a system with apt-get.
 Elsewhere it prints the command that would, and the tests that need a missing program are skipped with the same command.
+With ``--browser`` it looks for the browser of the page's tests, and for no other program.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def install(packages: list[str]) -> bool:
 def main() -> None:
     wanted = {**PACKAGES, **(AARCH64 if platform.machine() == "x86_64" else {})}
     if "--browser" in sys.argv[1:]:
-        wanted |= BROWSER
+        wanted = BROWSER
     packages = missing_packages(wanted)
     if not packages:
         return

@@ -117,7 +117,7 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
     values = {}
     if name in files:
         data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
-        values = parse_object(data, name, max_bytes=len(data))
+        values = parse_object(data, name, max_bytes=len(data), max_values=len(data))
     reader = ConfigReader(values, name)
     tokens = {}
     for role in _ROLES:

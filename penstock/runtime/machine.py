@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Memory:
     """Bytes: what could be had now without swapping, what the machine has, and the cgroup's limit (None: none).
 
-    Without /proc what others use cannot be told: ``available`` is then all that the machine or the cgroup has, and
-    ``is_measured`` False.  Both are 0 where not even that can be told.
+    Without /proc the memory that other processes use is unknown: ``available`` is then all that the machine or the
+    cgroup has, and ``is_measured`` is False.  Both are 0 where even that is unknown.
     """
 
     available: int
@@ -118,11 +119,12 @@ def huge_pages() -> str:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process had resident since it started.
+    """Return the most memory that this process had resident since it started.
 
-    Not getrusage: its figure survives exec and would report the parent's.
+    Only without /proc by getrusage: its figure survives exec and may be that of the parent process.
     """
-    return _fields(Path("/proc/self/status")).get("VmHWM", 0)
+    own = _fields(Path("/proc/self/status")).get("VmHWM", 0)
+    return own or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def reset_peak_rss() -> None:

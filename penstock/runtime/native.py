@@ -26,7 +26,7 @@ LEAST_CONTEXT = 2048
 """A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
 _HUGE_PAGE_BYTES = 2 << 20
 _UNKNOWN_BYTES = 1 << 62
-"""Stands for an amount of memory that cannot be told: nothing is refused for it."""
+"""Stands for an unknown amount of memory: no plan is refused for it."""
 _HEADROOM_BYTES = 64 << 20
 """Left for Python, the tokenizer and the text."""
 

@@ -180,7 +180,7 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
         )
     if not memory().is_measured:
         notes.append(
-            "how much memory is free cannot be told, because /proc is not mounted: --context-len makes it less"
+            "The free memory is unknown because /proc is not mounted. If the model does not fit, set --context-len."
         )
     load_s = time.perf_counter() - start - program.populate_s - program.verify_s
     return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)

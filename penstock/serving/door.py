@@ -189,7 +189,7 @@ class Door:
 
         def checked() -> dict[str, Any]:
             check_counts(data, "body")
-            return body.check(parse_json(data, "body"), "")
+            return body.check(parse_json(data, "body", max_values=len(data), lets_threads_run=True), "")
 
         try:
             call.body = await decode(len(data), checked)

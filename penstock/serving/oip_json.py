@@ -145,7 +145,7 @@ def read_body(data: bytes, json_bytes: int) -> Asking:
         raise InvalidFileError(f"body: expected {show(json_bytes)} bytes of JSON, found {len(data)} in all")
     head = data[:json_bytes]
     check_counts(head, "body")
-    body = INFER_REQUEST.check(parse_json(head, "body"), "")
+    body = INFER_REQUEST.check(parse_json(head, "body", max_values=len(head), lets_threads_run=True), "")
     parameters = body.get("parameters", {})
     is_binary = Flag().check(parameters.pop("binary_data_output", False), "binary_data_output")
     rest, at = memoryview(data)[json_bytes:], 0

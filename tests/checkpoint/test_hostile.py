@@ -7,11 +7,12 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from penstock.config import ConfigReader, parse_json
+from penstock.config import ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.models import tensor_file
 from penstock.models.checkpoint import Checkpoint
@@ -172,6 +173,16 @@ def test_an_index_of_too_many_tensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(InvalidFileError, match=f"weight_map: expected at most {MAX_TENSORS} tensors"):
         Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("item", [b"1", b"-1.5", b'"k"', b"[]", b'{"":0}'])
+def test_a_config_of_16_mb_takes_no_time(tmp_path: Path, item: bytes) -> None:
+    for num_items in ((1 << 20) // 4, (15 << 20) // (len(item) + 1)):
+        data = b'{"a":[' + b",".join([item] * num_items) + b"]}"
+        start = time.process_time()
+        with suppress(InvalidFileError):
+            parse_object(data, "config.json")
+        assert time.process_time() - start < 5
 
 
 def test_json_of_too_many_values_is_refused() -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FunctionType
 
 import pytest
@@ -182,8 +183,10 @@ def test_a_large_body_lets_other_threads_run(monkeypatch):
     monkeypatch.setattr(config, "_SHARING_DECODER", Spy(sharing))
     for num_values in (10, 20_000):
         values = {"whole": [*range(num_values)], "fractions": [one + 0.5 for one in range(num_values)]}
-        assert config.parse_json(json.dumps(values).encode(), "body") == values
-    assert called == [plain, sharing]
+        data = json.dumps(values).encode()
+        assert config.parse_json(data, "body", lets_threads_run=True) == values
+        assert config.parse_json(data, "config.json") == values
+    assert called == [plain, plain, sharing, plain]
     assert all(isinstance(hook, FunctionType) for hook in (sharing.parse_int, sharing.parse_float))
 
 
@@ -205,3 +208,10 @@ def test_others_are_answered_while_a_large_body_is_parsed(demo, monkeypatch):
     finally:
         let_go.set()
         asking.join()
+
+
+def test_the_documents_state_the_bounds():
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    bounds = f"{MAX_VALUES:,} values, of them {MAX_NESTS:,} lists and objects and {MAX_STRINGS:,} strings"
+    assert bounds in text
+    assert f"{MAX_KEYS:,} keys and {MAX_ESCAPES:,} escapes" in text
