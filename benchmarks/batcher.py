@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.serving.servables.batcher import Batcher, BatchRules
+from penstock.servables.schedule.batcher import Batcher, BatchRules
 
 NUM_REQUESTS = 100_000
 CASES = (

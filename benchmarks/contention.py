@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.steps import make_batch
-from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions
+from penstock.core.native import Context, CoreProgram, Model, ProgramOptions
 
 
 def spin(cpu: int | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.lite.core import ALL_THREADS, EMPTY_KERNELS, Context, CoreProgram, Model, ProgramOptions, StepBatch
+from penstock.core.native import ALL_THREADS, EMPTY_KERNELS, Context, CoreProgram, Model, ProgramOptions, StepBatch
 
 
 def main() -> None:

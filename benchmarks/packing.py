@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.graph.ir import DType, Layout
-from penstock.lite.core import Context, layout_bytes, pack
+from penstock.core.native import Context, layout_bytes, pack
 
 LAYOUTS = {"f32": Layout.T16_F32, "bf16": Layout.T16_BF16, "w8a8": Layout.T16_I8, "w4a8": Layout.T16_I4G32}
 

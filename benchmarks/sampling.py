@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from penstock.lite.core import Context, Penalties, Sampling, sample_logits
+from penstock.core.native import Context, Penalties, Sampling, sample_logits
 
 VOCAB = 128256
 HISTORY = 4096

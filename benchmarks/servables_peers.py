@@ -167,7 +167,7 @@ def message() -> bytes:
     """The request over gRPC, the same for all."""
     import numpy as np
 
-    from penstock.serving import oip_pb2 as pb
+    from penstock.serving.proto import oip_pb2 as pb
 
     found = pb.ModelInferRequest(model_name="noop")
     found.inputs.add(name="x", datatype="FP32", shape=[1, 4])

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from serving_figures import Outcome
 
-from penstock.serving import oip_pb2 as pb
+from penstock.serving.proto import oip_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
 FINAL = "triton_final_response"

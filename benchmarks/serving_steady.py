@@ -27,7 +27,7 @@ from serving_client import Answer, Connection, Server, hang_up
 from serving_overhead import requests_of, sampling, service
 from traces import Request
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits, pages_for
 
 PROMPT_TOKENS = 16

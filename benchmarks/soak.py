@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock import LLM, ProgramLimits, RequestOptions, SamplingParams
 from penstock.engine.request import Request
-from penstock.engine.stream import Stream
+from penstock.llm.stream import Stream
 from penstock.errors import DeadlineError
 
 MOST_LIVE = 24

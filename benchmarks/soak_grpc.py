@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from serving_grpc import FINAL, SERVICE, message
 
-from penstock.serving import oip_pb2 as pb
+from penstock.serving.proto import oip_pb2 as pb
 
 NUM_SHARED = 4
 WRONG: tuple[dict[str, Any], ...] = ({"n": 0}, {"nonsense": 1}, {"temperature": -1.0}, {"timeout": 1})

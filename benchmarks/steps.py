@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.lite import spans
-from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, probe_bandwidth
+from penstock.core import spans
+from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, probe_bandwidth
 from penstock.runtime.program import pages_for
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.lite import core
+from penstock.core import native
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import WEIGHTS, ProgramLimits, pages_for
 
 
-def step_of(position: int, num_tokens: int, num_pages: int) -> core.StepBatch:
+def step_of(position: int, num_tokens: int, num_pages: int) -> native.StepBatch:
     """Tokens from ``position`` of one request whose logits are wanted at the end."""
-    return core.StepBatch(
+    return native.StepBatch(
         token_ids=np.arange(1, num_tokens + 1, dtype=np.int32),
         positions=np.arange(position, position + num_tokens, dtype=np.int32),
         request_starts=np.array([0, num_tokens], np.int32),
@@ -34,13 +34,13 @@ def step_of(position: int, num_tokens: int, num_pages: int) -> core.StepBatch:
 def turn(program: NativeProgram, context_len: int, steps: int) -> tuple[float, float]:
     """Median seconds of a step of one token after ``context_len``, and the higher of the bandwidths around it."""
     num_pages = program.limits.num_pages
-    before = core.probe_bandwidth(program.context, passes=3)
+    before = native.probe_bandwidth(program.context, passes=3)
     times = []
     for step in range(steps):
         start = time.perf_counter()
         program.run(step_of(context_len + step, 1, num_pages))
         times.append(time.perf_counter() - start)
-    return statistics.median(times), max(before, core.probe_bandwidth(program.context, passes=3))
+    return statistics.median(times), max(before, native.probe_bandwidth(program.context, passes=3))
 
 
 def compare(bundle: Path, args: argparse.Namespace) -> None:

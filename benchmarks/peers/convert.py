@@ -48,7 +48,7 @@ def scripts_fingerprint(scripts: Iterable[str]) -> str:
 def penstock_fingerprint() -> str:
     """Of the library that is loaded and the package's sources: figures of different builds are not mixed."""
     import penstock
-    from penstock.lite.core import library_file
+    from penstock.core.native import library_file
 
     value = zlib.crc32(Path(library_file()).read_bytes())
     package = Path(penstock.__file__).parent

@@ -16,7 +16,7 @@ from run_penstock import chosen
 from traces import MAX_BATCH, MAX_LEN, STEP_TOKENS, Event
 from traces import Request as Asked
 
-from penstock.engine.async_llm import AsyncLLM
+from penstock.llm.async_llm import AsyncLLM
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from penstock.lite import core
+from penstock.core import native
 
 DTYPES = {"f32": "F32", "bf16": "BF16", "int8": "I8"}
 BUFFER_BYTES = 512 << 20
@@ -21,13 +21,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--compute", action="store_true", help="also the arithmetic peaks")
     args = parser.parse_args()
-    context = core.Context(num_threads=args.threads)
-    found = {"read": core.probe_bandwidth(context, BUFFER_BYTES, PASSES)}
+    context = native.Context(num_threads=args.threads)
+    found = {"read": native.probe_bandwidth(context, BUFFER_BYTES, PASSES)}
     if args.compute:
         from penstock.graph.ir import DType
 
         for name, dtype in DTYPES.items():
-            found[name] = max(core.probe_compute(context, int(DType[dtype]), 0.25) for _ in range(TRIES))
+            found[name] = max(native.probe_compute(context, int(DType[dtype]), 0.25) for _ in range(TRIES))
     print(json.dumps(found))
 
 

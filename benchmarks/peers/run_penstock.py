@@ -104,7 +104,7 @@ def measure(peer: Penstock, name: str) -> dict[str, object]:
 
 
 def first_token(launch: Launch) -> None:
-    from penstock.engine.llm import LLM
+    from penstock.llm.llm import LLM
     from penstock.engine.request import SamplingParams
 
     limits = ProgramLimits(max_requests=1, **chosen(launch))

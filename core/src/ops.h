@@ -1,4 +1,4 @@
-// The op table of the core: one row per op of penstock/ops/table.py.
+// The op table of the core: one row per op of src/penstock/ops/table.py.
 //
 // A row is a schema, a rule that infers the outputs from the inputs, and phases.  A phase is a range of
 // independent items; threads share the range, and all of them finish a phase before one that needs it

@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from penstock import LLM
-from penstock.engine.evaluate import Evaluator
+from penstock.offline.lm_eval import Evaluator
 
 
 class PenstockLM(LM):

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidFileError
-from penstock.models.generation import (
+from penstock.checkpoint.generation import (
     GenerationConfig,
     find_chat_template,
     read_generation_config,

@@ -15,7 +15,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.engine.completions import CHAT, COMPLETIONS, answer_body
+from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
 from penstock.engine.request import TokenLogprobs
 from tests.cli.conftest import DEMO, FOLDER, environment
 

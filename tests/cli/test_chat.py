@@ -11,7 +11,7 @@ import pytest
 
 from penstock import LLM, InternalError, SamplingParams, Stream
 from penstock.cli.main import main
-from penstock.engine.chat import TurnTokens
+from penstock.text.chat_template import TurnTokens
 from tests.cli.conftest import DEMO, FOLDER, start
 
 TEMPLATE = (

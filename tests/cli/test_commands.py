@@ -118,10 +118,10 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("penstock.engine.online.bench_online", lambda what: pytest.fail(f"measured {what}"))
+    monkeypatch.setattr("penstock.bench.online.bench_online", lambda what: pytest.fail(f"measured {what}"))
     assert main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "nowhere" / "x.svg")]) == 2
     assert "x.svg: No such file" in capsys.readouterr().err
-    monkeypatch.setattr("penstock.engine.online.bench_online", lambda _what: 1 / 0)
+    monkeypatch.setattr("penstock.bench.online.bench_online", lambda _what: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "x.svg")])
     assert list(tmp_path.iterdir()) == []

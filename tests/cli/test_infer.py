@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
 from tests.cli.conftest import DEMO, Run
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import ServiceError
-from penstock.serving.admin_client import AdminClient
+from penstock.client.admin import AdminClient
 from tests.cli.conftest import DEMO
 from tests.cli.test_serve import serving
 

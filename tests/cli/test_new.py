@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.cli.main import main
-from penstock.serving.servables.declare import InputError, declaring
-from penstock.serving.servables.versions import scan
+from penstock.servables.api.declare import InputError, declaring
+from penstock.servables.lifecycle.versions import scan
 
 
 def test_a_servable_that_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

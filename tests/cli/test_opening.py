@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.main import make_parser
-from penstock.cli.opening import open_llm
+from penstock.cli.open_model import open_llm
 from tests.cli.conftest import DEMO
 
 

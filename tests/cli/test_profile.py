@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from penstock.cli.trace import chrome_trace
-from penstock.engine.profile import Row
-from penstock.lite.core import Model
-from penstock.lite.spans import SPAN
+from penstock.bench.trace import chrome_trace
+from penstock.bench.profile import Row
+from penstock.core.native import Model
+from penstock.core.spans import SPAN
 from tests.cli.conftest import DEMO, FOLDER
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from penstock.cli.main import make_parser
-from penstock.cli.serve import settings_of
+from penstock.cli.service.serve import settings_of
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import DoorLimits
 from tests.cli.conftest import DEMO, ROOT, until
@@ -102,7 +102,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert process.wait(600) == 0
         assert not [child for child in found if child.is_running()]
         log = (tmp_path / "log").read_text()
-        unwanted = ("torch", "transformers", "opentelemetry", "penstock.serving.grpc_door", "penstock.serving.oip_pb2")
+        unwanted = ("torch", "transformers", "opentelemetry", "penstock.serving.grpc.gateway", "penstock.serving.proto.oip_pb2")
         assert not [line for line in log.splitlines() if line.rsplit("|", 1)[-1].strip() in unwanted]
         assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
 
@@ -229,7 +229,7 @@ def test_nothing_but_the_service_imports_grpc() -> None:
     script = (
         "import sys, penstock, penstock.cli.main as m\n"
         "m.make_parser()\n"
-        "import penstock.engine.llm, penstock.engine.async_llm\n"
+        "import penstock.llm.llm, penstock.llm.async_llm\n"
         "print([n for n in ('grpc', 'google.protobuf', 'uvicorn', 'httptools') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -237,6 +237,6 @@ def test_nothing_but_the_service_imports_grpc() -> None:
 
 
 def test_a_service_without_workers_from_elsewhere_and_without_its_port_needs_no_grpc() -> None:
-    script = "import sys, penstock.serving.service, penstock.serving.worker; print('grpc' in sys.modules)"
+    script = "import sys, penstock.serving.service, penstock.serving.workers.worker; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

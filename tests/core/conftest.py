@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.lite.core import Context, Model
+from penstock.core.native import Context, Model
 from tests.core.tiny_graph import tiny_graph, write_bundle
 
 

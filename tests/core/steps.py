@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.lite.core import ALL_THREADS, ProgramOptions, Sampling, StepBatch
+from penstock.core.native import ALL_THREADS, ProgramOptions, Sampling, StepBatch
 
 # The steps of the tiny graph are short: without the flag one thread would run them alone.
 OPTIONS = ProgramOptions(max_tokens=64, max_requests=4, max_rows=64, num_pages=16, num_slots=3, flags=ALL_THREADS)

@@ -7,7 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from penstock.lite import core, library
+from penstock.core import native, library
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = (ROOT / "core" / "include" / "penstock.h").read_text()
@@ -29,7 +29,7 @@ def test_public_api_has_under_thirty_functions() -> None:
 
 def test_library_exports_what_the_headers_declare() -> None:
     lines = subprocess.run(
-        ["nm", "-D", "--defined-only", str(core.library_file())], capture_output=True, text=True, check=True
+        ["nm", "-D", "--defined-only", str(native.library_file())], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     exported = {line.split()[-1].split("@")[0] for line in lines}
     assert exported == {*functions(PUBLIC), *functions(DEV)}
@@ -43,7 +43,7 @@ def test_versions_agree() -> None:
     (version,) = re.findall(r'#define PS_VERSION "(.*)"', PUBLIC)
     (abi,) = re.findall(r"#define PS_ABI_VERSION (\d+)", PUBLIC)
     assert version == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert version == core.version()
+    assert version == native.version()
     assert int(abi) == library.library().ps_abi_version() == library._ABI_VERSION
 
 

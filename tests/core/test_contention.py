@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.lite import spans
-from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
+from penstock.core import spans
+from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
 from tests.core.steps import batch, i32
 
 ROOT = Path(__file__).parents[2]

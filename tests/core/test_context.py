@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.lite import core
-from penstock.lite.core import Context, CoreProgram, CoreTensor, Model, cpu_levels, op_schemas, run_op
+from penstock.core import native
+from penstock.core.native import Context, CoreProgram, CoreTensor, Model, cpu_levels, op_schemas, run_op
 from penstock.ops.table import OPS
 from tests.core.steps import OPTIONS, batch, i32
 
@@ -196,30 +196,30 @@ def test_page_table_of_a_single_op_is_checked(context: Context) -> None:
 # ---- weights
 
 
-def quantized_rows(layout: int, rows: int, cols: int) -> core.QuantizedRows:
+def quantized_rows(layout: int, rows: int, cols: int) -> native.QuantizedRows:
     """Random ones, at the ends of what each field may be too."""
     rng = np.random.default_rng(cols)
     scales = rng.standard_normal(rows).astype(np.float32)
     if layout == I8:
-        return core.QuantizedRows(rng.integers(-127, 127, (rows, cols), np.int8, endpoint=True), scales)
+        return native.QuantizedRows(rng.integers(-127, 127, (rows, cols), np.int8, endpoint=True), scales)
     shape = (rows, -(-cols // 32))
     steps = rng.integers(1, 17, shape, np.int8, endpoint=True)
     offsets = np.floor(rng.random(shape) * (256.0 - 15 * steps.astype(np.float64)) - 128).astype(np.int8)
     steps[0, 0], offsets[0, 0] = 17, -128
     steps[1, 0], offsets[1, 0] = 1, 112
     q = rng.integers(0, 15, (rows, cols), np.int8, endpoint=True)
-    return core.QuantizedRows(q, scales, np.stack((steps, offsets), axis=2))
+    return native.QuantizedRows(q, scales, np.stack((steps, offsets), axis=2))
 
 
 @pytest.mark.parametrize(("layout", "cols"), [(I8, 70), (I8, 3), (I4G32, 70), (I4G32, 32), (I4G32, 97), (I4G32, 64)])
 def test_quantized_values_survive_packing(layout: int, cols: int, context: Context) -> None:
     values = quantized_rows(layout, 37, cols)
-    packed = np.zeros(core.layout_bytes(layout, 37, cols), np.uint8)
+    packed = np.zeros(native.layout_bytes(layout, 37, cols), np.uint8)
     for start in (16, 0):  # rows in two calls, not in order
         end = 37 if start else 16
-        piece = core.QuantizedRows(*(None if part is None else part[start:end].copy() for part in values))
-        core.pack_quantized(context, layout, 37, cols, start, end - start, piece, packed)
-    found = core.unpack_quantized(context, layout, 37, cols, 0, 37, packed)
+        piece = native.QuantizedRows(*(None if part is None else part[start:end].copy() for part in values))
+        native.pack_quantized(context, layout, 37, cols, start, end - start, piece, packed)
+    found = native.unpack_quantized(context, layout, 37, cols, 0, 37, packed)
     for name, expected in values._asdict().items():
         assert np.array_equal(getattr(found, name), expected), name
     integers = values.q.astype(np.int32)
@@ -227,16 +227,16 @@ def test_quantized_values_survive_packing(layout: int, cols: int, context: Conte
         lines = np.repeat(values.groups.astype(np.int32), 32, axis=1)[:, :cols]
         integers = lines[..., 0] * integers + lines[..., 1]
     expected = integers.astype(np.float32) * values.scales[:, None]
-    assert (core.unpack(context, layout, 37, cols, 0, 37, packed) == expected).all()
+    assert (native.unpack(context, layout, 37, cols, 0, 37, packed) == expected).all()
 
 
 def test_four_bit_layout_lies_as_the_format_says(context: Context) -> None:
     """docs/bundle-format.md, byte by byte."""
     values = quantized_rows(I4G32, 20, 150)
     assert values.groups is not None
-    packed = np.zeros(core.layout_bytes(I4G32, 20, 150), np.uint8)
+    packed = np.zeros(native.layout_bytes(I4G32, 20, 150), np.uint8)
     assert len(packed) == 2 * (64 + 3 * 576)
-    core.pack_quantized(context, I4G32, 20, 150, 0, 20, values, packed)
+    native.pack_quantized(context, I4G32, 20, 150, 0, 20, values, packed)
     for row, column in ((0, 0), (3, 17), (15, 31), (16, 32), (19, 149), (7, 127), (18, 79)):
         tile, pair, group, at = packed[row // 16 * 1792 :], column // 64, column // 32 % 2, column % 32
         lane, base = row % 16, 64 + column // 64 * 576
@@ -250,9 +250,9 @@ def test_four_bit_layout_lies_as_the_format_says(context: Context) -> None:
 def test_four_bit_search_is_near_the_best_line(context: Context) -> None:
     """Against every step and every offset, in groups of one row each."""
     source = np.random.default_rng(5).standard_normal((24, 32)).astype(np.float32)
-    packed = np.zeros(core.layout_bytes(I4G32, 24, 32), np.uint8)
-    core.pack(context, I4G32, 24, 32, 0, 24, 1, source, packed)
-    found = core.unpack(context, I4G32, 24, 32, 0, 24, packed)
+    packed = np.zeros(native.layout_bytes(I4G32, 24, 32), np.uint8)
+    native.pack(context, I4G32, 24, 32, 0, 24, 1, source, packed)
+    found = native.unpack(context, I4G32, 24, 32, 0, 24, packed)
     best = []
     for row in source.astype(np.float64):
         unit = np.abs(row).max() / 127
@@ -265,27 +265,27 @@ def test_four_bit_search_is_near_the_best_line(context: Context) -> None:
 
 
 def test_what_cannot_be_packed_is_refused_by_row(context: Context) -> None:
-    packed = np.zeros(core.layout_bytes(I8, 2, 4), np.uint8)
+    packed = np.zeros(native.layout_bytes(I8, 2, 4), np.uint8)
     source = np.ones((2, 4), np.float32)
     source[1, 2] = np.nan
     with pytest.raises(InvalidArgumentError, match="src: row 1 holds NaN or infinity"):
-        core.pack(context, I8, 2, 4, 0, 2, 1, source, packed)
-    values = core.QuantizedRows(np.full((2, 4), -128, np.int8), np.ones(2, np.float32))
+        native.pack(context, I8, 2, 4, 0, 2, 1, source, packed)
+    values = native.QuantizedRows(np.full((2, 4), -128, np.int8), np.ones(2, np.float32))
     with pytest.raises(InvalidArgumentError, match=r"q, scales: expected values of -127 to 127 .* row 0"):
-        core.pack_quantized(context, I8, 2, 4, 0, 2, values, packed)
+        native.pack_quantized(context, I8, 2, 4, 0, 2, values, packed)
     with pytest.raises(InvalidArgumentError, match="row_start, num_rows: expected a range within 2 rows"):
-        core.pack(
-            context, I8, 2, 4, 1, 2, 1, np.ones((2, 4), np.float32), np.zeros(core.layout_bytes(I8, 2, 4), np.uint8)
+        native.pack(
+            context, I8, 2, 4, 1, 2, 1, np.ones((2, 4), np.float32), np.zeros(native.layout_bytes(I8, 2, 4), np.uint8)
         )
     with pytest.raises(InvalidArgumentError, match="dst: expected 128 bytes, found 4"):
-        core.pack(context, I8, 2, 4, 0, 2, 1, np.ones((2, 4), np.float32), np.zeros(4, np.uint8))
+        native.pack(context, I8, 2, 4, 0, 2, 1, np.ones((2, 4), np.float32), np.zeros(4, np.uint8))
 
 
 @pytest.mark.parametrize("change", ["step", "low step", "nibble", "low nibble", "value", "scale", "groups", "none"])
 def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     values = quantized_rows(I4G32, 5, 70)
     assert values.groups is not None
-    packed = np.zeros(core.layout_bytes(I4G32, 5, 70), np.uint8)
+    packed = np.zeros(native.layout_bytes(I4G32, 5, 70), np.uint8)
     message = "expected nibbles, steps of 1 to 17, values step . q . offset of -128 to 127 and finite scales, .* row 3"
     if "step" in change:
         values.groups[3, 2, 0] = 0 if change == "low step" else 18
@@ -300,13 +300,13 @@ def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     else:
         values, message = values._replace(groups=None), "groups: expected steps and offsets"
     with pytest.raises(InvalidArgumentError, match=message):
-        core.pack_quantized(context, I4G32, 5, 70, 0, 5, values, packed)
+        native.pack_quantized(context, I4G32, 5, 70, 0, 5, values, packed)
     assert not packed.any()
 
 
 def test_probes_measure_something(context: Context) -> None:
-    assert core.probe_bandwidth(context, 1 << 22, 2) > 1e8
+    assert native.probe_bandwidth(context, 1 << 22, 2) > 1e8
     for dtype in (1, 3, 4):
-        assert core.probe_compute(context, dtype, 0.005) > 1e7
+        assert native.probe_compute(context, dtype, 0.005) > 1e7
     with pytest.raises(InvalidArgumentError, match="dtype: expected f32, bf16 or i8"):
-        core.probe_compute(context, 5)
+        native.probe_compute(context, 5)

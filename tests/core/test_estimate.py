@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.graph.ir import Graph
-from penstock.lite import spans
-from penstock.lite.core import Context, CoreProgram, Model, ProgramOptions, StepBatch
+from penstock.core import spans
+from penstock.core.native import Context, CoreProgram, Model, ProgramOptions, StepBatch
 from tests.core.steps import i32
 from tests.core.tiny_graph import tiny_graph, write_bundle
 

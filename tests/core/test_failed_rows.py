@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError
-from penstock.lite.core import Context, CoreProgram, Model, Penalties
+from penstock.core.native import Context, CoreProgram, Model, Penalties
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.tiny_graph import VOCAB
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.lite.core import Context, CoreProgram, Model
+from penstock.core.native import Context, CoreProgram, Model
 from tests.core.steps import OPTIONS, batch, sampling
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.under_float_control import PROMPT, quiet_values

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError
-from penstock.lite.core import CoreProgram, Model
-from penstock.lite.library import ContextOptions, ModelInfoStruct, ModelOptions, check, library, sized
+from penstock.core.native import CoreProgram, Model
+from penstock.core.library import ContextOptions, ModelInfoStruct, ModelOptions, check, library, sized
 from tests.core.steps import OPTIONS, batch
 from tests.core.test_steps import PROMPT
 from tests.core.tiny_graph import VOCAB
@@ -85,14 +85,14 @@ def logits_of(program: CoreProgram, tokens: list[int], at: int) -> bytes:
 
 
 def resize(program: CoreProgram, **changes: int) -> None:
-    from penstock.lite.core import _options_struct
+    from penstock.core.native import _options_struct
 
     struct = _options_struct(dataclasses.replace(OPTIONS, **changes))
     check(library().ps_program_resize(program.handle, ctypes.byref(struct)))
 
 
 def test_resized_program_keeps_its_pages(model: Model, bundle_of: Callable[..., Path]) -> None:
-    from penstock.lite.core import Context
+    from penstock.core.native import Context
 
     with Context(2) as context:
         with CoreProgram(model, context, OPTIONS) as whole:
@@ -108,7 +108,7 @@ def test_resized_program_keeps_its_pages(model: Model, bundle_of: Callable[..., 
 
 
 def test_resize_that_fails_leaves_the_program(model: Model) -> None:
-    from penstock.lite.core import Context
+    from penstock.core.native import Context
 
     with Context(1) as context, CoreProgram(model, context, OPTIONS) as program:
         wanted = logits_of(program, PROMPT, 0)
@@ -124,8 +124,8 @@ def test_resize_that_fails_leaves_the_program(model: Model) -> None:
 
 
 def test_program_outlives_what_it_was_made_of(bundle_of: Callable[..., Path]) -> None:
-    from penstock.lite.core import _options_struct
-    from penstock.lite.library import BatchStruct
+    from penstock.core.native import _options_struct
+    from penstock.core.library import BatchStruct
 
     context, model = opened(bundle_of())
     out = Handle()

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from penstock.graph.ir import KvLayout, Node, Operand
-from penstock.lite import spans
-from penstock.lite.core import ALL_THREADS, POISON, Context, CoreProgram, Model
+from penstock.core import spans
+from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from tests.core.steps import OPTIONS, batch, i32
 from tests.core.test_steps import PROMPT
 from tests.core.tiny_graph import HEAD_DIM, R, c, tiny_graph, value, write_bundle

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import InvalidFileError
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Value
-from penstock.lite.core import POISON, Context, CoreProgram, Model, cpu_levels
+from penstock.core.native import POISON, Context, CoreProgram, Model, cpu_levels
 from tests.core.steps import OPTIONS, batch
 from tests.core.tiny_graph import HEAD_DIM, HIDDEN, T, c, tiny_graph, value, weight, write_bundle
 

@@ -15,8 +15,8 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, OutOfMemoryError
 from penstock.graph.ir import KvLayout
-from penstock.lite.core import Context, CoreProgram, Model
-from penstock.lite.kv import KV_NUMBERS
+from penstock.core.native import Context, CoreProgram, Model
+from penstock.core.kv import KV_NUMBERS
 from penstock.runtime import native
 from penstock.runtime.machine import Memory, huge_pages
 from penstock.runtime.native import NativeProgram
@@ -69,7 +69,7 @@ def test_a_file_read_whole_has_nothing_to_copy(bundle_of: Callable[..., Path], c
 
 MEMORY = """
 import sys
-from penstock.lite.core import Context, Model
+from penstock.core.native import Context, Model
 from penstock.runtime import native
 from penstock.runtime.machine import _fields, peak_rss_bytes
 from pathlib import Path

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from penstock.errors import InvalidArgumentError
-from penstock.lite.core import Context, Sampling, cpu_levels, sample_logits
+from penstock.core.native import Context, Sampling, cpu_levels, sample_logits
 from tests.core.steps import i32, random_numbers, sampling
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError
-from penstock.lite import spans
-from penstock.lite.core import Context, CoreProgram, Model
-from penstock.lite.library import NodeInfoStruct, check, library, sized
+from penstock.core import spans
+from penstock.core.native import Context, CoreProgram, Model
+from penstock.core.library import NodeInfoStruct, check, library, sized
 from tests.core.steps import OPTIONS, batch
 from tests.core.tiny_graph import LINEAR_LAYOUTS, VOCAB
 

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import DType, Graph, Value
-from penstock.lite.core import (
+from penstock.core.native import (
     ALL_THREADS,
     EMPTY_KERNELS,
     POISON,
@@ -27,7 +27,7 @@ from penstock.lite.core import (
     cpu_levels,
     plan,
 )
-from penstock.lite.library import PlanStruct, check, library, sized
+from penstock.core.library import PlanStruct, check, library, sized
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, stateless_graph, tiny_graph, value, write_bundle
 

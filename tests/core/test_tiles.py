@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.lite.core import cpu_levels
+from penstock.core.native import cpu_levels
 
 SMALL_STACK = """
 import ctypes, json
@@ -21,7 +21,7 @@ memory = ctypes.create_string_buffer(4096)  # the registers alone are 8 KiB of a
 stack = Stack(ctypes.cast(memory, ctypes.c_void_p), 0, 4096)
 assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
 
-from penstock.lite.core import Context, cpu_levels
+from penstock.core.native import Context, cpu_levels
 
 with Context(1) as context:
     print(json.dumps([context.cpu_level, dict(cpu_levels())]))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 import tokenizers
 
-from penstock.lite.core import Model
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT, Tokenizer
+from penstock.core.native import Model
+from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, SAMPLES, segment_of, text_of
 

@@ -15,11 +15,11 @@ import pytest
 import tokenizers
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.graph.tokenizer import compile_tokenizer
+from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.graph.tokenizer_segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
-from penstock.lite.core import Model
-from penstock.lite.library import check, library
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT, Tokenizer
+from penstock.core.native import Model
+from penstock.core.library import check, library
+from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, ROOT, segment_of
 

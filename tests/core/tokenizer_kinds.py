@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from penstock.graph.tokenizer import compile_tokenizer
+from penstock.graph.tokenizer_compiler import compile_tokenizer
 
 ROOT = Path(__file__).parents[2]
 LLAMA3 = (

@@ -18,9 +18,9 @@ import numpy.typing as npt
 sys.path.append(str(Path(__file__).parents[2]))
 
 from penstock.errors import InvalidArgumentError
-from penstock.lite import context as context_module
-from penstock.lite import core
-from penstock.lite.library import library, load_ops
+from penstock.core import context as context_module
+from penstock.core import native
+from penstock.core.library import library, load_ops
 from tests.core.steps import OPTIONS, batch, sampling
 from tests.core.tiny_graph import tiny_graph, tiny_values, write_bundle
 
@@ -59,29 +59,29 @@ def quiet_values(scheme: str) -> dict[str, npt.NDArray[np.float32]]:
     return values
 
 
-def weights(context: core.Context) -> list[npt.NDArray[Any]]:
+def weights(context: native.Context) -> list[npt.NDArray[Any]]:
     """Packed weights, quantized and not, and what they unpack to."""
     source = np.random.default_rng(1).standard_normal((40, 64)).astype(np.float32) * np.float32(1e-38)
     found: list[npt.NDArray[Any]] = []
     for layout in (16, 18, 21, 22):
-        data = np.zeros(core.layout_bytes(layout, 40, 64), np.uint8)
-        core.pack(context, layout, 40, 64, 0, 40, 1, source, data)
-        found += [data, core.unpack(context, layout, 40, 64, 0, 40, data)]
+        data = np.zeros(native.layout_bytes(layout, 40, 64), np.uint8)
+        native.pack(context, layout, 40, 64, 0, 40, 1, source, data)
+        found += [data, native.unpack(context, layout, 40, 64, 0, 40, data)]
     return found
 
 
-def steps(context: core.Context, path: Path) -> list[npt.NDArray[Any]]:
+def steps(context: native.Context, path: Path) -> list[npt.NDArray[Any]]:
     """Logits and tokens of steps that two threads share."""
     found: list[npt.NDArray[Any]] = []
-    with core.Model.open(path) as model:
-        core.plan(model, context, OPTIONS)
-        with core.CoreProgram(model, context, OPTIONS) as program:
+    with native.Model.open(path) as model:
+        native.plan(model, context, OPTIONS)
+        with native.CoreProgram(model, context, OPTIONS) as program:
             greedy = program.step(batch([(0, PROMPT, (1,))]), sampling(len(PROMPT)))
             found += [program.logits().copy(), greedy.ids.copy()]
             warm = {"temperature": np.full(10, 1e-39, np.float32), "top_p": np.full(10, 1e-39, np.float32)}
             found.append(program.sample(sampling(len(PROMPT), **warm)).ids.copy())
-            struct = core._options_struct(OPTIONS)
-            core.check(core.library().ps_program_resize(program.handle, ctypes.byref(struct)))
+            struct = native._options_struct(OPTIONS)
+            native.check(native.library().ps_program_resize(program.handle, ctypes.byref(struct)))
             try:
                 program.run(batch([(0, [-1], (1,))]))
             except InvalidArgumentError:
@@ -90,24 +90,24 @@ def steps(context: core.Context, path: Path) -> list[npt.NDArray[Any]]:
                 raise AssertionError("expected a refusal: nothing was sampled in slot 0")
             program.run(batch([(10, [5], (1,))]))
             found.append(program.logits().copy())
-            found.append(core.sample_logits(context, program.logits().copy(), sampling(1)).ids.copy())
+            found.append(native.sample_logits(context, program.logits().copy(), sampling(1)).ids.copy())
     return found
 
 
-def flush(context: core.Context) -> None:
+def flush(context: native.Context) -> None:
     """Runs the op of float_control.c, which leaves another register behind, on every thread."""
     x = np.ones((64, 8), np.float32)
     y = np.zeros_like(x)
-    core.run_op(context, "tests::flush", [core.CoreTensor(a.ctypes.data, 1, a.shape, 8) for a in (x, y)], {})
+    native.run_op(context, "tests::flush", [native.CoreTensor(a.ctypes.data, 1, a.shape, 8) for a in (x, y)], {})
     assert np.array_equal(x, y)
 
 
-def norm(context: core.Context) -> npt.NDArray[np.float32]:
+def norm(context: native.Context) -> npt.NDArray[np.float32]:
     """One op, as eager mode runs it."""
     x = np.random.default_rng(2).standard_normal((9, 48)).astype(np.float32) * np.float32(1e-20)
     weight, y = np.full((1, 48), 1e-22, np.float32), np.zeros((9, 48), np.float32)
-    tensors = [core.CoreTensor(a.ctypes.data, 1, a.shape, 48, layout) for a, layout in ((x, 0), (weight, 1), (y, 0))]
-    core.run_op(context, "rms_norm", tensors, {"eps": 1e-6})
+    tensors = [native.CoreTensor(a.ctypes.data, 1, a.shape, 48, layout) for a, layout in ((x, 0), (weight, 1), (y, 0))]
+    native.run_op(context, "rms_norm", tensors, {"eps": 1e-6})
     return y
 
 
@@ -122,10 +122,10 @@ def main(folder: Path, register_file: str, control: str) -> None:
     paths.append(write_bundle(folder / "loud.psm", tiny_graph("w8a8")))
     if control != "default":
         hostile = Hostile(register, int(control, 0))
-        core.library = context_module.library = lambda: hostile  # type: ignore[assignment,return-value]
-    core.cpu_levels()
+        native.library = context_module.library = lambda: hostile  # type: ignore[assignment,return-value]
+    native.cpu_levels()
     found: list[npt.NDArray[Any]] = []
-    with core.Context(2) as context:
+    with native.Context(2) as context:
         if control != "default":
             load_ops(register_file)
             flush(context)
@@ -133,8 +133,8 @@ def main(folder: Path, register_file: str, control: str) -> None:
         for path in paths:
             found += steps(context, path)
         rate = ctypes.c_double()
-        core.check(core.library().ps_probe_compute(context.handle, 1, 0.001, ctypes.byref(rate)))
-        core.check(core.library().ps_probe_bandwidth(context.handle, 65536, 1, ctypes.byref(rate)))
+        native.check(native.library().ps_probe_compute(context.handle, 1, 0.001, ctypes.byref(rate)))
+        native.check(native.library().ps_probe_bandwidth(context.handle, 65536, 1, ctypes.byref(rate)))
     logits = next(array for array in found if array.shape == (10, 101))
     assert 0 < np.abs(logits).max() < np.finfo(np.float32).tiny, "expected subnormal logits"
     print(hashlib.sha256(b"".join(array.tobytes() for array in found)).hexdigest())

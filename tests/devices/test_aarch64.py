@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, segment_of, text_of
 from tests.system_packages import skip_reason

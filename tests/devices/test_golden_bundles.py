@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import pipeline
-from penstock.lite import core
+from penstock.core import native
 from tests.golden import MAX_TOKENS, PROMPTS, WAYS, Answers, answers_of, logits_of
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -33,7 +33,7 @@ def test_none_is_lost() -> None:
 
 @golden
 def test_logits_bit_for_bit_on_every_level(path: Path) -> None:
-    for level in (name for name, runs in core.cpu_levels() if runs):
+    for level in (name for name, runs in native.cpu_levels() if runs):
         assert zlib.crc32(logits_of(path, level).tobytes()) == expected_of(path)["logits_crc32"], level
 
 

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from penstock import LLM, SamplingParams
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import segment_of
 from tests.system_packages import skip_reason

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.graph.ir import Graph
-from penstock.lite.core import Model
+from penstock.core.native import Model
 from penstock.runtime.program import ProgramLimits
 from tests.core.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import LLM, lite, pipeline
 from penstock.errors import UnsupportedError
-from penstock.lite import core
+from penstock.core import native
 from tests.cli.conftest import environment
 from tests.devices.conftest import ROOT
 
@@ -75,7 +75,7 @@ def test_c(newer: dict[str, Path], c_program: Path) -> None:
 
 OPENED: dict[str, Callable[[Path], object]] = {
     "LLM": lambda path: LLM(path).close(),
-    "core": lambda path: core.Model.open(path).close(),
+    "core": lambda path: native.Model.open(path).close(),
     "lite": lambda path: lite.Model().build_from_file(path, lite.ModelType.PENSTOCK),
     "runner": lambda path: lite.ModelParallelRunner().build_from_file(path, lite.ModelType.PENSTOCK),
     "pipeline": lambda path: pipeline(model=path).close(),

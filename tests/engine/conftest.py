@@ -9,11 +9,11 @@ import pytest
 import tokenizers
 
 from penstock.engine import engine as engine_module
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions
-from penstock.engine.text import TextStream, Tokenizer
-from penstock.graph.tokenizer import compile_tokenizer
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT
+from penstock.text.tokenizer import TextStream, Tokenizer
+from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.runtime.open import Opened
 from penstock.runtime.program import ProgramLimits
 from tests.engine.fake_program import FakeProgram

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.lite.core import Context, Sampled, Sampling, StepBatch, sample_logits
+from penstock.core.native import Context, Sampled, Sampling, StepBatch, sample_logits
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits
 
 _MASK = (1 << 64) - 1

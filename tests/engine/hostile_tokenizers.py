@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.metadata import decode_metadata
-from penstock.lite.core import Model
-from penstock.lite.metadata import read_metadata
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT
+from penstock.core.native import Model
+from penstock.core.metadata import read_metadata
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 BACKTRACKING = "(a|aa)+$"

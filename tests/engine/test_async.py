@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.async_llm import AsyncLLM, AsyncStream
-from penstock.engine.llm import LLM
+from penstock.llm.async_llm import AsyncLLM, AsyncStream
+from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError

@@ -79,7 +79,7 @@ def test_tokenizers_refuse_what_is_no_text_and_no_id():
 
 def test_a_sentencepiece_tokenizer_is_converted_or_refused_by_name(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    convert = "penstock.models.tokenizer_convert.convert_tokenizer"
+    convert = "penstock.checkpoint.tokenizer_convert.convert_tokenizer"
     monkeypatch.setattr(convert, lambda folder: (FOLDER / "tokenizer.json").read_bytes())
     assert AutoTokenizer.from_pretrained(tmp_path).encode("def f(") == AutoTokenizer.from_pretrained(FOLDER).encode(
         "def f("

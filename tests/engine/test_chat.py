@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.engine.chat import render_chat
+from penstock.text.chat_template import render_chat
 from penstock.engine.request import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from tests.engine.conftest import FILES
@@ -134,7 +134,7 @@ DEEP = "{% set a = ['x'] %}{% set b = ['x'] %}" + "{% set a = [a, a] %}{% set b 
     ],
 )
 def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
-    monkeypatch.setattr("penstock.engine.chat.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("penstock.text.chat_template.MAX_SECONDS", 0.5)
     start = time.monotonic()
     with pytest.raises((InvalidFileError, InvalidArgumentError), match="template"):
         render_chat(template, MESSAGES, {})

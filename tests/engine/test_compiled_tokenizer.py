@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.engine.text import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.graph.tokenizer import compile_tokenizer
-from penstock.lite.tokenizer import TOKENIZER_SEGMENT
-from penstock.models.side_files import read_side_files
-from penstock.models.tokenizer_process import TokenizerProcess
+from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from tests.core.tokenizer_kinds import KINDS, SAMPLES, text_of
 from tests.engine.conftest import stream_of
 

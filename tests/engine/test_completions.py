@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.engine.completions import CHAT, COMPLETIONS, answer_body, read_body
+from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body, read_body
 from penstock.errors import InvalidArgumentError
 from tests.cli.conftest import DEMO
 

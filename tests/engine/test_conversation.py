@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from penstock import LLM, InvalidArgumentError, RequestOptions, SamplingParams, UnsupportedError
-from penstock.engine.chat import TurnTokens, render_chat
-from penstock.engine.text import Tokenizer
+from penstock.text.chat_template import TurnTokens, render_chat
+from penstock.text.tokenizer import Tokenizer
 from tests.cli.conftest import FOLDER
 from tests.engine.conftest import FILES, byte_fallback_json, byte_level_json
 

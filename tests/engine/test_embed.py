@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from penstock.engine.async_llm import AsyncLLM
-from penstock.engine.embed import Pooling
-from penstock.engine.llm import LLM
+from penstock.llm.async_llm import AsyncLLM
+from penstock.engine.pooling import Pooling
+from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from penstock.engine.request import ResolvedSampling, SamplingParams, Status
-from penstock.engine.result import Delta
+from penstock.llm.result import Delta
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from tests.engine.requests import PARAMS, PROMPTS, prompt_of
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import SamplingParams, Status
 from penstock.errors import InvalidArgumentError, UnsupportedError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.fair import FairOrder
+from penstock.engine.fair_queue import FairOrder
 from penstock.engine.options import PRIORITY_S, EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.request import Request, ResolvedSampling, Status, Timings

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.engine import feed as feed_module
-from penstock.engine.feed import IDLE_TURN_S, Feed, News
+from penstock.llm import engine_thread as feed_module
+from penstock.llm.engine_thread import IDLE_TURN_S, Feed, News
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, QueueFullError

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import AsyncLLM, SamplingParams
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.errors import InvalidArgumentError
 from tests.engine.hostile_tokenizers import words
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from penstock.models.tokenizer_file import LibraryTokenizer
+from penstock.checkpoint.tokenizer_file import LibraryTokenizer
 from tests.checkpoint.test_hostile import count_refusals
 
 NUM_MUTANTS = 10_000

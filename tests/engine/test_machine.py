@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.lite.core import Context, Model
+from penstock.core.native import Context, Model
 from penstock.runtime import machine, native
 from penstock.runtime.program import ProgramLimits, pages_for
 from tests.cli.conftest import DEMO

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.measure import Bench, _Work, bench
+from penstock.bench.measure import Bench, _Work, bench
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.bundle import read_graph
 from penstock.graph.passes.append_tail import append_tail
-from penstock.lite import core
+from penstock.core import native
 from tests.cli.conftest import DEMO
 
 SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}
 
 
 def test_a_figure_above_the_compute_peak_is_an_error(monkeypatch):
-    monkeypatch.setattr(core, "probe_compute", lambda *_args: 1.0)
+    monkeypatch.setattr(native, "probe_compute", lambda *_args: 1.0)
     with pytest.raises(InternalError, match=r"prefill came out at .* of the int8 peak"):
         bench(Bench(DEMO, batches=(1,), **SMALL))
 
@@ -27,7 +27,7 @@ def test_a_decode_faster_than_memory_is_repeated_and_marked(monkeypatch):
         probes.append(1)
         return 1e6
 
-    monkeypatch.setattr(core, "probe_bandwidth", slow_memory)
+    monkeypatch.setattr(native, "probe_bandwidth", slow_memory)
     report = bench(Bench(DEMO, batches=(1, 2), **SMALL))
     assert report.inconsistent == [1, 2]
     assert len(probes) == 2 * 2 * 2  # before and after, measured twice, two batches
@@ -40,8 +40,8 @@ def test_long_prompts_of_a_batch_are_all_there_when_their_answers_are_measured()
 
 
 def test_shares_are_counted_from_the_graph(monkeypatch):
-    monkeypatch.setattr(core, "probe_compute", lambda *_args: 1e15)
-    monkeypatch.setattr(core, "probe_bandwidth", lambda *_args: 1e15)
+    monkeypatch.setattr(native, "probe_compute", lambda *_args: 1e15)
+    monkeypatch.setattr(native, "probe_bandwidth", lambda *_args: 1e15)
     report = bench(Bench(DEMO, batches=(1,), **SMALL))
     seconds = 1 / report.decode_tokens_per_s[1]
     body_and_head = 2 * (6 * (256 * 512 + 256 * 256 + 3 * 256 * 704) + 256 * 4096)

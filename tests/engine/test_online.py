@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from penstock.cli.latency import draw_latency
-from penstock.engine.online import OnlineBench, RateReport, Trace, _Run, bench_online
+from penstock.bench.latency_chart import draw_latency
+from penstock.bench.online import OnlineBench, RateReport, Trace, _Run, bench_online
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
@@ -32,8 +32,8 @@ def test_a_trace_has_the_lengths_that_were_asked_for():
 def test_latencies_count_from_when_a_request_was_due(make_llm, monkeypatch):
     engine = make_llm(max_requests=1).engine
     clock = [0.0]
-    monkeypatch.setattr("penstock.engine.online.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("penstock.engine.online.time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr("penstock.bench.online.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("penstock.bench.online.time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     honest = engine.step
 
     def one_second_steps():

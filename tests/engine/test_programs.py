@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import LLM, InvalidArgumentError, OutOfMemoryError, ProgramLimits, SamplingParams
-from penstock.lite import arrays, core
+from penstock.core import arrays, native
 from penstock.runtime.native import fit_limits
 from tests.cli.conftest import DEMO, FOLDER
 
@@ -106,14 +106,14 @@ def test_eager_and_graph_make_the_same_answers():
 
 @pytest.mark.parametrize(("mode", "path"), MODES, ids=["graph", "eager"])
 def test_a_batch_may_name_the_token_last_sampled_in_a_slot(mode, path):
-    def batch(token: int, position: int) -> core.StepBatch:
+    def batch(token: int, position: int) -> native.StepBatch:
         one = np.zeros(1, np.int32)
-        return core.StepBatch(one + token, one + position, np.array([0, 1], np.int32), one.reshape(1, 1, 1), one)
+        return native.StepBatch(one + token, one + position, np.array([0, 1], np.int32), one.reshape(1, 1, 1), one)
 
-    def sampling(slot: int) -> core.Sampling:
+    def sampling(slot: int) -> native.Sampling:
         row = np.zeros(1, np.float32)
         ints, seed = np.zeros(1, np.int32), np.zeros(1, np.uint64)
-        return core.Sampling(row, ints, row + 1, seed, np.zeros((1, 2), np.int64), np.array([slot], np.int32))
+        return native.Sampling(row, ints, row + 1, seed, np.zeros((1, 2), np.int64), np.array([slot], np.int32))
 
     with open_llm(mode, path, max_requests=2, context_len=64) as llm:
         program = llm.engine.program
@@ -135,12 +135,12 @@ def test_failed_row_spares_the_next_batch(mode, path):
     ints, starts, rows = np.zeros(2, np.int32), np.array([0, 1, 2], np.int32), np.array([0, 1], np.int32)
     tables = np.array([[[0], [1]]], np.int32)
 
-    def batch(*tokens: int, position: int) -> core.StepBatch:
-        return core.StepBatch(np.array(tokens, np.int32), ints + position, starts, tables, rows)
+    def batch(*tokens: int, position: int) -> native.StepBatch:
+        return native.StepBatch(np.array(tokens, np.int32), ints + position, starts, tables, rows)
 
     with open_llm(mode, path, max_requests=2, context_len=64) as llm:
         program = llm.engine.program
-        plain = core.Sampling(zeros, ints, ones, ints.astype(np.uint64), np.zeros((2, 2), np.int64), rows, per_row=True)
+        plain = native.Sampling(zeros, ints, ones, ints.astype(np.uint64), np.zeros((2, 2), np.int64), rows, per_row=True)
         mask = np.zeros((2, (program.info.vocab_size + 31) // 32), np.uint32)
         mask[1] = 0xFFFFFFFF
         first = program.step(batch(7, 8, position=0), dataclasses.replace(plain, mask=mask))
@@ -150,14 +150,14 @@ def test_failed_row_spares_the_next_batch(mode, path):
         second = program.step(batch(-1, -2, position=1), plain)
         assert second.status.tolist() == [arrays.ROW_NOT_FINITE, arrays.ROW_OK]
         assert program.logits()[1].tobytes() == expected
-        counted = core.Penalties(ones * 2, zeros, zeros, starts, ints, np.array([-1, -2], np.int32))
+        counted = native.Penalties(ones * 2, zeros, zeros, starts, ints, np.array([-1, -2], np.int32))
         program.run(batch(7, 8, position=2))
         third = program.sample(dataclasses.replace(plain, penalties=counted))
         assert third.status.tolist() == [arrays.ROW_NOT_FINITE, arrays.ROW_OK]
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_figures():
-    with core.Context(1) as context, core.Model.open(DEMO) as model:
+    with native.Context(1) as context, native.Model.open(DEMO) as model:
         with pytest.raises(OutOfMemoryError, match=r"weights .* MiB, keys and values .* MiB .*32 pages"):
             fit_limits(model, context, ProgramLimits(context_len=1024, max_requests=1), available=70 << 20)
         with pytest.raises(OutOfMemoryError):
@@ -171,7 +171,7 @@ def test_a_size_that_no_program_has_is_refused_with_its_bounds(value):
 
 
 def test_memory_is_shared_out_by_the_rules():
-    with core.Context(1) as context, core.Model.open(DEMO) as model:
+    with native.Context(1) as context, native.Model.open(DEMO) as model:
         roomy, plan = fit_limits(model, context, ProgramLimits(max_requests=4), available=64 << 30)
         assert (roomy.context_len, roomy.num_pages, roomy.max_rows) == (1024, 128, 4)
         assert plan.total_bytes < 64 << 30

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
-from penstock.engine.logits import PromptLogits, PromptScores
+from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
 from penstock.errors import InternalError, InvalidArgumentError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine.tally import tally
-from penstock.lite.spans import SPAN
+from penstock.bench.span_totals import tally
+from penstock.core.spans import SPAN
 
 
 def spans(*rows: tuple[int, int, int, int, int]) -> np.ndarray:

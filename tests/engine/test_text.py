@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.text import StopMatcher, StopRules, TextStream, Tokenizer
+from penstock.text.tokenizer import StopMatcher, StopRules, TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from tests.engine.conftest import byte_fallback_json, byte_level_json, stream_of
 

@@ -10,10 +10,10 @@ import time
 import psutil
 import pytest
 
-from penstock.engine.text import TextStream, Tokenizer
+from penstock.text.tokenizer import TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, TokenizerError
-from penstock.models import tokenizer_process
-from penstock.models.tokenizer_process import TokenizerProcess
+from penstock.checkpoint import tokenizer_process
+from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from tests.engine.hostile_tokenizers import backtracks, grows, replace, words
 
 LONG = "a" * 200_000

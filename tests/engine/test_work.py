@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.engine.profile import Profile, _Profiler, profile
-from penstock.engine.work import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.bench.profile import Profile, _Profiler, profile
+from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
-from penstock.lite.core import Model
+from penstock.core.native import Model
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.cli.conftest import DEMO
@@ -148,7 +148,7 @@ def test_a_step_that_one_thread_walks_has_the_limits_of_one(monkeypatch):
         def probe_bandwidth(self):
             return self.read
 
-    monkeypatch.setattr("penstock.engine.profile.Peaks", Told)
+    monkeypatch.setattr("penstock.bench.profile.Peaks", Told)
     what = Profile(DEMO, phases=("decode", "prefill"), threads=2, context=4, prompt_tokens=400, steps=9)
     prefill, decode = profile(what).phases
     assert decode.step_threads == 1

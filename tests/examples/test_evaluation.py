@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import LLM, InvalidArgumentError, SamplingParams, UnsupportedError
-from penstock.engine.evaluate import Evaluator
+from penstock.offline.lm_eval import Evaluator
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "evaluation"

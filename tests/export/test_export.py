@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
-from penstock.lite import core
-from penstock.lite.tokenizer import Tokenizer
-from penstock.models.quantize import quantize_checkpoint
+from penstock.core import native
+from penstock.core.tokenizer import Tokenizer
+from penstock.checkpoint.quantize import quantize_checkpoint
 from tests.invariants.checkpoints import write_checkpoint
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -49,7 +49,7 @@ def test_the_same_input_makes_the_same_bytes(tmp_path: Path, scheme: str) -> Non
     assert (tmp_path / "one.psm").read_bytes() == (tmp_path / "two.psm").read_bytes()
     assert report.scheme == scheme
     assert report.file_bytes == (tmp_path / "two.psm").stat().st_size
-    with core.Model.open(tmp_path / "one.psm", verify=True) as model:
+    with native.Model.open(tmp_path / "one.psm", verify=True) as model:
         assert model.info.vocab_size == 259
         assert bytes(model.segment("config.json") or b"") == (folder / "config.json").read_bytes()
 
@@ -169,7 +169,7 @@ def test_a_tokenizer_that_the_core_lacks_is_named_and_the_export_goes_on(tmp_pat
     for normalizer, reason in ((None, ""), ({"type": "Lowercase"}, "tokenizer.json: normalizer Lowercase")):
         (folder / "tokenizer.json").write_text(json.dumps(values | {"normalizer": normalizer}))
         assert export_bundle(folder, tmp_path / "out.psm").tokenizer_note == reason
-        with core.Model.open(tmp_path / "out.psm", verify=True) as model:
+        with native.Model.open(tmp_path / "out.psm", verify=True) as model:
             assert model.segment("tokenizer.json") is not None  # with Python it runs either way
             assert Tokenizer(model).info.unsupported == reason
 

@@ -9,9 +9,9 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
-from penstock.lite import core
+from penstock.core import native
 
 __all__ = ["MAX_TOKENS", "PROMPTS", "WAYS", "Answers", "answers_of", "logits_of", "params_of"]
 
@@ -41,11 +41,11 @@ def params_of(way: str) -> SamplingParams:
 def logits_of(path: Path, cpu_level: str | None = None) -> npt.NDArray[np.float32]:
     """Of every token of a prompt of 40 ids, [40, vocab]; keys and values take a second page, in float32."""
     ids = (np.arange(40, dtype=np.int32) * 37) % 320
-    with core.Model.open(path, verify=True) as model, core.Context(2, cpu_level) as context:
-        options = core.ProgramOptions(max_tokens=40, max_requests=1, max_rows=40, num_pages=2)
-        with core.CoreProgram(model, context, options) as program:
+    with native.Model.open(path, verify=True) as model, native.Context(2, cpu_level) as context:
+        options = native.ProgramOptions(max_tokens=40, max_requests=1, max_rows=40, num_pages=2)
+        with native.CoreProgram(model, context, options) as program:
             program.run(
-                core.StepBatch(
+                native.StepBatch(
                     token_ids=ids,
                     positions=np.arange(40, dtype=np.int32),
                     request_starts=np.array([0, 40], np.int32),

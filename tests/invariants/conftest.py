@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.graph.export import export_bundle
-from penstock.lite.core import Context, Model
+from penstock.core.native import Context, Model
 from tests.invariants.checkpoints import write_checkpoint
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.graph.ir import KvLayout
-from penstock.lite.core import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
+from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.lite.core import Model
+from penstock.core.native import Model
 
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/invariants/test_same_in_any_company.py"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.graph.ir import KvLayout
-from penstock.lite.core import Context, Model
+from penstock.core.native import Context, Model
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits

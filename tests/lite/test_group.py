@@ -11,8 +11,8 @@ import pytest
 
 from penstock import lite
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.retail import with_tail
-from penstock.lite.metadata import read_metadata, stamp_of, stored_segments
+from penstock.graph.replace_tail import with_tail
+from penstock.core.metadata import read_metadata, stamp_of, stored_segments
 from tests.lite.demo import BUNDLE, IDS, ask, build
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.lite.core import StepBatch
+from penstock.core.native import StepBatch
 from penstock.runtime.program import Program
 
 PAGE_TOKENS = 32

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 import numpy as np
-from penstock.lite.core import StepBatch
+from penstock.core.native import StepBatch
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock import LLM, InvalidArgumentError, ProgramLimits
-from penstock.engine.evaluate import Evaluator
+from penstock.offline.lm_eval import Evaluator
 from penstock.graph.export import export_bundle
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.config import ConfigReader, RopeConfig
 from penstock.errors import UnsupportedError
-from penstock.lite.core import QuantizedRows
+from penstock.core.native import QuantizedRows
 from penstock.nn import (
     Attention,
     Embedding,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from penstock import InferConfig, InferTask, pipeline
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
-from penstock.engine.result import Result
+from penstock.llm.result import Result
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.graph.retail import map_weights, with_tail
-from penstock.lite import core
+from penstock.graph.replace_tail import map_weights, with_tail
+from penstock.core import native
 from tests.lite.demo import BUNDLE, FOLDER, build
 from tests.offline.conftest import SCHEMES
 
@@ -77,7 +77,7 @@ def test_it_chooses_from_a_whole_file_where_pages_are_large(backend: str, monkey
         expected = answers(generate(PROMPTS, **WAYS[0]))
         monkeypatch.setattr(mmap, "PAGESIZE", 65536)
         assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
-    with core.Model.open(BUNDLE) as model, pytest.raises(UnsupportedError, match="pages of 65536 bytes hold more"):
+    with native.Model.open(BUNDLE) as model, pytest.raises(UnsupportedError, match="pages of 65536 bytes hold more"):
         map_weights(model, BUNDLE, model.stamp)
 
 
@@ -87,7 +87,7 @@ def test_weights_of_a_file_that_took_the_name_are_not_mapped(tmp_path: Path) -> 
     shutil.copy(BUNDLE, source)
     shutil.copy(BUNDLE, other)
     stamp = with_tail(source, hollow, "argmax", hollow=True)
-    with core.Model.open(hollow) as model:
+    with native.Model.open(hollow) as model:
         map_weights(model, source, stamp)
         os.replace(other, source)
         with pytest.raises(InvalidFileError, match=f"{source}: file: it was replaced or changed"):

@@ -13,7 +13,7 @@ import torch
 import penstock
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.export import export_bundle
-from penstock.graph.retail import with_tail
+from penstock.graph.replace_tail import with_tail
 from tests.cli.conftest import Run
 from tests.lite.demo import BUNDLE, FOLDER
 from tests.lite.test_update import CHANGED, folder, values

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import InferConfig, InferTask, pipeline
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.graph.retail import with_tail
+from penstock.graph.replace_tail import with_tail
 from tests.lite.demo import BUNDLE, FOLDER
 
 PROMPT = "I love Beijing,because"

@@ -160,12 +160,12 @@ def test_activations_of_16_bit_are_close_to_floats() -> None:
 
 def test_unpacking_in_pytorch_equals_the_core() -> None:
     """The layouts have two readers; here they meet."""
-    from penstock.lite import core
+    from penstock.core import native
     from penstock.ops.eager import core_context
 
     for case in CASES["embedding"]():
         weight = case.tensors[1]
         layout = reference.layout_of_tensor(weight)
-        theirs = core.unpack(core_context(), layout, 37, 20, 0, 37, weight.data_ptr())
+        theirs = native.unpack(core_context(), layout, 37, 20, 0, 37, weight.data_ptr())
         ours = reference.unpack_weight(weight, 37, 20).float().numpy()
         assert ours.tobytes() == theirs.tobytes(), case.name

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.lite import core
+from penstock.core import native
 
 MAX_LIBRARY_BYTES = 1_000_000
 MAX_WHEEL_BYTES = 10_000_000
 
 
 def library() -> Path:
-    return Path(core.library_file())
+    return Path(native.library_file())
 
 
 def test_library_is_under_one_megabyte(tmp_path: Path) -> None:

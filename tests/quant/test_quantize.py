@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.lite import core
-from penstock.models.checkpoint import Checkpoint
-from penstock.models.quantize import quantize_checkpoint
+from penstock.core import native
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.quant.matrix import joined, quantize_rows, stored_values
 from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
 
@@ -45,15 +45,15 @@ def test_a_quantized_folder_packs_to_the_same_bytes(tmp_path: Path, name: str, d
     assert folder.dtype == source.dtype
     scheme = SCHEMES[name]
     plan = {"model.layers.0.mlp.up_proj.weight": scheme, "lm_head.weight": SCHEMES[scheme.head]}
-    with core.Context(num_threads=1) as context:
+    with native.Context(num_threads=1) as context:
         for tensor, own in plan.items():
             matrix = source.read(tensor)
             rows = len(matrix)
             at = (own.layout, rows, cols, 0, rows)
-            direct = np.zeros(core.layout_bytes(own.layout, rows, cols), np.uint8)
-            core.pack(context, *at, {"f32": 1, "f16": 2}[source.dtype], matrix, direct)
+            direct = np.zeros(native.layout_bytes(own.layout, rows, cols), np.uint8)
+            native.pack(context, *at, {"f32": 1, "f16": 2}[source.dtype], matrix, direct)
             again = np.zeros_like(direct)
-            core.pack_quantized(context, *at, folder.read_quantized(tensor, cols), again)
+            native.pack_quantized(context, *at, folder.read_quantized(tensor, cols), again)
             assert again.tobytes() == direct.tobytes()
 
 
@@ -151,9 +151,9 @@ def test_damaged_groups_are_refused(tmp_path: Path, change: str) -> None:
 
 def pack_folder(folder: Path, name: str) -> None:
     rows = Checkpoint.open(folder).read_quantized(name, 70)
-    with core.Context(num_threads=1) as context:
-        packed = np.zeros(core.layout_bytes(SCHEMES["w4a8"].layout, 37, 70), np.uint8)
-        core.pack_quantized(context, SCHEMES["w4a8"].layout, 37, 70, 0, 37, rows, packed)
+    with native.Context(num_threads=1) as context:
+        packed = np.zeros(native.layout_bytes(SCHEMES["w4a8"].layout, 37, 70), np.uint8)
+        native.pack_quantized(context, SCHEMES["w4a8"].layout, 37, 70, 0, 37, rows, packed)
 
 
 def test_a_folder_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_folder_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
 
 def test_rows_are_quantized_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = np.random.default_rng(2).standard_normal((100, 40)).astype(np.float32)
-    with core.Context(num_threads=1) as context:
+    with native.Context(num_threads=1) as context:
         for name in ("w8a8", "w4a8"):
             whole = list(quantize_rows(context, SCHEMES[name], matrix, "f32"))
             monkeypatch.setattr("penstock.quant.matrix._PIECE_VALUES", 1)

@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock import load_network
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.models.quantize import quantize_checkpoint
+from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
 from tests.invariants.checkpoints import write_checkpoint

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
-from penstock.lite.memory import make_memory
-from penstock.runtime.ahead import PagesAhead
+from penstock.core.memory import make_memory
+from penstock.runtime.page_prefault import PagesAhead
 from tests.cli.conftest import DEMO
 
 

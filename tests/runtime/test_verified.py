@@ -16,12 +16,12 @@ import pytest
 from penstock import LLM, pipeline
 from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.runtime import verified
+from penstock.runtime import verify as verified
 from penstock.runtime.cache import Cache
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.verified import VERIFY_MODES, open_verified
-from penstock.serving.config import WorkerConfig
-from penstock.serving.fleet import Fleet
+from penstock.runtime.verify import VERIFY_MODES, open_verified
+from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.serving.workers.worker_group import Fleet
 from tests.cli.conftest import DEMO, FOLDER, environment
 
 DAMAGE = r"segments\[0\] \(weights\)"

@@ -14,8 +14,8 @@ import tritonclient.grpc.aio as over_grpc
 import tritonclient.http.aio as over_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from penstock.engine.llm import LLM
-from penstock.serving.servables.repository import Servables
+from penstock.llm.llm import LLM
+from penstock.servables.lifecycle.repository import Servables
 from penstock.serving.settings import DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.servables.folders import PATIENCE, write

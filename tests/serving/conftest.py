@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.graph.export import export_bundle
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces

@@ -26,7 +26,7 @@ CROWD = 10
 def main() -> int:
     from penstock.engine.engine import Engine
     from penstock.engine.scheduler import Scheduler
-    from penstock.serving import worker
+    from penstock.serving.workers import worker
 
     faults = sys.argv[1].split("+")
     honest_step, honest_open, honest_schedule = Engine.step, worker.open_llm, Scheduler.schedule

@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import triton_to_np_dtype
 
-from penstock.serving import oip_pb2 as pb
+from penstock.serving.proto import oip_pb2 as pb
 from tests.serving.service import SECONDS, Service
 
 SERVICE = "/inference.GRPCInferenceService/"

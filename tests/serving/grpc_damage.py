@@ -7,8 +7,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.serving import oip_pb2 as pb
-from penstock.serving.infer import DTYPES
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.tensors import DTYPES
 
 NAMES: Final = (
     "", "text_input", "input_ids", "max_tokens", "temperature", "top_k", "stop", "logit_bias",

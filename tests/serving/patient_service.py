@@ -14,8 +14,8 @@ SECONDS = 3600.0
 def main() -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from penstock.cli.main import make_parser
-    from penstock.cli.serve import settings_of
-    from penstock.serving.logs import JsonLines
+    from penstock.cli.service.serve import settings_of
+    from penstock.logs import JsonLines
     from penstock.serving.service import run_service
 
     settings = settings_of(make_parser(["serve"]).parse_args(["serve", *sys.argv[1:]]))

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.engine.llm import LLM
-from penstock.serving.app import make_app
-from penstock.serving.http import Listener
-from penstock.serving.infer import Methods
-from penstock.serving.local import LocalBackend, LocalModels
+from penstock.llm.llm import LLM
+from penstock.serving.http.app import make_app
+from penstock.serving.http.listener import Listener
+from penstock.tensors import Methods
+from penstock.llm.local_backend import LocalBackend, LocalModels
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
 
@@ -75,7 +75,7 @@ class Service:
             self.url = self.listener.open()
             listeners = [self.listener]
             if self._settings.grpc_port is not None:
-                from penstock.serving.grpc_listener import GrpcListener
+                from penstock.serving.grpc.listener import GrpcListener
 
                 self.grpc = GrpcListener(self.door)
                 self.grpc_address = self.grpc.open()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
-from penstock.serving.infer import (
+from penstock.tensors import (
     DTYPES,
     InferRequest,
     InferResponse,
@@ -19,7 +19,7 @@ from penstock.serving.infer import (
     Tensor,
     TensorSpec,
 )
-from penstock.serving.shapes import MisfitError
+from penstock.json_schema import MisfitError
 
 Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 

@@ -7,11 +7,11 @@ import socket
 import types
 from collections.abc import Callable
 
-from penstock.serving import wire_pb2 as pb
-from penstock.serving.answer import NewsAnswer
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.llm.answer import NewsAnswer
 from penstock.serving.arrivals import FRESH_S, MOST_S, Arrivals
-from penstock.serving.frames import FrameStream
-from penstock.serving.link import OpenRequest, WorkerLink
+from penstock.processes.frames import FrameStream
+from penstock.serving.workers.worker_connection import OpenRequest, WorkerLink
 from tests.serving.workers import until
 
 ROUNDS = 20  # of the event loop: more than anything here takes that does not wait for the clock

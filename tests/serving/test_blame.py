@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.serving import wire_pb2 as pb
-from penstock.serving.answer import NewsAnswer
-from penstock.serving.blame import Blame
-from penstock.serving.link import OpenRequest, WorkerLink
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.llm.answer import NewsAnswer
+from penstock.serving.workers.crash_tracker import Blame
+from penstock.serving.workers.worker_connection import OpenRequest, WorkerLink
 
 
 def test_who_follows_an_answer_that_ended_unheard_is_a_suspect() -> None:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.serving.fields import SAMPLING
+from penstock.serving.request_fields import SAMPLING
 from tests.cli.conftest import DEMO
 from tests.serving.conftest import CHAT_FILES
 from tests.serving.service import Service, until

@@ -37,7 +37,7 @@ def text():
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """Tries come at once; how long the pauses would be is a test of its own."""
-    monkeypatch.setattr("penstock.serving.client_wire.MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 0.0)
 
 
 class Script:
@@ -288,9 +288,9 @@ def test_a_kept_connection_that_was_closed_is_replaced(serve):
 
 
 def test_pauses_grow_and_follow_the_service(monkeypatch):
-    from penstock.serving.client_wire import Address, Retries
+    from penstock.client.http import Address, Retries
 
-    monkeypatch.setattr("penstock.serving.client_wire.MAX_PAUSE_S", 30.0)
+    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 30.0)
     retries = Retries(Address("http://localhost", retries=8))
     pauses = [retries.pause(ServiceError("busy", 503)) for _ in range(7)]
     for number, pause in enumerate(pauses):

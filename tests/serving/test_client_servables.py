@@ -11,7 +11,7 @@ import pytest
 
 from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError, UnsupportedError
 from penstock.errors import InvalidArgumentError
-from penstock.serving.client_tensors import InferResult
+from penstock.client.tensors import InferResult
 from penstock.serving.settings import DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.service import SECONDS, Service, address, until

@@ -12,17 +12,17 @@ import pytest
 import penstock
 from penstock.engine.options import RequestOptions
 from penstock.errors import DeadlineError
-from penstock.serving.app import make_app
-from penstock.serving.fleet import Patience
-from penstock.serving.http import Listener
+from penstock.serving.http.app import make_app
+from penstock.serving.workers.worker_group import Patience
+from penstock.serving.http.listener import Listener
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.test_cycles import Clients
 from tests.serving.workers import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
 
 SHOWN = {
-    "engine/completions.py", "engine/template.py", "models/checkpoint.py", "quant/folder.py", "runtime/cache.py",
-    "serving/chat.py", "serving/completions.py", "serving/local.py", "serving/logs.py", "serving/metrics.py",
-    "runtime/verified.py", "serving/servables/loaded.py", "serving/traces.py",
+    "offline/batch_completions.py", "text/template_sandbox.py", "checkpoint/folder.py", "quant/folder.py", "runtime/cache.py",
+    "serving/openai/chat.py", "serving/openai/completions.py", "llm/local_backend.py", "logs.py", "serving/metrics.py",
+    "runtime/verify.py", "servables/lifecycle/loaded_version.py", "serving/traces.py",
 }  # fmt: skip
 """Files that ask for the time of day: to show it, or to compare it with that of files."""
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import grpc
 
-from penstock.serving import oip_pb2 as pb
-from penstock.serving import wire_pb2 as wire
-from penstock.serving.answer import NewsAnswer
-from penstock.serving.app import make_app
-from penstock.serving.config import WorkerConfig
-from penstock.serving.grpc_listener import GrpcListener
-from penstock.serving.http import Listener
-from penstock.serving.journey import Journey
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.proto import wire_pb2 as wire
+from penstock.llm.answer import NewsAnswer
+from penstock.serving.http.app import make_app
+from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.serving.grpc.listener import GrpcListener
+from penstock.serving.http.listener import Listener
+from penstock.serving.workers.failover import Journey
 from penstock.serving.settings import DoorSettings
-from penstock.serving.worker import Worker
+from penstock.serving.workers.worker import Worker
 from tests.serving.grpc_client import SERVICE
 from tests.serving.workers import DEMO, OPTIONS, service, until
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.serving.accept import Acceptor
-from penstock.serving.descriptors import fitting_connections
+from penstock.serving.http.acceptor import Acceptor
+from penstock.serving.http.open_files import fitting_connections
 from tests.cli.conftest import DEMO
 from tests.cli.test_serve import serving
 from tests.serving.service import until

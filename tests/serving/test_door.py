@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
-from penstock.serving.app import operations
+from penstock.serving.http.app import operations
 from penstock.serving.keys import ApiKeys
-from penstock.serving.logs import JsonLines
+from penstock.logs import JsonLines
 from penstock.serving.operations import Routes
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.service import Service, until
@@ -367,7 +367,7 @@ def test_what_goes_wrong_inside_is_told_to_the_log_alone(serve, caplog):
 def test_readiness_is_the_engines(serve, monkeypatch):
     service = serve()
     assert service.ask("GET", "/health/ready")[0] == 200
-    monkeypatch.setattr("penstock.serving.local.STALE_S", -1.0)  # as if its loop had not turned for that long
+    monkeypatch.setattr("penstock.llm.local_backend.STALE_S", -1.0)  # as if its loop had not turned for that long
     status, headers, data = service.ask("GET", "/health/ready")
     assert (status, headers["retry-after"], code_of(data)) == (503, "1", "not_ready")
     assert service.ask("GET", "/health/live")[0] == 200
@@ -375,8 +375,8 @@ def test_readiness_is_the_engines(serve, monkeypatch):
 
 
 def test_an_address_that_is_taken(serve):
-    from penstock.serving.app import make_app
-    from penstock.serving.http import Listener
+    from penstock.serving.http.app import make_app
+    from penstock.serving.http.listener import Listener
 
     service = serve()
     settings = DoorSettings(port=service.address[1])

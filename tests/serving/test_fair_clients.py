@@ -17,7 +17,7 @@ from penstock import Client
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.serving.keys import Admission, ApiKeys
 from penstock.serving.settings import DoorSettings
-from penstock.serving.wire import options_from, options_to
+from penstock.serving.workers.messages import options_from, options_to
 from tests.serving.service import SECONDS, Service, until
 
 NUM_BUSY, NEW = 20, 99

@@ -22,10 +22,10 @@ import pytest
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
-from penstock.serving.fleet import Patience
+from penstock.serving.workers.worker_group import Patience
 from penstock.serving.metrics import Metrics
-from penstock.serving.process import COMMAND
-from penstock.serving.remote import RemoteBackend
+from penstock.serving.workers.worker_process import COMMAND
+from penstock.serving.workers.remote_model import RemoteBackend
 from tests.serving.faulty_worker import CROWD, DEADLY, LATE, STUCK
 from tests.serving.workers import OPTIONS, SEEDED, Service, faulty, pids, service, still, tokens_of, until
 
@@ -255,7 +255,7 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
 def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, caplog) -> None:
     """No descriptor, no memory for a process: a first load says so, a restart goes on trying; each is told."""
     caplog.set_level("INFO", "penstock.serving")
-    from penstock.serving import primary
+    from penstock.serving.workers import primary
 
     honest, faults = primary.start_process, [OSError(24, "Too many open files")]
 
@@ -304,7 +304,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
 
 
 def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) -> None:
-    from penstock.serving import primary
+    from penstock.serving.workers import primary
 
     honest, let_go = primary.start_process, asyncio.Event()
 

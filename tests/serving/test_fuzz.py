@@ -12,7 +12,7 @@ import random
 import socket
 from contextlib import suppress
 
-from penstock.serving.refusals import CODES
+from penstock.api_errors import CODES
 from tests.serving.service import SECONDS, until
 from tests.serving.test_clients import is_idle, num_connections, post
 

@@ -20,9 +20,9 @@ import grpc
 import psutil
 import pytest
 
-from penstock.serving import oip_pb2 as pb
-from penstock.serving.app import make_app
-from penstock.serving.grpc_listener import GrpcListener
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.http.app import make_app
+from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE
 from tests.serving.service import SECONDS
@@ -256,7 +256,7 @@ def test_a_drain_under_traffic_over_grpc_cuts_no_answer(versions, expected) -> N
 
 def test_a_deadline_that_passed_is_no_error_of_the_log(caplog):
     """gRPC's core logs a message that it could not send as an error."""
-    from penstock.serving import grpc_listener
+    from penstock.serving.grpc import listener as grpc_listener
 
     log = logging.getLogger("grpc._cython.cygrpc")
     assert grpc_listener._is_worth_a_line in log.filters

@@ -25,7 +25,7 @@ import pytest
 
 from penstock.engine import deadlines
 from penstock.serving import metrics
-from penstock.serving import oip_pb2 as pb
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorSettings
 from tests.serving.grpc_client import SERVICE, call, channel, infer, request
 from tests.serving.grpc_damage import GOOD, asked, cut_bytes, damaged

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.serving import oip_pb2 as pb
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE, channel
 from tests.serving.memory import MIB, check_flat

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from penstock.serving import grpc_packed
-from penstock.serving import oip_pb2 as pb
-from penstock.serving.compression import inflated
-from penstock.serving.grpc_packed import ZLIB_FIELDS, encoding_of, unpacked
-from penstock.serving.refusals import RefusalError
+from penstock.serving.grpc import compression
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.http.compression import inflated
+from penstock.serving.grpc.compression import ZLIB_FIELDS, encoding_of, unpacked
+from penstock.api_errors import RefusalError
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE, Stream, call, tensor
 from tests.serving.service import SECONDS, Service
@@ -46,7 +46,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(encoding)
         return inflated(data, encoding, most, noun)
 
-    monkeypatch.setattr(grpc_packed, "inflated", noting)
+    monkeypatch.setattr(compression, "inflated", noting)
     return found
 
 

@@ -9,9 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
-from penstock.serving import grpc_door, oip, oip_messages, oip_tensors
-from penstock.serving import grpc_health as health
-from penstock.serving import oip_pb2 as pb
+from penstock.serving.grpc import gateway
+from penstock.serving.oip import language, messages, tensor_codec
+from penstock.serving.grpc import health
+from penstock.serving.proto import oip_pb2 as pb
 from tests.serving.grpc_client import SERVICE, call, channel, refused, request
 from tests.serving.service import KEY, SECONDS
 
@@ -29,7 +30,7 @@ def test_large_messages_of_strangers_are_not_read(locked_grpc):
 
 
 def test_few_messages_of_strangers_are_read_at_a_time(locked_grpc, monkeypatch):
-    monkeypatch.setattr(grpc_door, "_MAX_KEYLESS", 0)
+    monkeypatch.setattr(gateway, "_MAX_KEYLESS", 0)
     assert refused(locked_grpc, CHECK, b"").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     call(locked_grpc, CHECK, b"", BEARER)
     call(locked_grpc, SERVICE + "ServerLive", b"")
@@ -73,8 +74,8 @@ def test_numbers_that_are_a_byte_each_are_counted_before_they_are_parsed(locked_
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_large_tensors_are_decoded_in_pieces(is_raw, monkeypatch):
     """Each call that makes objects makes few of them: between two, other threads run."""
-    sizes, real = [], oip_tensors.in_pieces
-    for module in (oip, oip_messages):
+    sizes, real = [], tensor_codec.in_pieces
+    for module in (language, messages):
         monkeypatch.setattr(module, "in_pieces", lambda values: (sizes.append(len(one)) or one for one in real(values)))
     ids, message = [*range(100_000)], pb.ModelInferRequest()
     one = message.inputs.add(name="input_ids", datatype="INT32", shape=[100_000])
@@ -82,7 +83,7 @@ def test_large_tensors_are_decoded_in_pieces(is_raw, monkeypatch):
         message.raw_input_contents.append(np.array(ids, "<i4").tobytes())
     else:
         one.contents.int_contents.extend(ids)
-    assert oip.asked_of(oip_messages.read_message(message), "", "").prompt == ids
+    assert language.asked_of(messages.read_message(message), "", "").prompt == ids
     assert sum(sizes) == (100_000 if is_raw else 200_000)
     assert max(sizes) <= 20_000
 

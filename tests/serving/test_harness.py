@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from tests.serving.service import Service
 
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidFileError, TokenizerError
-from penstock.models import tokenizer_process
-from penstock.serving.asked import prompts_of
+from penstock.checkpoint import tokenizer_process
+from penstock.serving.request_parsing import prompts_of
 from tests.engine.hostile_tokenizers import DEMO, backtracks, bundle_with, grows, replace, words
 from tests.serving.service import Service
 from tests.serving.workers import pids, service, tokens_of

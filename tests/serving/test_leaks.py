@@ -7,12 +7,12 @@ import gc
 import json
 import sys
 
-from penstock.engine.feed import News
-from penstock.serving import link as link_module
+from penstock.llm.engine_thread import News
+from penstock.serving.workers import worker_connection as link_module
 from penstock.serving import metrics
-from penstock.serving.answer import NewsAnswer
-from penstock.serving.app import make_app
-from penstock.serving.http import Listener
+from penstock.llm.answer import NewsAnswer
+from penstock.serving.http.app import make_app
+from penstock.serving.http.listener import Listener
 from penstock.serving.settings import DoorSettings
 from tests.serving.workers import DEMO, service
 

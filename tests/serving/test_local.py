@@ -10,7 +10,7 @@ import pytest
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
-from penstock.serving.local import LocalBackend, LocalModels
+from penstock.llm.local_backend import LocalBackend, LocalModels
 from tests.serving.workers import until
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)

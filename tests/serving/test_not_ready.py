@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.serving import oip_pb2 as pb
-from penstock.serving.app import make_app
-from penstock.serving.changes import Changes
-from penstock.serving.fleet import Patience
-from penstock.serving.grpc_listener import GrpcListener
-from penstock.serving.http import Listener
-from penstock.serving.remote_models import RemoteModels
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.http.app import make_app
+from penstock.serving.model_changes import Changes
+from penstock.serving.workers.worker_group import Patience
+from penstock.serving.grpc.listener import GrpcListener
+from penstock.serving.http.listener import Listener
+from penstock.serving.workers.remote_models import RemoteModels
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE
 from tests.serving.service import SECONDS
@@ -190,7 +190,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
                     os.kill(link.pid, signal.SIGKILL)
                     link.fail("planted")
 
-            monkeypatch.setattr("penstock.serving.fleet.Fleet._on_change", lose, raising=False)
+            monkeypatch.setattr("penstock.serving.workers.worker_group.Fleet._on_change", lose, raising=False)
             await loading
             lose()
             await until(lambda: not pids(backend))

@@ -10,8 +10,8 @@ import tritonclient.http.aio as over_http
 from tritonclient.utils import InferenceServerException
 
 from penstock import __version__
-from penstock.serving import grpc_packed
-from penstock.serving.compression import inflated
+from penstock.serving.grpc import compression
+from penstock.serving.http.compression import inflated
 from tests.serving.aio_clients import ADMIN, GREEDY, PROMPT, WAYS, as_json, plain, refusal, service_of, talk, tensor
 
 
@@ -152,7 +152,7 @@ def test_compressed_messages(service, algorithm, monkeypatch):
         seen.append(encoding)
         return inflated(data, encoding, *others)
 
-    monkeypatch.setattr(grpc_packed, "inflated", noting)
+    monkeypatch.setattr(compression, "inflated", noting)
 
     async def work(client):
         inputs = [tensor("grpc", "x", x)]

@@ -11,8 +11,8 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as published
 
 from penstock import __version__
-from penstock.engine.llm import LLM
-from penstock.serving import oip_pb2 as pb
+from penstock.llm.llm import LLM
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.grpc_client import Stream, streaming, tensor, text_of

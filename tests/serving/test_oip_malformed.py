@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.serving.refusals import CODES
+from penstock.api_errors import CODES
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.memory import check_flat
 from tests.serving.service import Service

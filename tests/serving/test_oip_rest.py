@@ -10,8 +10,8 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from penstock import __version__
-from penstock.engine.llm import LLM
-from penstock.serving.infer import DTYPES
+from penstock.llm.llm import LLM
+from penstock.tensors import DTYPES
 from penstock.serving.settings import DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.service import KEY, Service

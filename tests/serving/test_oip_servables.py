@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from penstock.serving import oip_pb2 as pb
-from penstock.serving.infer import DTYPES
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.tensors import DTYPES
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE, Stream, call, channel, refused, trailers
 from tests.serving.service import KEY, SECONDS, Service, until

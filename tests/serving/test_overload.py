@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from penstock.errors import ServiceError
-from penstock.serving.async_client import AsyncClient
+from penstock.client.async_client import AsyncClient
 from tests.cli.test_serve import ask, serving
 from tests.serving.workers import DEMO, until
 

@@ -20,11 +20,11 @@ from schemathesis.specs.openapi.checks import (
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
-from penstock.serving.app import operations
-from penstock.serving.fields import COMPLETION, SAMPLING
-from penstock.serving.openapi import describe
-from penstock.serving.refusals import CODES
-from penstock.serving.shapes import Number, Whole
+from penstock.serving.http.app import operations
+from penstock.serving.request_fields import COMPLETION, SAMPLING
+from penstock.serving.http.openapi import describe
+from penstock.api_errors import CODES
+from penstock.json_schema import Number, Whole
 
 CHECKS = [
     not_a_server_error,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.engine.feed import News, Opening
-from penstock.serving.answer import NewsAnswer
+from penstock.llm.engine_thread import News, Opening
+from penstock.llm.answer import NewsAnswer
 
 
 async def rounds(number: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from penstock.serving.transport import Transport
+from penstock.serving.http.transport import Transport
 
 
 def test_what_is_written_to_a_client_that_has_gone_is_not_logged_piece_by_piece(caplog) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import (
@@ -28,13 +28,13 @@ from penstock.errors import (
     QueueFullError,
     UnavailableError,
 )
-from penstock.serving import memory
-from penstock.serving import wire_pb2 as pb
-from penstock.serving.config import WorkerConfig
-from penstock.serving.frames import FIRST_BYTES
-from penstock.serving.own_folder import OwnFolder, remove_stale
-from penstock.serving.process import unwritten_bytes
-from penstock.serving.worker import open_llm, ready
+from penstock.serving.workers import memory_check
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.processes.frames import FIRST_BYTES
+from penstock.serving.workers.private_folder import OwnFolder, remove_stale
+from penstock.serving.workers.worker_process import unwritten_bytes
+from penstock.serving.workers.worker import open_llm, ready
 from tests.cli.conftest import environment
 from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
@@ -213,10 +213,10 @@ def test_a_package_in_the_folder_of_the_start_is_not_taken(tmp_path, monkeypatch
 
 
 def test_a_model_is_planned_beside_what_others_hold() -> None:
-    fits, plan = memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
+    fits, plan = memory_check.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
     assert (fits.num_pages, plan.total_bytes > plan.kv_bytes > 0) == (1024, True)
     with pytest.raises(OutOfMemoryError, match="can be had"):
-        memory.fit_beside(WorkerConfig("", "", "demo", str(DEMO), reserved_bytes=2**50, options=OPTIONS))
+        memory_check.fit_beside(WorkerConfig("", "", "demo", str(DEMO), reserved_bytes=2**50, options=OPTIONS))
 
     async def main() -> None:
         async with service() as running:
@@ -328,8 +328,8 @@ def test_several_workers_share_load_and_prefixes() -> None:
 def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
     script = (
         "import asyncio, sys\n"
-        "from penstock.serving.primary import Primary\n"
-        "from penstock.serving.remote_models import RemoteModels\n"
+        "from penstock.serving.workers.primary import Primary\n"
+        "from penstock.serving.workers.remote_models import RemoteModels\n"
         "async def main():\n"
         "    primary = Primary()\n"
         "    await primary.open()\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, QueueFullError
-from penstock.serving.servables.batcher import OLDEST_EVERY, Batch, Batcher, BatchRules, Part
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, BatchRules, Part
 
 
 def counts(batch: Batch[Any] | None) -> list[tuple[Any, int, int]]:

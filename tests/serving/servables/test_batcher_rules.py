@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import QueueFullError
-from penstock.serving.servables.batcher import OLDEST_EVERY, Batcher, BatchRules
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher, BatchRules
 
 
 @dataclass

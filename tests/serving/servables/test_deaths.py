@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.serving.refusals import RefusalError
-from penstock.serving.servables import pool as pools
-from penstock.serving.servables.pool import Pool
-from penstock.serving.servables.repository import Servables
+from penstock.api_errors import RefusalError
+from penstock.servables.process import pool as pools
+from penstock.servables.process.pool import Pool
+from penstock.servables.lifecycle.repository import Servables
 from tests.serving.servables.folders import ask, is_gone, pids, run, serving, until, write
 
 STAGE = """

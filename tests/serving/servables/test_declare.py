@@ -11,10 +11,10 @@ import pytest
 
 from penstock import servable
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.serving.servables.declare import Settings, declaring
-from penstock.serving.servables.graph import make_plan
-from penstock.serving.servables.plan import read_plan, write_plan
-from penstock.serving.servables.specs import Spec, read_spec
+from penstock.servables.api.declare import Settings, declaring
+from penstock.servables.api.plan_builder import make_plan
+from penstock.servables.api.plan import read_plan, write_plan
+from penstock.servables.api.specs import Spec, read_spec
 
 PAGE = Path(__file__).parents[3] / "docs" / "servables.md"
 

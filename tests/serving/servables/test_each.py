@@ -15,11 +15,11 @@ import tritonclient.http
 
 from penstock import Client, ServiceError
 from penstock.errors import DeadlineError, QueueFullError
-from penstock.serving.infer import InferResponse, MethodStatistics
-from penstock.serving.refusals import RefusalError
-from penstock.serving.servables.each import room
-from penstock.serving.servables.flow import Route
-from penstock.serving.servables.plan import MethodPlan
+from penstock.tensors import InferResponse, MethodStatistics
+from penstock.api_errors import RefusalError
+from penstock.servables.schedule.per_instance import room
+from penstock.servables.schedule.flow import Route
+from penstock.servables.api.plan import MethodPlan
 from tests.cli.test_serve import serving as service
 from tests.serving.servables.folders import Host, arrays, children, request, run, serving, write
 from tests.serving.service import until

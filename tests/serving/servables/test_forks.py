@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.serving.refusals import RefusalError
-from penstock.serving.servables import stages_pb2 as pb
-from penstock.serving.servables.stage_process import StageProcess
+from penstock.api_errors import RefusalError
+from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process.stage_process import StageProcess
 from tests.serving.servables.folders import Host, is_gone, pids, request, until, write
 
 ECHO = """

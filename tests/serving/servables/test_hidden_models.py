@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidFileError, NotFoundError, UnavailableError
-from penstock.serving.servables.hidden_models import HiddenModels
+from penstock.serving.workers.private_models import HiddenModels
 from tests.serving.servables.folders import ask, run, serving, write
 
 STORY = """

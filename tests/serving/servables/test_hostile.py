@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.errors import InvalidFileError, UnavailableError
-from penstock.serving.refusals import RefusalError
+from penstock.api_errors import RefusalError
 from tests.serving.servables.folders import Host, ask, children, pids, request, run, serving, until, write
 
 PLACE = """

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock import Client
-from penstock.engine.llm import LLM
+from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
 from tests.cli.conftest import DEMO
 from tests.serving.servables.folders import write

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidFileError
-from penstock.serving.refusals import RefusalError
-from penstock.serving.servables.failures import MisfitResultError, failure_of
-from penstock.serving.servables.programs import as_spec
-from penstock.serving.servables.specs import read_spec
+from penstock.api_errors import RefusalError
+from penstock.servables.process.failures import MisfitResultError, failure_of
+from penstock.servables.process.programs import as_spec
+from penstock.servables.api.specs import read_spec
 from tests.serving.servables.folders import Host, pids, request, run, serving, write
 
 RAISING = """

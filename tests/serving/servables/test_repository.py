@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
-from penstock.serving.fleet import Patience
-from penstock.serving.refusals import RefusalError, refusal_of
+from penstock.serving.workers.worker_group import Patience
+from penstock.api_errors import RefusalError, refusal_of
 from tests.serving.servables.folders import PATIENCE, ask, children, pids, request, run, serving, write
 from tests.serving.workers import until
 

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from penstock.cli.main import make_parser
-from penstock.cli.serve import settings_of
-from penstock.engine.llm import LLM
+from penstock.cli.service.serve import settings_of
+from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.serving.servables.opening import Source
+from penstock.servables.process.open_version import Source
 from tests.cli.conftest import DEMO, FOLDER
 from tests.cli.test_serve import ask, serving
 from tests.serving.servables.folders import write

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError
-from penstock.serving.refusals import RefusalError
-from penstock.serving.servables import pool
-from penstock.serving.servables.unit_queue import Flight
+from penstock.api_errors import RefusalError
+from penstock.servables.process import pool
+from penstock.servables.schedule.unit_queue import Flight
 from tests.serving.servables.folders import Host, is_gone, pids, request, write
 from tests.serving.workers import until
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import DeadlineError
-from penstock.serving.refusals import RefusalError
-from penstock.serving.shapes import MisfitError
+from penstock.api_errors import RefusalError
+from penstock.json_schema import MisfitError
 from tests.serving.servables.folders import Host, request, write
 
 NUMBERS = """

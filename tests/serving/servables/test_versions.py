@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
-from penstock.serving.refusals import VersionNotFoundError
-from penstock.serving.servables import versions as versions_module
-from penstock.serving.servables.versions import (
+from penstock.api_errors import VersionNotFoundError
+from penstock.servables.lifecycle import versions as versions_module
+from penstock.servables.lifecycle.versions import (
     Plan,
     Policy,
     ServableFolder,

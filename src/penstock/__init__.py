@@ -1,0 +1,153 @@
+"""Penstock: inference of language models.
+
+Names are loaded when they are first used: importing the package costs nothing and never loads PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
+    from penstock.llm.async_llm import AsyncLLM, AsyncStream
+    from penstock.llm.conversation import Conversation, Turn
+    from penstock.engine.pooling import Embedding
+    from penstock.llm.llm import LLM
+    from penstock.engine.options import EngineOptions, RequestOptions
+    from penstock.engine.params import SamplingParams
+    from penstock.engine.request import TokenLogprobs
+    from penstock.llm.result import Choice, Delta, Result, Score
+    from penstock.llm.stream import Stream
+    from penstock.llm.streamers import Streamer, TextStreamer
+    from penstock.errors import (
+        DeadlineError,
+        FileAccessError,
+        InternalError,
+        InvalidArgumentError,
+        InvalidFileError,
+        NotFoundError,
+        OutOfMemoryError,
+        PenstockError,
+        QueueFullError,
+        ServiceError,
+        UnavailableError,
+        UnsupportedError,
+    )
+    from penstock.core.library import load_ops
+    from penstock.models.loader import load_network
+    from penstock.models.registry import register_network
+    from penstock.offline.export import export
+    from penstock.offline.infer_config import InferConfig
+    from penstock.offline.pipeline import pipeline
+    from penstock.offline.tasks import InferTask
+    from penstock.ops.custom import custom_op
+    from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+    from penstock.runtime.program import ProgramLimits
+    from penstock.client.async_client import AsyncClient
+    from penstock.client.client import Client
+
+__version__ = "0.1.0"
+
+__all__ = [  # noqa: RUF022 - in the order of sorted()
+    "AsyncClient",
+    "AsyncLLM",
+    "AsyncStream",
+    "AutoConfig",
+    "AutoModel",
+    "AutoTokenizer",
+    "Choice",
+    "Client",
+    "Conversation",
+    "DeadlineError",
+    "Delta",
+    "Embedding",
+    "EngineOptions",
+    "FileAccessError",
+    "InferConfig",
+    "InferTask",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidFileError",
+    "LLM",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PenstockError",
+    "ProgramLimits",
+    "QueueFullError",
+    "RequestOptions",
+    "Result",
+    "RoundToNearest",
+    "RoundToNearestConfig",
+    "SamplingParams",
+    "Score",
+    "ServiceError",
+    "Stream",
+    "Streamer",
+    "TextStreamer",
+    "TokenLogprobs",
+    "Turn",
+    "UnavailableError",
+    "UnsupportedError",
+    "__version__",
+    "custom_op",
+    "export",
+    "load_network",
+    "load_ops",
+    "pipeline",
+    "register_network",
+]
+
+_HOMES = {
+    "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
+    "penstock.llm.async_llm": ("AsyncLLM", "AsyncStream"),
+    "penstock.llm.conversation": ("Conversation", "Turn"),
+    "penstock.engine.pooling": ("Embedding",),
+    "penstock.llm.llm": ("LLM",),
+    "penstock.engine.options": ("EngineOptions", "RequestOptions"),
+    "penstock.engine.params": ("SamplingParams",),
+    "penstock.engine.request": ("TokenLogprobs",),
+    "penstock.llm.result": ("Choice", "Delta", "Result", "Score"),
+    "penstock.llm.stream": ("Stream",),
+    "penstock.llm.streamers": ("Streamer", "TextStreamer"),
+    "penstock.errors": (
+        "DeadlineError",
+        "FileAccessError",
+        "InternalError",
+        "InvalidArgumentError",
+        "InvalidFileError",
+        "NotFoundError",
+        "OutOfMemoryError",
+        "PenstockError",
+        "QueueFullError",
+        "ServiceError",
+        "UnavailableError",
+        "UnsupportedError",
+    ),
+    "penstock.core.library": ("load_ops",),
+    "penstock.models.loader": ("load_network",),
+    "penstock.models.registry": ("register_network",),
+    "penstock.offline.export": ("export",),
+    "penstock.offline.infer_config": ("InferConfig",),
+    "penstock.offline.pipeline": ("pipeline",),
+    "penstock.ops.custom": ("custom_op",),
+    "penstock.offline.tasks": ("InferTask",),
+    "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
+    "penstock.runtime.program": ("ProgramLimits",),
+    "penstock.client.async_client": ("AsyncClient",),
+    "penstock.client.client": ("Client",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
+
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

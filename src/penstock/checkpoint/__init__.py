@@ -1,0 +1,1 @@
+"""Checkpoint folders: weights, configuration and tokenizer files, each checked before it is used."""

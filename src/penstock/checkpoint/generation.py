@@ -1,0 +1,195 @@
+"""What the files beside the weights say about generation: end tokens, sampling defaults, the chat template.
+
+Functions take bytes, so that they serve a folder's files and a bundle's segments alike.  Data only: nothing is
+rendered or run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.config import ConfigReader, parse_object, show
+from penstock.errors import InvalidFileError
+from penstock.checkpoint.tokenizer_limits import check_json_size
+
+__all__ = [
+    "GenerationConfig",
+    "TokenizerConfig",
+    "find_chat_template",
+    "read_generation_config",
+    "read_tokenizer_config",
+]
+
+MAX_TEMPLATE_CHARS: Final = 1 << 20
+MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
+MAX_EOS_TOKENS: Final = 64
+LEAST_SHARE: Final = 1e-6
+LEAST_REPETITION_PENALTY: Final = 0.01
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """The checkpoint's own defaults; the fields that a file leaves out mean greedy, unlimited generation.
+
+    A ``top_p`` or ``typical_p`` below 1e-6, which keeps the likeliest token alone, is raised to that.
+    ``temperature`` 0 is greedy, ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and
+    ``repetition_penalty`` 1 are off, ``max_new_tokens`` None leaves the choice to the
+    caller.  ``eos_token_ids`` are all the tokens that end a text.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    do_sample: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+
+
+def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationConfig:
+    """From generation_config.json, with config.json's end tokens where it names none.
+
+    ``files`` maps file names to their bytes.  Raises InvalidFileError naming file and key.
+    """
+    reader = _reader(files, "generation_config.json")
+    config = _reader(files, "config.json")
+    eos = reader.int_or_list("eos_token_id") or config.int_or_list("eos_token_id", min=-1)
+    eos = tuple(dict.fromkeys(token for token in eos if token >= 0))
+    if len(eos) > MAX_EOS_TOKENS:
+        raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
+    bos = reader.int_or_list("bos_token_id") or config.int_or_list("bos_token_id", min=-1)
+    do_sample = reader.bool("do_sample", False)
+    temperature = reader.float("temperature", 1.0, max=1000.0)
+    top_k = reader.int("top_k", 50, min=0)
+    top_p = _share(reader.float("top_p", 1.0, max=1.0))
+    typical_p = _share(reader.optional_float("typical_p", max=1.0))
+    min_p = reader.optional_float("min_p", max=1.0) or 0.0
+    repetition_penalty = reader.float("repetition_penalty", 1.0, min=LEAST_REPETITION_PENALTY, max=100.0)
+    return GenerationConfig(
+        eos_token_ids=eos,
+        bos_token_id=next((token for token in bos if token >= 0), None),
+        do_sample=do_sample,
+        temperature=temperature if do_sample else 0.0,
+        top_k=top_k if do_sample else 0,
+        top_p=top_p if do_sample else 1.0,
+        min_p=min_p if do_sample else 0.0,
+        typical_p=typical_p if do_sample else 1.0,
+        repetition_penalty=repetition_penalty,
+        max_new_tokens=reader.optional_int("max_new_tokens"),
+    )
+
+
+def _share(value: float | None) -> float:
+    """A part of the probability to keep; 0 and none are all of it."""
+    return max(value, LEAST_SHARE) if value else 1.0
+
+
+def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
+    return ConfigReader(parse_object(files[name], name) if name in files else {}, name)
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The part of tokenizer_config.json that generation needs.
+
+    Special tokens by role ("bos_token", "eos_token", "pad_token", "unk_token"), as text.  ``add_bos_token`` None: the
+    file does not say, and tokenizer.json's own post-processor decides.
+    """
+
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    max_len: int | None = None
+    chat_templates: dict[str, str] = field(default_factory=dict)
+
+
+_ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerConfig:
+    """From tokenizer_config.json; all fields empty without one.  Raises InvalidFileError naming file and key."""
+    name = "tokenizer_config.json"
+    values = {}
+    if name in files:
+        data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
+        values = parse_object(data, name, max_bytes=len(data), max_values=len(data))
+    reader = ConfigReader(values, name)
+    tokens = {}
+    for role in _ROLES:
+        text = _token_text(reader, role)
+        if text is not None:
+            tokens[role] = text
+    return TokenizerConfig(
+        special_tokens=tokens,
+        add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
+        add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
+        max_len=_max_len(reader),
+        chat_templates=_templates(reader),
+    )
+
+
+def _token_text(reader: ConfigReader, role: str) -> str | None:
+    """A token is written as text, or as an object with its text under "content"."""
+    value = reader.values.get(role)
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is not None and (not isinstance(value, str) or len(value) > 1024):
+        raise reader.error(role, "a text of at most 1024 characters", value)
+    return value
+
+
+def _max_len(reader: ConfigReader) -> int | None:
+    """transformers writes 1e30 for "no limit"."""
+    value: Any = reader.values.get("model_max_length")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+        raise reader.error("model_max_length", "a number of at least 1", value)
+    return int(value) if value < 2**31 else None
+
+
+def _templates(reader: ConfigReader) -> dict[str, str]:
+    """One text, or a list of objects with "name" and "template"."""
+    value = reader.values.get("chat_template")
+    if value is None:
+        return {}
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    found: dict[str, str] = {}
+    for entry in entries[:65]:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        template = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(template, str) or name in found or len(found) >= 64:
+            raise reader.error("chat_template", "a text, or at most 64 objects with a name and a template", entry)
+        found[name] = _limited(template, f"{reader.file}: chat_template")
+    return found
+
+
+def _limited(template: str, where: str) -> str:
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise InvalidFileError(f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
+    return template
+
+
+def find_chat_template(files: Mapping[str, bytes | memoryview], name: str = "default") -> str | None:
+    """The template called ``name``: the file chat_template.jinja first, then tokenizer_config.json's; None without one.
+
+    Raises InvalidFileError for a damaged file, or when there are templates but none of that name.
+    """
+    if name == "default" and "chat_template.jinja" in files:
+        try:
+            text = bytes(files["chat_template.jinja"]).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidFileError(f"chat_template.jinja: not UTF-8 text at byte {error.start}") from None
+        return _limited(text, "chat_template.jinja")
+    templates = read_tokenizer_config(files).chat_templates
+    if not templates:
+        return None
+    if name not in templates:
+        listed = ", ".join(show(known) for known in sorted(templates))
+        raise InvalidFileError(f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}")
+    return templates[name]

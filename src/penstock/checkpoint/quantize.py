@@ -1,0 +1,127 @@
+"""Checkpoint to quantized checkpoint, without PyTorch: what ``penstock quantize`` runs.
+
+The result is a folder that loads wherever a checkpoint does.  A linear weight ``X.weight`` becomes integers with
+their scales in ``X.weight_scale`` and, of 4 bit, ``X.weight_groups``; everything else is copied as it is.
+docs/quantization.md describes the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.config import show
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.core.native import Context
+from penstock.checkpoint.folder import HEAD_NAME, Checkpoint
+from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
+from penstock.quant.matrix import quantize_rows
+from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
+
+__all__ = ["QuantizeReport", "plan_weights", "quantize_checkpoint"]
+
+EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
+FLOATS: Final = ("f32", "f16", "bf16")
+QuantizeProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What was done: sizes in bytes."""
+
+    scheme: str
+    num_quantized: int
+    source_bytes: int
+    num_bytes: int
+    seconds: float
+
+
+def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
+    """Which tensors are quantized, and how: every float matrix ``X.weight`` but embeddings.
+
+    An embedding that is also the output head is quantized as the head is.
+    """
+    head = find_scheme(scheme.head)
+    tied = checkpoint.config.bool("tie_word_embeddings", HEAD_NAME not in checkpoint.tensors)
+    plan = {}
+    for name, info in checkpoint.tensors.items():
+        if len(info.shape) != 2 or info.dtype not in FLOATS or not name.endswith(".weight") or 0 in info.shape:
+            continue
+        layer = name.removesuffix(".weight").rpartition(".")[2]
+        if any(word in layer for word in EMBEDDING_WORDS):
+            if tied and layer == "embed_tokens":
+                plan[name] = head
+            continue
+        plan[name] = head if name == HEAD_NAME else scheme
+    return plan
+
+
+def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) -> list[TensorEntry]:
+    entries = []
+    for name in names:
+        info = checkpoint.tensors[name]
+        scheme = plan.get(name)
+        if scheme is None:
+            if info.dtype not in FLOATS:
+                raise UnsupportedError(f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported")
+            entries.append(TensorEntry(name, info.dtype.upper(), info.shape))
+            continue
+        if f"{name}_scale" in checkpoint.tensors:
+            raise UnsupportedError(
+                f"{info.file}: has a tensor {show(name + '_scale')}: its weights are quantized already"
+            )
+        rows, cols = info.shape
+        entries += quantized_entries(name, scheme, rows, cols)
+    return entries
+
+
+def quantize_checkpoint(
+    source: Path | str, out: Path | str, scheme: str, progress: QuantizeProgress | None = None
+) -> QuantizeReport:
+    """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
+
+    ``progress(done, total)`` counts bytes of source.  The folder appears whole or not at all.  Raises what
+    ``Checkpoint.open`` raises, InvalidArgumentError for a scheme that does not quantize or an ``out`` that exists.
+    """
+    begun = time.monotonic()
+    chosen = quantizing_scheme(scheme)
+    checkpoint = Checkpoint.open(source)
+    if checkpoint.scheme is not None:
+        raise UnsupportedError(f"{source}: is quantized already ({checkpoint.scheme}); use the original checkpoint")
+    plan = plan_weights(checkpoint, chosen)
+    names = [name for name in checkpoint.tensors if name not in checkpoint.redundant_names()]
+    total = sum(checkpoint.tensors[name].num_bytes for name in names)
+    side_files = checkpoint.side_files()
+    side_files["config.json"] = quantized_config(checkpoint.config.values, chosen.name, checkpoint.dtype)
+    with new_folder(Path(out)) as folder:
+        for name, data in side_files.items():
+            (folder / name).write_bytes(data)
+        writer = TensorWriter(folder / "model.safetensors", _entries(checkpoint, plan, names))
+        done = 0
+        with Context() as context:
+            for name in names:
+                _write_tensor(writer, context, checkpoint, name, plan.get(name))
+                checkpoint.release(name)
+                done += checkpoint.tensors[name].num_bytes
+                if progress is not None:
+                    progress(done, total)
+        num_bytes = writer.close()
+    return QuantizeReport(chosen.name, len(plan), total, num_bytes, time.monotonic() - begun)
+
+
+def _write_tensor(
+    writer: TensorWriter, context: Context, checkpoint: Checkpoint, name: str, scheme: Scheme | None
+) -> None:
+    data = checkpoint.read(name)
+    if scheme is None:
+        writer.add(name, data)
+        return
+    try:
+        for rows in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
+            add_quantized(writer, name, scheme, rows)
+    except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
+        raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}") from None

@@ -1,0 +1,133 @@
+"""The process in which the ``tokenizers`` library runs: ``python -m penstock.checkpoint.tokenizer_child``.
+
+Its standard input is a socket to the parent.  Memory is limited for the whole process, CPU time for each request, and
+the kernel ends the process at either limit; the parent then reports an error and starts another.  The library prints
+panics with backtraces to standard error, which the parent discards: each request ends with one message.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from penstock.checkpoint.tokenizer_frames import (
+    MAX_TEXT_BYTES,
+    Operation,
+    Status,
+    pack_lists,
+    receive,
+    reply_head,
+    request_head,
+    unpack_lists,
+)
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.tokenizer_file import LibraryTokenizer
+
+__all__ = ["MAX_MEMORY_BYTES", "main", "max_ids"]
+
+MAX_MEMORY_BYTES: Final = 2 << 30
+"""Limit on the address space of the process."""
+_IDS_PER_BYTE, _FREE_IDS = 4, 1 << 16
+
+
+def max_ids(num_bytes: int) -> int:
+    """Limit on the ids of a text: a hostile file must not fill the parent's memory with them."""
+    return _IDS_PER_BYTE * num_bytes + _FREE_IDS
+
+
+def _lower_limits() -> None:
+    for kind, limit in ((resource.RLIMIT_AS, MAX_MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(kind)[1]
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (least, least))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process inside the library, too
+
+
+def _open(data: bytes) -> tuple[LibraryTokenizer, bytes]:
+    from penstock.checkpoint.tokenizer_file import LibraryTokenizer
+
+    tokenizer = LibraryTokenizer(data)
+    info = {
+        "is_byte_level": tokenizer.is_byte_level,
+        "longest_token": tokenizer.longest_token(),
+        "specials": sorted(tokenizer.specials),
+    }
+    return tokenizer, json.dumps(info).encode()
+
+
+def _encode(tokenizer: LibraryTokenizer, payload: bytes, flag: bool) -> bytes:
+    ids = tokenizer.encode(payload.decode(), add_special_tokens=flag)
+    if len(ids) > max_ids(len(payload)):
+        raise InvalidFileError(f"tokenizer.json: it makes {len(ids)} tokens of a text of {len(payload)} bytes")
+    return pack_lists([ids])
+
+
+def _decode(tokenizer: LibraryTokenizer, payload: bytes, flag: bool) -> bytes:
+    texts, num_bytes = [], 0
+    for ids in unpack_lists(payload):
+        texts.append(tokenizer.decode(ids, skip_special_tokens=flag).encode())
+        num_bytes += len(texts[-1])
+        if num_bytes > MAX_TEXT_BYTES:
+            raise InvalidFileError(f"tokenizer.json: it makes more than {MAX_TEXT_BYTES} bytes of {len(ids)} tokens")
+    return struct.pack(f"<{len(texts)}Q", *map(len, texts)) + b"".join(texts)
+
+
+def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: bytes) -> bytes:
+    if operation == Operation.ENCODE:
+        return _encode(tokenizer, payload, flag)
+    if operation == Operation.DECODE:
+        return _decode(tokenizer, payload, flag)
+    if operation == Operation.TOKEN_BYTES:
+        return tokenizer.token(unpack_lists(payload)[0][0])
+    found = tokenizer.token_id(payload.decode())
+    return b"" if found is None else struct.pack("<I", found)
+
+
+def _serve(channel: socket.socket) -> None:
+    """Answer requests until the parent closes the channel."""
+    tokenizer: LibraryTokenizer | None = None
+    while (head := receive(channel, request_head.size)) is not None:
+        operation, flag, seconds, size = request_head.unpack(head)
+        payload = receive(channel, size)
+        if payload is None:
+            return
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        status = Status.OK
+        try:
+            if tokenizer is None or operation == Operation.OPEN:
+                tokenizer, reply = _open(payload)
+            else:
+                reply = _answer(tokenizer, operation, bool(flag), payload)
+        except UnsupportedError as error:
+            status, reply = Status.UNSUPPORTED, str(error).encode()
+        except PenstockError as error:
+            status, reply = Status.INVALID_FILE, str(error).encode()
+        except MemoryError:
+            status, reply = Status.NO_MEMORY, b""
+        except Exception as error:
+            status, reply = Status.INVALID_FILE, f"tokenizer.json: {type(error).__name__}: {error}"[:200].encode()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.sendall(reply_head.pack(status, len(reply)) + reply)
+
+
+def main() -> int:
+    """Serve the parent at the other end of standard input; the exit status."""
+    _lower_limits()
+    channel = socket.socket(fileno=sys.stdin.fileno())
+    try:
+        _serve(channel)
+    except (BrokenPipeError, ConnectionResetError):  # the parent is gone
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""A ``tokenizer.json`` through the ``tokenizers`` library, whose failures and faults stay errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.checkpoint.tokenizer_limits import check_tokenizer_file
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["BYTE_ALPHABET", "LibraryTokenizer", "library_errors", "open_tokenizer_file"]
+
+_SHOWN_CHARS: Final = 200
+
+
+def _byte_alphabet() -> dict[str, int]:
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    shifted = (byte for byte in range(256) if byte not in set(printable))
+    return table | {chr(256 + i): byte for i, byte in enumerate(shifted)}
+
+
+BYTE_ALPHABET: Final = _byte_alphabet()
+"""The character that byte-level tokenizers write for each byte (GPT-2's table), inverted."""
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Turn what the tokenizers library raises into InvalidFileError: only a bad file makes it fail on text and ids."""
+    try:
+        yield
+    except BaseException as error:
+        # The library is Rust: a panic arrives as a BaseException of its own.
+        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+            raise
+        raise InvalidFileError(f"tokenizer.json: {_library_message(error)}") from None
+
+
+def _library_message(error: BaseException) -> str:
+    text = str(error)
+    if "retry-limit" in text:
+        return "a pattern of the normalizer, pre_tokenizer or decoder backtracks too often on this text"
+    line = ascii(" ".join(text.split()))[1:-1]
+    return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 3] + "..."
+
+
+def _refuse_subword_prefix(model: object) -> None:
+    """The library cuts such a prefix off merges by bytes, and ends the process when it cuts a character in two."""
+    if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("type") != "WordPiece":
+        raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported")
+
+
+def open_tokenizer_file(data: bytes | memoryview) -> tokenizers.Tokenizer:
+    """The library's tokenizer, which neither truncates nor pads.  Raises InvalidFileError or UnsupportedError.
+
+    The file is untrusted: a process that others depend on opens it through ``TokenizerProcess``.
+    """
+    import tokenizers
+
+    _refuse_subword_prefix(check_tokenizer_file(data).get("model"))
+    with library_errors():
+        tokenizer = tokenizers.Tokenizer.from_buffer(bytes(data))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class LibraryTokenizer:
+    """The library's tokenizer of a ``tokenizer.json``.  ``specials`` are the ids of special tokens."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        import tokenizers
+
+        self._tokenizer = open_tokenizer_file(data)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.specials = frozenset(i for i, token in added.items() if token.special)
+        self.is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        with library_errors():
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        with library_errors():
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's text; None when there is no such token."""
+        value = self._tokenizer.token_to_id(token)
+        return None if value is None else int(value)
+
+    def token(self, token: int) -> bytes:
+        """The bytes that an id of a byte-level tokenizer decodes to; none for an unknown id."""
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""
+        try:
+            return bytes(BYTE_ALPHABET[char] for char in text)
+        except KeyError:  # an added token
+            return str(text).encode("utf-8")
+
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)

@@ -1,0 +1,176 @@
+"""The command line: finds the subcommand, prints errors as one line.
+
+Exit status: 0 done, 1 an error, 2 a wrong option, argument or value, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from penstock import __version__
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+
+__all__ = ["main", "make_parser"]
+
+COMMANDS = (
+    "run",
+    "infer",
+    "chat",
+    "serve",
+    "worker",
+    "models",
+    "batch",
+    "export",
+    "quantize",
+    "inspect",
+    "bench",
+    "profile",
+    "new",
+    "cache",
+    "doctor",
+)
+_GRACE_SECONDS = 0.8
+_FIELDS = re.compile(r"[a-z][a-z0-9_]*( and [a-z][a-z0-9_]*)*(?=[ :])")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is one line, too."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (--help lists the options)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def make_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the whole command line, or of the subcommands named."""
+    parser = _Parser(prog="penstock", description="Run, export, quantize and measure language models.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name in commands:
+        import_module(f"penstock.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        print(f"penstock {__version__}")
+        return 0
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = "--debug" in arguments[:end]  # before or after the subcommand
+    if debug:
+        arguments.remove("--debug")
+    # Only the subcommand that is wanted is loaded; help wants all.
+    named = next((a for a in arguments if not a.startswith("-")), "")
+    _open_missing_streams()
+    args = make_parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
+    if argv is None:  # a program that calls this with arguments of its own keeps its own Ctrl-C
+        _watch_interrupts()
+    try:
+        if getattr(args, "ops", ()):
+            _load_ops(args.ops)
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        _drop_stdout()
+        return 1
+    except (PenstockError, OSError) as error:
+        if debug:
+            raise
+        text = _by_option(_one_line(error), error, args, arguments)
+        print(f"penstock: {text}", file=sys.stderr)
+        _settle_stdout()
+        return 2 if isinstance(error, InvalidArgumentError) or text.startswith("--") else 1
+    return status
+
+
+def _load_ops(paths: Sequence[str]) -> None:
+    from penstock.core.library import load_ops
+
+    for path in paths:
+        try:
+            load_ops(path)
+        except PenstockError as error:
+            raise type(error)(f"--ops: {error}") from None
+
+
+def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """Return a message that begins with the names of fields with the names of the options that gave them."""
+    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError | UnsupportedError) else None
+    if names is None:
+        return text
+    options = {name: f"--{name.replace('_', '-')}" for name in names[0].split(" and ")}
+    given = {one.partition("=")[0].replace("_", "-") for one in arguments}
+    if not options.keys() <= vars(args).keys() or given.isdisjoint(options.values()):
+        return text
+    return " and ".join(options.values()) + text[names.end() :]
+
+
+def _one_line(error: BaseException) -> str:
+    """The message without what could drive a terminal."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    text = " ".join(text.split()) or type(error).__name__
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _open_missing_streams() -> None:
+    """A shell may start the command with a standard stream closed: then nothing is read, or written text goes."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+
+
+def _interrupted() -> int:
+    print(file=sys.stderr)
+    _settle_stdout()
+    return 130
+
+
+def _settle_stdout() -> None:
+    """Write what is left, or give it up: the interpreter would complain when it flushes at exit, and end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    """Nobody takes what is written: the reader went away, or the disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _watch_interrupts() -> None:
+    """Ctrl-C ends the process within a second even when a long native call keeps Python from seeing it.
+
+    The signal's own byte wakes a thread at once; the main thread gets a moment to end in good order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # started in the background of a shell, or embedded
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(read_end, 1) != bytes([signal.SIGINT]):
+            pass
+        time.sleep(_GRACE_SECONDS)
+        os._exit(130)
+
+    threading.Thread(target=watch, name="interrupt", daemon=True).start()

@@ -1,0 +1,100 @@
+"""``penstock bench MODEL``: figures of speed, each with its share of what the machine can do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
+from penstock.cli.options import add_ops_option, add_verify_option, add_weights_option
+from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.bench.measure import Report
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("bench", help="measure speed against this machine's limits")
+    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
+    parser.add_argument("--scheme", help="for a folder; the checkpoint's own type unless given")
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens of each prompt (512; online 256)")
+    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens of each answer (128; online 64)")
+    parser.add_argument("--batch", metavar="N,N...", help="answers made side by side (1,8,32)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
+    parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
+    add_weights_option(parser)
+    add_verify_option(parser)
+    parser.add_argument("--json", action="store_true", help="print one object")
+    add_online_options(parser)
+    add_ops_option(parser)
+    parser.set_defaults(run=run)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgumentError(f"batch must be numbers with commas between them, not {text!r}") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    if args.online:
+        if args.batch is not None:
+            raise InvalidArgumentError("--batch does not go with --online: --rate decides how many run")
+        return run_online(args)
+    refuse_online_options(args)
+    from dataclasses import asdict
+
+    from penstock.bench.measure import Bench, bench
+
+    what = Bench(
+        args.model,
+        scheme=args.scheme,
+        prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
+        new_tokens=128 if args.new_tokens is None else args.new_tokens,
+        batches=_batches(args.batch or "1,8,32"),
+        threads=args.threads,
+        network=args.network,
+        weights=args.weights,
+        verify=args.verify,
+    )
+    progress = ProgressLine()
+    try:
+        report = bench(what, progress)
+    finally:
+        progress.close()
+    print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
+    return 0
+
+
+def _table(model: str, report: Report) -> str:
+    read, ops = report.limits["read_bytes_per_s"], report.limits["ops_per_s"]
+    peak = report.limits["prefill_peak"]
+    lines = [
+        f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads",
+        "",
+        f"load             {report.load_s * 1e3:10,.1f} ms",
+        f"first token      {report.first_token_s * 1e3:10,.1f} ms        prompt of {report.prompt_tokens} tokens",
+        f"prefill          {report.prefill_tokens_per_s:10,.1f} tokens/s  "
+        f"{report.share_of_limit['prefill']:4.0%} of the {peak} peak",
+    ]
+    if report.populate_s:
+        lines.insert(3, f"copying weights  {report.populate_s * 1e3:10,.1f} ms")
+    for batch, rate in report.decode_tokens_per_s.items():
+        share = report.share_of_limit["decode"][batch]
+        mark = "  inconsistent: faster than memory (in the cache?)" if batch in report.inconsistent else ""
+        lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {share:4.0%} of the limit{mark}")
+    lines += [
+        "",
+        f"memory           {format_bytes(report.peak_rss_bytes):>10} peak",
+        f"weights          {format_bytes(report.weight_bytes_per_token):>10} read per token at batch 1",
+        f"limits           read {read['lowest'] / 1e9:.1f} to {read['highest'] / 1e9:.1f} GB/s; "
+        + ", ".join(f"{name} {value / 1e9:,.0f} GOP/s" for name, value in ops.items()),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""``penstock doctor``: what this machine offers, what is used of it, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+
+from penstock import __version__
+from penstock.cli.progress import format_bytes
+from penstock.errors import PenstockError
+
+__all__ = ["add_parser", "run"]
+
+_EXTRAS = (
+    ("torch", "penstock[torch]", "checkpoint folders, eager mode, export"),
+    ("sentencepiece", "penstock[sentencepiece]", "folders with only a tokenizer.model"),
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("doctor", help="say what this machine offers and what is missing")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line a fact; what is missing is said, and the status is 0 all the same."""
+    del args
+    for section in (_versions, _core, _machine, _extras, _cache):
+        for name, value in section():
+            print(f"{name:<14}{value}")
+    return 0
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "penstock", f"{__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+
+
+def _core() -> Iterator[tuple[str, str]]:
+    try:
+        from penstock.core import native
+
+        with native.Context() as context:
+            yield "native core", f"{native.version()}, {native.library_file()}"
+            levels = [name if runs else f"{name} (not on this machine)" for name, runs in native.cpu_levels()]
+            forced = " (PENSTOCK_CPU)" if os.environ.get("PENSTOCK_CPU") else ""
+            yield "instructions", f"{context.cpu_level} is used{forced}; compiled in: {', '.join(levels)}"
+            yield "threads", f"{context.num_threads} are used"
+    except (PenstockError, OSError) as error:
+        yield "native core", f"MISSING: {error}"
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    from penstock.runtime.machine import affinity, cgroup_cpus, huge_pages, memory
+
+    allowed, quota = affinity(), cgroup_cpus()
+    cores = f"{os.cpu_count()}, this process may use {len(allowed)}"
+    yield "cores", cores + (f", the cgroup allows {quota:g}" if quota is not None else ", no cgroup limit")
+    found = memory()
+    limit = "no cgroup limit" if found.cgroup_limit is None else f"cgroup limit {format_bytes(found.cgroup_limit)}"
+    free = f"{format_bytes(found.available)} free" if found.is_measured else "unknown how much is free (no /proc)"
+    yield "memory", f"{free} of {format_bytes(found.total)}, {limit}"
+    setting = huge_pages()
+    hint = "" if setting != "never" else ": large weights read more slowly"
+    yield "huge pages", f"{setting}{hint}"
+
+
+def _extras() -> Iterator[tuple[str, str]]:
+    for module, extra, purpose in _EXTRAS:
+        if importlib.util.find_spec(module) is None:
+            yield module, f"missing, needed for {purpose}: pip install '{extra}'"
+            continue
+        try:
+            version = importlib.metadata.version(module)
+        except importlib.metadata.PackageNotFoundError:
+            version = "version unknown"
+        yield module, f"{version}, for {purpose}"
+
+
+def _cache() -> Iterator[tuple[str, str]]:
+    from penstock.runtime.cache import Cache
+
+    try:
+        cache = Cache()
+        entries = cache.list()
+        held = format_bytes(sum(entry.num_bytes for entry in entries))
+        yield "cache", f"{cache.folder}: {len(entries)} bundles, {held} of {format_bytes(cache.max_bytes)}"
+        parent = next((p for p in (cache.folder, *cache.folder.parents) if p.exists()), cache.folder)
+        if not os.access(parent, os.W_OK):
+            yield "", f"{parent} cannot be written: set PENSTOCK_CACHE_DIR"
+    except (PenstockError, OSError) as error:
+        yield "cache", f"MISSING: {error}"
+    yield "encoding", f"{sys.stdout.encoding} on standard output"

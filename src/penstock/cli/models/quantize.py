@@ -1,0 +1,40 @@
+"""``penstock quantize CHECKPOINT OUT --scheme S``: quantized weights that load wherever a checkpoint does."""
+
+from __future__ import annotations
+
+import argparse
+
+from penstock.cli.progress import ProgressLine, format_bytes
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("quantize", help="make a folder of quantized weights from a checkpoint folder")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json and safetensors")
+    parser.add_argument("out", metavar="OUT", help="the folder to make; it must not exist")
+    parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantize, with progress on stderr and one line of figures."""
+    from penstock.checkpoint.quantize import quantize_checkpoint
+    from penstock.runtime.build import Progress
+
+    line = ProgressLine()
+    try:
+        report = quantize_checkpoint(
+            args.checkpoint,
+            args.out,
+            args.scheme,
+            progress=lambda done, total: line(Progress("quantize", done, total)),
+        )
+    finally:
+        line.close()
+    print(
+        f"{args.out}: {report.scheme}, {report.num_quantized} weights quantized, {format_bytes(report.num_bytes)} "
+        f"from {format_bytes(report.source_bytes)} in {report.seconds:.1f} s"
+    )
+    return 0

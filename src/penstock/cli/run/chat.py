@@ -1,0 +1,247 @@
+"""``penstock chat MODEL``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.open_model import open_llm
+from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
+from penstock.text.terminal import write_text
+from penstock.errors import InvalidArgumentError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.llm.conversation import Conversation, Turn
+    from penstock.llm.llm import LLM
+    from penstock.engine.params import SamplingParams
+    from penstock.llm.stream import Stream
+
+__all__ = ["add_parser", "run"]
+
+_HELP: Final = """/set NAME VALUE   change a sampling field (/set temperature 0.7); without VALUE the model's own
+/settings         show what is set, and how full the context is
+/system TEXT      begin anew with a system message
+/reset            forget the conversation
+/retry            answer the last message again
+/exit             end (Ctrl-D, too)
+A line that ends in \\ goes on in the next; three quotes alone on a line open and close a longer text.
+Ctrl-C stops an answer and keeps what it has said."""
+_QUOTES: Final = '"""'
+_UNSHOWN: Final = ("echo", "logprobs", "prompt_logprobs")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk with a model",
+        description="Talk with a model. A model without a chat template completes text instead. /help lists commands.",
+    )
+    add_model_options(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--drop-oldest", action="store_true", help="forget the oldest turns when the context is full; else it says so"
+    )
+    add_limit_options(parser)
+    add_cache_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read messages until the input ends."""
+    # Ctrl-C ends an answer here, not the process: take the watch off that main keeps for long native calls.
+    with suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+    with open_llm(args, 1) as llm:
+        conversation = _Talk(llm, args.system, args.drop_oldest)
+        if sys.stdin.isatty():
+            with suppress(ImportError):
+                import readline  # noqa: F401 - gives input() its history and editing
+        _note("/help lists commands" if conversation.has_template else "no chat template: it completes your text")
+        while (message := _read_message()) is not None:
+            try:
+                if message.startswith("/"):
+                    if not conversation.command(message):
+                        break
+                elif message.strip():
+                    conversation.say(message)
+            except PenstockError as error:
+                _note(str(error))
+            except KeyboardInterrupt:  # while nothing was said yet
+                _note("\nstopped; Ctrl-D or /exit ends")
+    return 0
+
+
+class _Talk:
+    """What is said, and how to sample."""
+
+    def __init__(self, llm: LLM, system: str, drop_oldest: bool) -> None:
+        self._llm = llm
+        self.has_template = llm.tokenizer.chat_template is not None
+        if drop_oldest and not self.has_template:
+            raise InvalidArgumentError("--drop-oldest: the model has no chat template, so there are no turns to forget")
+        self._drop_oldest = drop_oldest
+        self._conversation: Conversation | None = None  # with a template
+        self._settings: dict[str, Any] = {}
+        self._system = ""
+        self._text = ""  # the last one to complete
+        self._num_tokens = 0
+        self._begin(system)
+
+    def _begin(self, system: str) -> None:
+        if system and not self.has_template:
+            raise InvalidArgumentError(
+                "system: the model has no chat template, so it has no place for a system message"
+            )
+        self._system, self._text, self._num_tokens = system, "", 0
+        if self.has_template:
+            messages = [{"role": "system", "content": system}] if system else []
+            self._conversation = self._llm.conversation(messages, drop_oldest=self._drop_oldest)
+
+    def _params(self) -> SamplingParams:
+        from penstock.engine.params import SamplingParams
+
+        # Until the context is full, unless a number is set: an answer ends by itself, and has no usual length.  A text
+        # that is completed may never end.
+        most = {} if self._conversation is None else {"max_tokens": self._llm.engine.max_len}
+        return SamplingParams(**most | self._settings)
+
+    def say(self, message: str) -> None:
+        """Answer a message; without a template, go on with the text."""
+        if self._conversation is not None:
+            self._show(self._conversation.stream(message, self._params()))
+        else:
+            self._show(self._llm.stream(message, self._params()))
+            self._text = message
+
+    def _retry(self) -> None:
+        if self._conversation is not None:
+            self._show(self._conversation.retry(self._params()))
+        elif self._text:
+            self.say(self._text)
+        else:
+            raise InvalidArgumentError("retry: there is no answer yet")
+
+    def _show(self, stream: Stream | Turn) -> None:
+        """Write an answer as it comes; without one the conversation stays as it was."""
+        before = self._conversation.num_dropped if self._conversation is not None else 0
+        try:
+            for delta in stream:
+                write_text(delta.text)
+        except KeyboardInterrupt:
+            stream.abort()
+            write_text(" ...")
+        finally:
+            write_text("\n")
+        result = stream.result()
+        self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
+        if self._conversation is not None and self._conversation.num_dropped > before:
+            _note(f"the context is full: the oldest {self._conversation.num_dropped - before} messages are forgotten")
+        if result.finish_reason == "length" and self._num_tokens >= self._llm.engine.max_len:
+            again = ": /reset begins anew" if self.has_template else ""
+            _note(f"the context of {self._llm.engine.max_len} tokens is full{again}")
+
+    def command(self, line: str) -> bool:
+        """Carry out a command; False ends the conversation."""
+        name, _, rest = line[1:].strip().partition(" ")
+        rest = rest.strip()
+        if name in ("exit", "quit", "bye"):
+            return False
+        if name == "help":
+            _note(_HELP)
+        elif name == "settings":
+            listed = ", ".join(f"{key} {value}" for key, value in self._settings.items()) or "the model's own"
+            _note(f"sampling: {listed}; context: {self._num_tokens} of {self._llm.engine.max_len} tokens")
+        elif name == "set":
+            self._set(*rest.partition(" ")[::2])
+        elif name == "system":
+            self._begin(rest)
+        elif name == "reset":
+            self._begin(self._system)
+        elif name == "retry":
+            self._retry()
+        else:
+            raise InvalidArgumentError(f"there is no command /{name}; /help lists them")
+        return True
+
+    def _set(self, name: str, value: str) -> None:
+        from penstock.engine.params import FIELDS, SamplingParams
+
+        if not name:
+            raise InvalidArgumentError("/set takes a field and its value, or a field alone to unset it")
+        if name in _UNSHOWN:
+            raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else")
+        settings = {key: kept for key, kept in self._settings.items() if key != name}
+        if value.strip():
+            settings[name] = _value_of(value.strip())
+        elif name not in FIELDS:
+            settings[name] = None  # refused by name
+        if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
+            raise InvalidArgumentError("n and best_of must be 1 in a conversation")
+        try:
+            SamplingParams(**settings)
+        except RecursionError:  # JSON took it, but its error message cannot be written
+            raise InvalidArgumentError(f"{name}: it is nested too deep") from None
+        self._settings = settings
+
+
+def _value_of(text: str) -> Any:
+    """A setting as JSON has it, else the text itself."""
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _note(text: str) -> None:
+    print("".join(char if char.isprintable() or char == "\n" else "?" for char in text), file=sys.stderr, flush=True)
+
+
+def _read_line(prompt: str) -> str:
+    """A line without its end; EOFError at the end of the input."""
+    if sys.stdin.isatty():
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _read_more() -> str | None:
+    """The next line of a longer text; None at the end of a file, which ends the text as well."""
+    try:
+        return _read_line(". ")
+    except EOFError:
+        if sys.stdin.isatty():
+            raise
+        return None
+
+
+def _read_message() -> str | None:
+    """A line, lines joined by a backslash, or a text between quotes; None at the end.  Ctrl-C drops what was typed."""
+    while True:
+        try:
+            line = _read_line("> ")
+            if line.strip() == _QUOTES:
+                lines: list[str] = []
+                while (more := _read_more()) is not None and more.strip() != _QUOTES:
+                    lines.append(more)
+                return "\n".join(lines)
+            parts = [line]
+            while parts[-1].endswith("\\"):
+                parts[-1] = parts[-1][:-1]
+                if (more := _read_more()) is None:
+                    break
+                parts.append(more)
+            return "\n".join(parts)
+        except EOFError:
+            if sys.stdin.isatty():
+                _note("")  # what the shell says next begins a line
+            return None
+        except KeyboardInterrupt:
+            _note("\nCtrl-D or /exit ends")

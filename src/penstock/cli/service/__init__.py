@@ -1,0 +1,1 @@
+"""Commands of the online service: serve, worker, models, new."""

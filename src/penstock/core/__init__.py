@@ -1,0 +1,1 @@
+"""The native core through ctypes.  It may import only leaves."""

@@ -1,0 +1,230 @@
+"""The arrays of a step: what goes to the core, checked before it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgumentError
+from penstock.core.library import BatchStruct, SampledStruct, SamplingStruct, sized
+
+__all__ = [
+    "ROW_MASKED", "ROW_NOT_FINITE", "ROW_OK", "Biases", "Penalties", "Sampled", "Sampling", "StepBatch", "batch_struct",
+    "sampled_struct", "sampling_struct",
+]  # fmt: skip
+
+BATCH_HIDDEN = 1  # PS_BATCH_HIDDEN
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step: T tokens of B requests, flat.  Arrays are C-contiguous int32.
+
+    ``token_ids`` [T] (-1-s: the token last sampled in slot s), ``positions`` [T] ascending by one within a request,
+    ``request_starts`` [B+1], ``page_tables`` [page groups, B, width] (-1: freed or unused), ``output_rows`` [R].
+    ``hidden``: its hidden rows will be asked for, those of tokens that no logits are wanted of too.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    request_starts: npt.NDArray[np.int32]
+    page_tables: npt.NDArray[np.int32]
+    output_rows: npt.NDArray[np.int32]
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Penalties on tokens that are there already.
+
+    ``repetition`` f32 [R] (1 is off) divides positive logits and multiplies others, of the whole history; ``presence``
+    and ``frequency`` f32 [R] (0 is off) are taken off behind the prompt alone, once and for each time.  ``history``
+    i32: row r's tokens (-1-s: the token last sampled in slot s) are ``history[starts[r] : starts[r + 1]]``, its
+    prompt's ``prompt_lens[r]`` first.
+    """
+
+    repetition: npt.NDArray[np.float32]
+    presence: npt.NDArray[np.float32]
+    frequency: npt.NDArray[np.float32]
+    starts: npt.NDArray[np.int32]
+    prompt_lens: npt.NDArray[np.int32]
+    history: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Row r adds ``values`` f32 to the logits of the tokens ``ids`` i32, both at ``starts[r]`` to ``starts[r + 1]``;
+    minus infinity forbids a token."""
+
+    starts: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample R rows of logits.  Arrays are C-contiguous.
+
+    ``temperature`` f32 [R], 0 is greedy; ``top_k`` i32 [R], 0 is off; ``top_p`` f32 [R], 1 is off; ``seed`` u64 [R];
+    ``counter`` i64 [R, 2]: sample index, position of the token to be sampled; ``slot`` i32 [R] or None, where to
+    remember the token, -1 nowhere; ``mask`` u32 [R, ceil(vocab / 32)] or None, a set bit allows its token; ``min_p``
+    f32 [R] or None, 0 is off; ``typical_p`` f32 [R] or None, 1 is off; ``target`` i32 [R] or None, the token to score
+    instead of sampling one, -1 samples; ``num_logprobs`` i32 [R] or None (0), how many of the likeliest tokens to
+    list, -1 asks for no log-probability; ``per_row`` reports a row that fails in its status instead of raising.
+    """
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    top_p: npt.NDArray[np.float32]
+    seed: npt.NDArray[np.uint64]
+    counter: npt.NDArray[np.int64]
+    slot: npt.NDArray[np.int32] | None = None
+    mask: npt.NDArray[np.uint32] | None = None
+    min_p: npt.NDArray[np.float32] | None = None
+    typical_p: npt.NDArray[np.float32] | None = None
+    penalties: Penalties | None = None
+    biases: Biases | None = None
+    target: npt.NDArray[np.int32] | None = None
+    num_logprobs: npt.NDArray[np.int32] | None = None
+    per_row: bool = False
+
+
+ROW_OK, ROW_NOT_FINITE, ROW_MASKED = 0, 1, 2
+
+
+class Sampled(NamedTuple):
+    """What R rows became.
+
+    ``ids`` [R], -1 in a row that failed; ``logprobs`` [R] under the logits as the graph made them, NaN where none was
+    asked for; ``ranks`` [R], 1 the likeliest; ``status`` [R]: ROW_OK, ROW_NOT_FINITE or ROW_MASKED; ``top_ids`` and
+    ``top_logprobs`` [R, most of num_logprobs], likeliest first, -1 and NaN behind a row's own number.
+    """
+
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+    status: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+
+
+def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
+    """The address of an array of exactly this type and shape."""
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        wanted = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
+        found = f"{array.dtype.name} {list(array.shape)}"
+        contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
+        raise InvalidArgumentError(f"{name}: expected {wanted}, found {found}{contiguous}")
+    return array.ctypes.data
+
+
+def _length(array: Any, name: str, ndim: int = 1) -> int:
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != ndim:
+        raise InvalidArgumentError(f"{name}: expected a numpy array of {ndim} dimensions, found {array!r:.60}")
+    return int(shape[-1] if ndim > 1 else shape[0])
+
+
+def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
+    """The struct of a batch; the arrays must outlive it."""
+    num_tokens, num_rows = _length(batch.token_ids, "token_ids"), _length(batch.output_rows, "output_rows")
+    num_requests = _length(batch.request_starts, "request_starts") - 1
+    width = _length(batch.page_tables, "page_tables", 3)
+    i32 = np.int32
+    struct: BatchStruct = sized(
+        BatchStruct,
+        num_tokens=num_tokens,
+        num_requests=num_requests,
+        num_rows=num_rows,
+        page_table_width=width,
+        token_ids=_pointer(batch.token_ids, i32, (num_tokens,), "token_ids"),
+        positions=_pointer(batch.positions, i32, (num_tokens,), "positions"),
+        request_starts=_pointer(batch.request_starts, i32, (num_requests + 1,), "request_starts"),
+        page_tables=_pointer(batch.page_tables, i32, (num_page_groups, num_requests, width), "page_tables"),
+        output_rows=_pointer(batch.output_rows, i32, (num_rows,), "output_rows"),
+        flags=BATCH_HIDDEN if batch.hidden else 0,
+    )
+    return struct
+
+
+def sampling_struct(sampling: Sampling, vocab_size: int) -> tuple[SamplingStruct, int]:
+    """The struct and the number of rows; the arrays must outlive it."""
+    rows = _length(sampling.temperature, "temperature")
+    f32, i32 = np.float32, np.int32
+
+    def optional(name: str, dtype: Any, shape: tuple[int, ...] = (rows,)) -> int | None:
+        array = getattr(sampling, name)
+        return None if array is None else _pointer(array, dtype, shape, name)
+
+    struct: SamplingStruct = sized(
+        SamplingStruct,
+        num_rows=rows,
+        temperature=_pointer(sampling.temperature, f32, (rows,), "temperature"),
+        top_k=_pointer(sampling.top_k, i32, (rows,), "top_k"),
+        top_p=_pointer(sampling.top_p, f32, (rows,), "top_p"),
+        seed=_pointer(sampling.seed, np.uint64, (rows,), "seed"),
+        counter=_pointer(sampling.counter, np.int64, (rows, 2), "counter"),
+        slot=optional("slot", i32),
+        mask=optional("mask", np.uint32, (rows, (vocab_size + 31) // 32)),
+        min_p=optional("min_p", f32),
+        typical_p=optional("typical_p", f32),
+        target=optional("target", i32),
+        num_logprobs=optional("num_logprobs", i32),
+    )
+    if sampling.penalties is not None:
+        _add_penalties(struct, sampling.penalties, rows)
+    if sampling.biases is not None:
+        _add_biases(struct, sampling.biases, rows)
+    return struct, rows
+
+
+def _add_penalties(struct: SamplingStruct, penalties: Penalties, rows: int) -> None:
+    f32, i32 = np.float32, np.int32
+    struct.history_starts = _pointer(penalties.starts, i32, (rows + 1,), "history_starts")
+    total = _last(penalties.starts)
+    struct.history = _pointer(penalties.history, i32, (total,), "history")
+    struct.prompt_lens = _pointer(penalties.prompt_lens, i32, (rows,), "prompt_lens")
+    struct.repetition_penalty = _pointer(penalties.repetition, f32, (rows,), "repetition_penalty")
+    struct.presence_penalty = _pointer(penalties.presence, f32, (rows,), "presence_penalty")
+    struct.frequency_penalty = _pointer(penalties.frequency, f32, (rows,), "frequency_penalty")
+
+
+def _add_biases(struct: SamplingStruct, biases: Biases, rows: int) -> None:
+    struct.bias_starts = _pointer(biases.starts, np.int32, (rows + 1,), "bias_starts")
+    total = _last(biases.starts)
+    struct.bias_ids = _pointer(biases.ids, np.int32, (total,), "bias_ids")
+    struct.bias = _pointer(biases.values, np.float32, (total,), "bias")
+
+
+def _last(starts: npt.NDArray[np.int32]) -> int:
+    return max(0, int(starts[-1]))  # the core refuses what is below zero
+
+
+def sampled_struct(sampling: Sampling, rows: int) -> tuple[SampledStruct, Sampled]:
+    """The struct that a call fills, and its arrays, which must outlive it."""
+    wanted = sampling.num_logprobs
+    num_top = 0 if wanted is None or not wanted.size else max(0, int(wanted.max()))
+    sampled = Sampled(
+        ids=np.zeros(rows, np.int32),
+        logprobs=np.zeros(rows, np.float32),
+        ranks=np.zeros(rows, np.int32),
+        status=np.zeros(rows, np.int32),
+        top_ids=np.zeros((rows, num_top), np.int32),
+        top_logprobs=np.zeros((rows, num_top), np.float32),
+    )
+    struct: SampledStruct = sized(
+        SampledStruct,
+        num_top=num_top,
+        ids=sampled.ids.ctypes.data,
+        logprobs=sampled.logprobs.ctypes.data,
+        ranks=sampled.ranks.ctypes.data,
+        row_status=sampled.status.ctypes.data if sampling.per_row else None,
+        top_ids=sampled.top_ids.ctypes.data,
+        top_logprobs=sampled.top_logprobs.ctypes.data,
+    )
+    return struct, sampled

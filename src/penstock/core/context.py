@@ -1,0 +1,162 @@
+"""A context: an instruction level, a pool of threads, and the packing of weights that they do."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import env
+from penstock.errors import InvalidArgumentError
+from penstock.core.library import ContextOptions, check, library, sized
+from penstock.core.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
+
+__all__ = ["MAX_THREADS", "Context", "Handle", "address_of"]
+
+MAX_THREADS: Final = 1024
+"""What a context takes, as the core bounds it."""
+
+
+class _Native:
+    """A native object, destroyed when nobody holds it any more."""
+
+    def __init__(self, address: int, destroy: str) -> None:
+        self.address = address
+        self._destroy = getattr(library(), destroy)
+
+    def __del__(self) -> None:
+        self._destroy(self.address)
+
+
+class Handle:
+    """A native object until it is closed; views of its memory hold it, so that none is ever left dangling."""
+
+    _destroy = ""
+    _native: _Native | None = None
+
+    def __init__(self, address: int) -> None:
+        self._native = _Native(address, self._destroy)
+
+    @property
+    def handle(self) -> int:
+        """The address for the C ABI; InvalidArgumentError after close()."""
+        if self._native is None:
+            raise InvalidArgumentError(f"{type(self).__name__} is closed")
+        return self._native.address
+
+    def close(self) -> None:
+        """Gives the memory back, or leaves it to the views that are still held.  Calling it again does nothing."""
+        self._native = None
+
+    def _view(self, address: int, num_bytes: int) -> memoryview:
+        """Bytes inside the native object."""
+        memory = (ctypes.c_uint8 * num_bytes).from_address(address)
+        memory._native = self._native  # type: ignore[attr-defined]
+        return memoryview(memory).cast("B")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Context(Handle):
+    """An instruction level and a pool of threads.
+
+    ``num_threads`` 0 takes what the affinity mask and the cgroup allow; ``cpu_level`` None takes ``PENSTOCK_CPU`` or
+    the best level that runs.
+    """
+
+    _destroy = "ps_context_destroy"
+
+    def __init__(self, num_threads: int = 0, cpu_level: str | None = None) -> None:
+        level = cpu_level if cpu_level is not None else env.cpu_level()
+        options = sized(ContextOptions, num_threads=num_threads, cpu_level=level.encode() if level else None)
+        out = ctypes.c_void_p()
+        check(library().ps_context_create(ctypes.byref(options), ctypes.byref(out)))
+        super().__init__(address_of(out))
+
+    @property
+    def num_threads(self) -> int:
+        """Threads, the caller's included."""
+        return int(library().ps_context_num_threads(self.handle))
+
+    @property
+    def cpu_level(self) -> str:
+        """The name of the instruction level."""
+        return str(library().ps_context_cpu_level(self.handle).decode())
+
+    def pack(
+        self,
+        layout: int,
+        rows: int,
+        cols: int,
+        row_start: int,
+        num_rows: int,
+        src_dtype: int,
+        src: Data,
+        dst: Data,
+    ) -> None:
+        """Packs ``num_rows`` source rows as rows ``row_start``... of the weight whose zeroed memory is ``dst``."""
+        source = data_address(src, num_rows * cols * DTYPE_BYTES.get(src_dtype, 0), "src")
+        target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
+        check(library().ps_pack(self.handle, layout, rows, cols, row_start, num_rows, src_dtype, source, target))
+
+    def pack_quantized(
+        self,
+        layout: int,
+        rows: int,
+        cols: int,
+        row_start: int,
+        num_rows: int,
+        values: QuantizedRows,
+        dst: Data,
+    ) -> None:
+        """Packs ``num_rows`` rows that are quantized already."""
+        shape = groups_shape(layout, num_rows, cols)
+        if (shape is None) != (values.groups is None):
+            raise InvalidArgumentError(f"groups: expected {'none' if shape is None else 'steps and offsets'}")
+        q = data_address(values.q, num_rows * cols, "q")
+        scales = data_address(values.scales, 4 * num_rows, "scales")
+        groups = None if values.groups is None else data_address(values.groups, math.prod(shape or ()), "groups")
+        target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
+        at = (layout, rows, cols, row_start, num_rows)
+        check(library().ps_pack_quantized(self.handle, *at, q, scales, groups, target))
+
+    def unpack_quantized(
+        self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
+    ) -> QuantizedRows:
+        """The exact inverse of ``pack_quantized``."""
+        source = data_address(src, layout_bytes(layout, rows, cols), "src")
+        num = max(num_rows, 0)
+        shape = groups_shape(layout, num, cols)
+        groups = None if shape is None else np.zeros(shape, np.int8)
+        found = QuantizedRows(np.zeros((num, cols), np.int8), np.zeros(num, np.float32), groups)
+        addresses = [None if array is None else array.ctypes.data for array in found]
+        at = (layout, rows, cols, row_start, num_rows)
+        check(library().ps_unpack_quantized(self.handle, *at, source, *addresses))
+        return found
+
+    def unpack(
+        self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
+    ) -> npt.NDArray[np.float32]:
+        """The values that a kernel computes with, float32 [num_rows, cols]."""
+        source = data_address(src, layout_bytes(layout, rows, cols), "src")
+        values = np.zeros((max(num_rows, 0), cols), np.float32)
+        status = library().ps_unpack(self.handle, layout, rows, cols, row_start, num_rows, source, values.ctypes.data)
+        check(status)
+        return values
+
+
+def address_of(out: ctypes.c_void_p) -> int:
+    """The address that a call has written."""
+    if out.value is None:
+        raise InvalidArgumentError("the core returned no object")
+    return out.value

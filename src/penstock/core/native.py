@@ -1,0 +1,402 @@
+"""The native core as Python objects: numpy in, numpy out, no PyTorch.
+
+Every failure raises a class of ``penstock.errors`` with the core's message.  An object keeps what it was made from
+alive; ``close()`` gives its memory back (once no view of it is held), may be called twice, and any use after it
+raises.  Calls release the interpreter lock; a program is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgumentError
+from penstock.core.arrays import (
+    Biases,
+    Penalties,
+    Sampled,
+    Sampling,
+    StepBatch,
+    batch_struct,
+    sampled_struct,
+    sampling_struct,
+)
+from penstock.core.context import Context, Handle, address_of
+from penstock.core.library import (
+    AttrStruct,
+    ModelInfoStruct,
+    ModelOptions,
+    PlanStruct,
+    ProgramOptionsStruct,
+    TensorStruct,
+    check,
+    library,
+    library_file,
+    sized,
+    warn_of_newer,
+)
+from penstock.core.weights import QuantizedRows, crc32, layout_bytes
+
+__all__ = [
+    "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
+    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "Sampled", "Sampling", "StepBatch", "StepCall",
+    "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan",
+    "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
+]  # fmt: skip
+
+pack, unpack = Context.pack, Context.unpack
+pack_quantized, unpack_quantized = Context.pack_quantized, Context.unpack_quantized
+EMPTY_KERNELS = 1
+"""A program flag: run everything but the kernels, which measures the executor alone."""
+ALL_THREADS = 4
+"""A program flag: use every thread for every step, however short; for tests and measurements."""
+POISON = 2
+"""A program flag: fill temporaries with NaN before each step, which finds aliasing mistakes."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context;
+    ``hidden_size`` is the width of ``CoreProgram.hidden``, 0 without; ``tail`` is "argmax" or "topk" where the graph
+    ends in ``tail_k`` ids a row, "" where it ends in logits; ``format_minor`` is the file's, ``known_format_minor`` the
+    core's.  ``bidirectional``: attention is not causal, so a step takes whole requests only."""
+
+    network: str
+    scheme: str
+    vocab_size: int
+    context_len: int
+    num_states: int
+    num_page_groups: int
+    page_windows: tuple[int, ...]
+    num_weights: int
+    num_nodes: int
+    weight_bytes: int
+    file_bytes: int
+    weight_bytes_per_token: int
+    hidden_size: int = 0
+    tail_k: int = 0
+    tail: str = ""
+    format_minor: int = 0
+    known_format_minor: int = 0
+    bidirectional: bool = False
+
+
+class Model(Handle):
+    """An opened, validated bundle; make one with ``Model.open``."""
+
+    _destroy = "ps_model_close"
+    _is_private = False
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify: bool = False, mmap: bool = True) -> Self:
+        """Opens and validates a bundle; ``verify`` also checks every segment's checksum.
+
+        A UserWarning for one of a newer minor version: what that adds is not read.
+        """
+        options = sized(ModelOptions, verify=int(verify), private_copy=int(not mmap))
+        out = ctypes.c_void_p()
+        name = os.fsencode(path)
+        if b"\0" in name:
+            raise InvalidArgumentError(f"path: expected a file name, found {path!r}")
+        check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
+        model = cls(address_of(out))
+        model._is_private = not mmap
+        warn_of_newer(path, model.info.format_minor, model.info.known_format_minor)
+        return model
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """What tells the open file from any other (``penstock.core.metadata.stamp_of``)."""
+        out = (ctypes.c_int64 * 4)()
+        check(library().ps_model_file(self.handle, out))
+        return tuple(out)
+
+    def load_huge(self, context: Context) -> None:
+        """Copies the weights into private memory with huge pages, read by the context's threads; programs made
+        afterwards read the copy.
+
+        The file's page cache is dropped behind, so that memory holds the weights once; whether they fit is the
+        caller's to see before.  InvalidFileError when the file shrank or changed since it was opened.
+        """
+        check(library().ps_model_load_huge(self.handle, context.handle))
+
+    @property
+    def info(self) -> ModelInfo:
+        """Sizes and counts."""
+        out = sized(ModelInfoStruct)
+        check(library().ps_model_describe(self.handle, ctypes.byref(out)))
+        fields = {
+            name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name not in ("struct_size", "reserved")
+        }
+        fields["network"], fields["scheme"] = out.network.decode(), out.scheme.decode()
+        fields["tail"], fields["bidirectional"] = out.tail.decode(), bool(out.bidirectional)
+        fields["page_windows"] = tuple(out.page_windows[: out.num_page_groups])
+        return ModelInfo(**fields)
+
+    def segment(self, name: str) -> memoryview | None:
+        """A segment's bytes, a read-only view; None when there is none."""
+        data, size = ctypes.c_void_p(), ctypes.c_int64()
+        check(library().ps_model_segment(self.handle, name.encode(), ctypes.byref(data), ctypes.byref(size)))
+        if size.value < 0:
+            return None
+        if data.value is None or size.value == 0:
+            return memoryview(b"")
+        return self._view(data.value, size.value).toreadonly()
+
+    def overwrite(self, name: str, offset: int, data: npt.NDArray[np.uint8]) -> None:
+        """Writes bytes into a segment of a model that was opened without ``mmap``, between steps alone: a file that is
+        mapped is never written.  InvalidArgumentError for any other model, and for bytes beyond the segment."""
+        segment = self.segment(name)
+        if not self._is_private or segment is None:
+            raise InvalidArgumentError(f"overwrite: expected a segment in private memory, found {name!r:.60}")
+        if offset < 0 or offset + data.nbytes > segment.nbytes or not data.flags.c_contiguous:
+            raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}")
+        ctypes.memmove(np.frombuffer(segment, np.uint8).ctypes.data + offset, data.ctypes.data, data.nbytes)
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """Limits of a program: memory is planned for them.  ``kv_layout`` is a ``ps_kv_layout``; ``flags``,
+    or-ed, are for tests and measurements (core/include/penstock_dev.h) and change no plan."""
+
+    max_tokens: int
+    max_requests: int
+    max_rows: int
+    num_pages: int
+    num_slots: int = 0
+    kv_layout: int = 1
+    flags: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes that a program takes; ``kv_page_bytes`` is one page over all states."""
+
+    weight_bytes: int
+    temporary_bytes: int
+    scratch_bytes: int
+    kv_bytes: int
+    logits_bytes: int
+    total_bytes: int
+    kv_page_bytes: int
+
+
+def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
+    fields = {name: int(getattr(options, name)) for name in options.__dataclass_fields__}
+    for name, value in fields.items():
+        if not 0 <= value < 1 << 31:
+            raise InvalidArgumentError(f"{name}: expected 0 to 2^31 - 1, found {value}")
+    del fields["flags"]  # 0 in the struct: a function of its own takes them
+    struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
+    return struct
+
+
+def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
+    """The memory that a program of these limits would take; allocates nothing."""
+    out = sized(PlanStruct)
+    struct = _options_struct(options)
+    check(library().ps_program_plan(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
+    return Plan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
+
+
+class CoreProgram(Handle):
+    """A model with its memory: temporaries, KV pages, logits."""
+
+    _destroy = "ps_program_destroy"
+
+    def __init__(self, model: Model, context: Context, options: ProgramOptions) -> None:
+        info = model.info
+        self._vocab_size, self._num_page_groups, self._num_pages = info.vocab_size, info.num_page_groups, 0
+        struct, out = _options_struct(options), ctypes.c_void_p()
+        at = model.handle, context.handle, ctypes.byref(struct), int(options.flags), ctypes.byref(out)
+        check(library().ps_program_create_flagged(*at))
+        super().__init__(address_of(out))
+        self._num_pages = options.num_pages
+        self._model, self._context = model, context
+
+    def run(self, batch: StepBatch) -> None:
+        """Computes one step; its logits stay until the next."""
+        self._check_parents()
+        check(library().ps_program_run(self.handle, ctypes.byref(batch_struct(batch, self._num_page_groups))))
+
+    def sample(self, sampling: Sampling) -> Sampled:
+        """Samples the last step's R rows."""
+        self._check_parents()
+        struct, rows = sampling_struct(sampling, self._vocab_size)
+        out, sampled = sampled_struct(sampling, rows)
+        check(library().ps_program_sample(self.handle, ctypes.byref(struct), ctypes.byref(out)))
+        return sampled
+
+    def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
+        """``run`` and ``sample`` in one native call."""
+        return self.step_call(batch, sampling)()
+
+    def step_call(self, batch: StepBatch, sampling: Sampling) -> StepCall:
+        """``step`` ready to be called more than once."""
+        self._check_parents()
+        return StepCall(self, batch, sampling)
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
+        return self._floats("ps_program_logits")
+
+    def hidden(self) -> npt.NDArray[np.float32]:
+        """The last step's hidden rows [T, width] that its output rows were picked from: of a language model those of
+        the last norm.  A view that the next step overwrites; InvalidArgumentError when the batch did not ask for them
+        (``StepBatch.hidden``), UnsupportedError for a graph that picks them otherwise.
+        """
+        return self._floats("ps_program_hidden")
+
+    def tail(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+        """Of a graph that ends in argmax or topk, the last step's ids [R, k], best first, and of topk their logits
+        [R, k]: views that the next step overwrites.  UnsupportedError for a graph that ends in logits.
+        """
+        self._check_parents()
+        ids, values, rows, k = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        out = (ctypes.byref(one) for one in (ids, values, rows, k))
+        check(library().ps_program_tail(self.handle, *out))
+        shape, size = (rows.value, k.value), rows.value * k.value * 4
+        found = np.frombuffer(self._view(ids.value or 0, size), np.int32).reshape(shape)
+        if values.value is None:
+            return found, None
+        return found, np.frombuffer(self._view(values.value, size), np.float32).reshape(shape)
+
+    def _floats(self, function: str) -> npt.NDArray[np.float32]:
+        self._check_parents()
+        data, rows, cols = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        check(getattr(library(), function)(self.handle, ctypes.byref(data), ctypes.byref(rows), ctypes.byref(cols)))
+        if rows.value == 0 or data.value is None:
+            return np.zeros((0, cols.value), np.float32)
+        view = self._view(data.value, rows.value * cols.value * 4)
+        return np.frombuffer(view, np.float32).reshape(rows.value, cols.value)
+
+    def kv(self, state: int) -> npt.NDArray[np.uint8]:
+        """The KV pages of a state as raw bytes [num_pages, page_bytes], a writable view."""
+        self._check_parents()
+        data, page_bytes = ctypes.c_void_p(), ctypes.c_int64()
+        check(library().ps_program_kv(self.handle, state, ctypes.byref(data), ctypes.byref(page_bytes)))
+        view = self._view(data.value or 0, self._num_pages * page_bytes.value)
+        return np.frombuffer(view, np.uint8).reshape(self._num_pages, page_bytes.value)
+
+    def _check_parents(self) -> None:
+        _ = self.handle, self._model.handle, self._context.handle
+
+
+class StepCall:
+    """A step whose arrays were checked once: each call computes it with what they hold by then.
+
+    For steps that differ in numbers alone, as those of an answer that grows: checking and wrapping a dozen arrays takes
+    longer than reading them.  ``batch`` and ``sampling`` are what it was made of.
+    """
+
+    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling) -> None:
+        self.batch, self.sampling = batch, sampling
+        self._program = program
+        step = batch_struct(batch, program._num_page_groups)
+        struct, rows = sampling_struct(sampling, program._vocab_size)
+        out, self._sampled = sampled_struct(sampling, rows)
+        self._arguments = ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)
+
+    def __call__(self) -> Sampled:
+        """Computes the step and samples its rows; the next call overwrites what it returns."""
+        self._program._check_parents()
+        check(library().ps_program_step(self._program.handle, *self._arguments))
+        return self._sampled
+
+
+@dataclass(frozen=True)
+class CoreTensor:
+    """An operand of a single op.  A weight has dims (rows, cols) and a ``ps_layout``; a state has dims (num_pages,
+    num_kv_heads, head_dim) and a ``ps_kv_layout``; ``row_stride`` counts elements between rows of a value."""
+
+    address: int
+    dtype: int
+    dims: Sequence[int]
+    row_stride: int
+    layout: int = 0
+
+
+def _tensor_struct(tensor: CoreTensor | None) -> TensorStruct:
+    if tensor is None:
+        return TensorStruct()
+    if len(tensor.dims) > 4:
+        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}")
+    dims = (ctypes.c_int64 * 4)(*tensor.dims)
+    return TensorStruct(tensor.address, tensor.dtype, len(tensor.dims), dims, tensor.row_stride, tensor.layout)
+
+
+def _attr_struct(name: str, value: int | float | str) -> AttrStruct:
+    if isinstance(value, (bool, int)):
+        return AttrStruct(name.encode(), 1, int(value), 0.0, None)
+    if isinstance(value, float):
+        return AttrStruct(name.encode(), 2, 0, value, None)
+    return AttrStruct(name.encode(), 3, 0, 0.0, value.encode())
+
+
+def run_op(
+    context: Context, op: str, tensors: Sequence[CoreTensor | None], attrs: Mapping[str, int | float | str]
+) -> None:
+    """Runs one op of the table: its schema's tensors in order, then its outputs, allocated by the caller."""
+    tensor_structs = (TensorStruct * len(tensors))(*(_tensor_struct(tensor) for tensor in tensors))
+    attr_structs = (AttrStruct * len(attrs))(*(_attr_struct(name, value) for name, value in attrs.items()))
+    status = library().ps_op_run(context.handle, op.encode(), tensor_structs, len(tensors), attr_structs, len(attrs))
+    check(status)
+
+
+def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: Sampling) -> Sampled:
+    """Samples rows of logits [R, vocab] that belong to no program."""
+    if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}"
+        )
+    struct, rows = sampling_struct(sampling, logits.shape[1])
+    if rows != logits.shape[0]:
+        raise InvalidArgumentError(f"temperature: expected one of each of {logits.shape[0]} rows, found {rows}")
+    out, sampled = sampled_struct(sampling, rows)
+    status = library().ps_sample(
+        context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), ctypes.byref(out)
+    )
+    check(status)
+    return sampled
+
+
+def probe_bandwidth(context: Context, buffer_bytes: int = 256 << 20, passes: int = 5) -> float:
+    """Bytes per second that the context's threads read from a private buffer: the best pass."""
+    out = ctypes.c_double()
+    check(library().ps_probe_bandwidth(context.handle, buffer_bytes, passes, ctypes.byref(out)))
+    return out.value
+
+
+def probe_compute(context: Context, dtype: int, seconds: float = 0.1) -> float:
+    """Operations per second in registers (a multiply-add counts two); ``dtype`` is F32, BF16 or I8 of ``ps_dtype``."""
+    out = ctypes.c_double()
+    check(library().ps_probe_compute(context.handle, dtype, seconds, ctypes.byref(out)))
+    return out.value
+
+
+def cpu_levels() -> list[tuple[str, bool]]:
+    """Instruction levels compiled in, best first, and whether this machine runs them."""
+    levels: list[tuple[str, bool]] = []
+    runnable = ctypes.c_int32()
+    while name := library().ps_cpu_level_at(len(levels), ctypes.byref(runnable)):
+        levels.append((name.decode(), bool(runnable.value)))
+    return levels
+
+
+def op_schemas() -> list[str]:
+    """ "name.version schema" of every op of the core."""
+    schemas: list[str] = []
+    while text := library().ps_op_schema(len(schemas)):
+        schemas.append(text.decode())
+    return schemas
+
+
+def version() -> str:
+    """The core's version."""
+    return str(library().ps_version().decode())

@@ -1,0 +1,118 @@
+"""Where a step's time goes: the spans of a program's last run, and what each node of the graph reads and makes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.library import NodeInfoStruct, check, library, sized
+
+if TYPE_CHECKING:
+    from penstock.core.native import CoreProgram, Model
+
+__all__ = ["SPAN", "SYMBOLS", "NodeInfo", "Size", "last_spans", "node_infos", "set_profiling"]
+
+SPAN = np.dtype(
+    [
+        ("node", np.int32),
+        ("phase", np.int32),
+        ("thread", np.int32),
+        ("reserved", np.int32),
+        ("arrive_ns", np.int64),
+        ("begin_ns", np.int64),
+        ("end_ns", np.int64),
+    ]
+)
+"""``ps_span``: a phase of a node on one thread; node -1 is the whole step.  From ``arrive_ns`` to ``begin_ns`` the
+thread waited for the others."""
+
+SYMBOLS = ("T", "B", "P", "R")
+"""Sizes of a step: tokens, requests, width of the page tables, rows of logits."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """``factor * size + offset``; ``symbol`` is one of SYMBOLS, or None for the constant ``offset``."""
+
+    symbol: str | None
+    factor: int
+    offset: int
+
+    def of(self, **sizes: int) -> int:
+        """Its value in a step of these sizes, by symbol."""
+        return self.offset if self.symbol is None else self.factor * sizes[self.symbol] + self.offset
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A node of the graph.
+
+    ``output`` and ``shape`` are its first output's ("" and () without one); ``weight_bytes`` is what one step reads
+    of its weights (of a table one row); ``rows``, ``cols`` and ``layout`` (a ``ps_layout``) are its first weight's, 0
+    without one; ``num_kv_heads``, ``head_dim`` and ``window`` its state's.  ``scheme`` is a linear's, else "".  A
+    ``kept`` one runs over the wanted tokens alone where at most half of a step's are wanted.
+    """
+
+    op: str
+    name: str
+    output: str
+    shape: tuple[Size, ...]
+    scheme: str
+    weight_bytes: int
+    rows: int
+    cols: int
+    layout: int
+    num_kv_heads: int
+    head_dim: int
+    window: int
+    kept: bool
+
+
+def node_infos(model: Model) -> list[NodeInfo]:
+    """Every node in the order of execution: a span's ``node`` indexes this list."""
+    return [_node_info(model, index) for index in range(model.info.num_nodes)]
+
+
+def _node_info(model: Model, index: int) -> NodeInfo:
+    out = sized(NodeInfoStruct)
+    check(library().ps_model_node(model.handle, index, ctypes.byref(out)))
+    shape = tuple(
+        Size(None if dim.symbol < 0 else SYMBOLS[dim.symbol], dim.factor, dim.offset)
+        for dim in out.output_dims[: out.output_rank]
+    )
+    return NodeInfo(
+        op=out.op.decode(),
+        name=out.name.decode(),
+        output=out.output.decode(),
+        shape=shape,
+        scheme=out.scheme.decode(),
+        weight_bytes=out.weight_bytes,
+        rows=out.rows,
+        cols=out.cols,
+        layout=out.layout,
+        num_kv_heads=out.num_kv_heads,
+        head_dim=out.head_dim,
+        window=out.window,
+        kept=bool(out.kept),
+    )
+
+
+def set_profiling(program: CoreProgram, on: bool) -> None:
+    """Makes later runs note their spans, or not.  OutOfMemoryError when there is no room for them."""
+    check(library().ps_program_profile(program.handle, int(on)))
+
+
+def last_spans(program: CoreProgram) -> npt.NDArray[np.void]:
+    """The last run's spans, a copy with dtype SPAN: the whole step, then thread by thread in order of time.
+
+    Empty before a run that noted them.
+    """
+    data, count = ctypes.c_void_p(), ctypes.c_int64()
+    check(library().ps_program_profile_spans(program.handle, ctypes.byref(data), ctypes.byref(count)))
+    if data.value is None or count.value == 0:
+        return np.zeros(0, SPAN)
+    return np.frombuffer(ctypes.string_at(data.value, count.value * SPAN.itemsize), SPAN)

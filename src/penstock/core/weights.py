@@ -1,0 +1,93 @@
+"""Sizes and addresses of packed weights, and the checksum of files: the core's own code.
+
+A data argument of ``Context.pack`` and its kin is a C-contiguous numpy array of exactly the expected bytes, or an
+``int`` address, which is trusted.  A row range counts rows of the whole weight; ``layout`` and ``src_dtype`` are
+numbers of ``ps_layout`` and ``ps_dtype``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgumentError
+from penstock.core.library import check, library
+
+__all__ = [
+    "DTYPE_BYTES", "Data", "QuantizedRows", "check_finite", "crc32", "data_address", "groups_shape", "layout_bytes",
+]  # fmt: skip
+
+Data: TypeAlias = npt.NDArray[Any] | int
+
+DTYPE_BYTES = {1: 4, 2: 2, 3: 2}
+_T16_I4G32, _GROUP = 22, 32
+_INFINITY: Final = {1: 0x7F800000, 2: 0x7C00, 3: 0x7F80}
+"""The bits of infinity by ``ps_dtype``: those of NaNs are greater."""
+_PIECE_BYTES: Final = 1 << 19
+
+
+class QuantizedRows(NamedTuple):
+    """Rows of an integer weight: a value is ``scale * q`` (8 bit) or ``scale * (step * q + offset)`` (4 bit).
+
+    ``q`` int8 [rows, cols], -127 to 127 or 0 to 15; ``scales`` float32 [rows]; ``groups`` int8 [rows, groups, 2], the
+    step (the bits of a uint8, 1 to 17) and the offset of each 32 columns, or None for 8 bit.
+    """
+
+    q: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    groups: npt.NDArray[np.int8] | None = None
+
+
+def data_address(data: Data, num_bytes: int, name: str, *, written: bool = False) -> int:
+    """The address of an argument; InvalidArgumentError names it when its bytes are not those expected."""
+    if isinstance(data, int):
+        return data
+    if not data.flags.c_contiguous or (written and not data.flags.writeable):
+        kind = "a C-contiguous, writable array" if written else "a C-contiguous array"
+        raise InvalidArgumentError(f"{name}: expected {kind}")
+    if data.nbytes != num_bytes:
+        raise InvalidArgumentError(f"{name}: expected {num_bytes} bytes, found {data.nbytes}")
+    return data.ctypes.data
+
+
+def layout_bytes(layout: int, rows: int, cols: int) -> int:
+    """Exact bytes of a weight of ``rows`` x ``cols``."""
+    out = ctypes.c_int64()
+    check(library().ps_layout_bytes(layout, rows, cols, ctypes.byref(out)))
+    return out.value
+
+
+def groups_shape(layout: int, num_rows: int, cols: int) -> tuple[int, int, int] | None:
+    """The shape of a quantized weight's steps and offsets; None where it has none."""
+    return (num_rows, -(-cols // _GROUP), 2) if layout == _T16_I4G32 else None
+
+
+def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> None:
+    """InvalidArgumentError names the first element that is NaN or infinite.
+
+    ``values`` are of ``dtype``, a number of ``ps_dtype``, or its bits; they are rows ``first_row``... of a tensor.
+    """
+    infinity, num_bytes = _INFINITY[dtype], DTYPE_BYTES[dtype]
+    sign = 1 << (8 * num_bytes - 1)
+    bits = values.reshape(-1).view(f"u{num_bytes}")
+    step = _PIECE_BYTES // num_bytes
+    for start in range(0, bits.size, step):
+        piece = bits[start : start + step]
+        # Positive ones are the greatest of signed integers, negative ones of unsigned: two looks, and nothing is made.
+        if piece.view(f"i{num_bytes}").max() < infinity and piece.max() < sign + infinity:
+            continue
+        offset = int(np.flatnonzero((piece & infinity) == infinity)[0])
+        place = [int(index) for index in np.unravel_index(start + offset, values.shape)]
+        place[0] += first_row
+        found = int(piece[offset])
+        what = "NaN" if found & (sign - 1) > infinity else "-infinity" if found & sign else "infinity"
+        raise InvalidArgumentError(f"expected finite values, found {what} at {place}")
+
+
+def crc32(data: bytes | bytearray | memoryview | npt.NDArray[Any], value: int = 0) -> int:
+    """zlib's CRC-32 of a buffer, continued from ``value``; several times the speed of zlib's."""
+    array = np.frombuffer(data, np.uint8)
+    return int(library().ps_crc32(value, array.ctypes.data, array.nbytes))

@@ -1,0 +1,1 @@
+"""The engine: scheduler, pages, prefixes, batches, sampling, and the loop that serves every front end."""

@@ -1,0 +1,160 @@
+"""Options of an engine and of one request in it, beside how its tokens are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypedDict
+
+from penstock.validation import flag, given_number, nearest, number, set_fields, whole
+from penstock.errors import InvalidArgumentError
+from penstock.runtime.program import ProgramLimits
+
+__all__ = [
+    "PRIORITY_S",
+    "EngineFields",
+    "EngineOptions",
+    "LLMFields",
+    "RequestOptions",
+    "check_options",
+    "engine_options",
+]
+
+PRIORITY_S: Final = 10.0
+MIXED_TOKENS: Final = 128
+"""Enough rows for a processor to compute as fast as with 512; a token between others then waits a quarter as long."""
+MAX_PRIORITY: Final = 2**31 - 1
+MAX_DEADLINE_S: Final = 1e9
+MAX_SALT_CHARS: Final = 1024
+MAX_CLIENT_CHARS: Final = 64
+_ABOVE_0: Final = 5e-324
+_ELSEWHERE: Final = {
+    "dtype": "scheme",
+    "quantization": "scheme",
+    "kv_cache": "kv_layout",
+    "kv_cache_dtype": "kv_layout",
+    "max_model_len": "context_len",
+    "max_num_seqs": "max_requests",
+    "max_num_batched_tokens": "max_tokens",
+    "enable_prefix_caching": "prefix_cache",
+    "enable_chunked_prefill": "max_chunk",
+}
+"""What other engines, and our command line, call an option."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine serves its requests.
+
+    ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget).  ``max_mixed_tokens`` bounds the
+    prompt tokens of a step that decodes as well, so that answers do not stall while a prompt is read (0: what the
+    decodes leave of the budget); a step without decodes takes prompts up to its budget.  ``prefix_cache``: requests
+    share the pages of equal beginnings; without it only the ``n`` answers to one prompt do.  ``max_waiting``: a request
+    that finds so many open beyond the places of a step is refused with QueueFullError; 0 lets any number wait.
+    ``priority_s``: seconds of waiting that a level of priority is worth.
+    """
+
+    max_chunk: int = 0
+    max_mixed_tokens: int = MIXED_TOKENS
+    prefix_cache: bool = True
+    max_waiting: int = 0
+    priority_s: float = PRIORITY_S
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine could do."""
+        set_fields(
+            self,
+            max_chunk=given_number("max_chunk", whole("max_chunk", self.max_chunk, 0, 2**31 - 1)),
+            max_mixed_tokens=given_number(
+                "max_mixed_tokens", whole("max_mixed_tokens", self.max_mixed_tokens, 0, 2**31 - 1)
+            ),
+            prefix_cache=flag("prefix_cache", self.prefix_cache),
+            max_waiting=given_number("max_waiting", whole("max_waiting", self.max_waiting, 0, 2**31 - 1)),
+            priority_s=given_number("priority_s", _seconds("priority_s", self.priority_s)),
+        )
+
+
+class EngineFields(TypedDict, total=False):
+    """The fields of EngineOptions as keyword arguments."""
+
+    max_chunk: int
+    max_mixed_tokens: int
+    prefix_cache: bool
+    max_waiting: int
+    priority_s: float
+
+
+class LLMFields(EngineFields, total=False):
+    """The keyword arguments of LLM that it does not name itself."""
+
+    verify: str
+
+
+def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOptions:
+    """EngineOptions from the keywords of a call that has ``others`` besides.
+
+    InvalidArgumentError names a keyword that nothing takes, and the nearest that something does.
+    """
+    limits = [one.name for one in fields(ProgramLimits)]
+    known = [*others, *EngineFields.__annotations__]
+    for name in given:
+        if name in EngineFields.__annotations__:
+            continue
+        near = _ELSEWHERE.get(name) or nearest(name, [*known, *limits])
+        if near in limits:
+            hint = f"{near} is one of its limits: limits=ProgramLimits({near}=...)"
+        else:
+            hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+        raise InvalidArgumentError(f"LLM has no option {name!r}: {hint}")
+    return EngineOptions(**given)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How a request is served.
+
+    ``priority``: the lower number goes first and may take the place of a higher one, which is then computed again
+    later.  One that has waited the engine's ``priority_s`` longer for
+    each level goes first all the same, so that no stream of urgent requests starves it.  ``deadline_s``: seconds after
+    which the request ends with DeadlineError wherever it stands; None waits for ever.  ``cache_salt``: only requests of
+    the same salt share pages of equal beginnings.  ``truncate_prompt``: of a prompt that is too long keep the end, so
+    that ``max_tokens`` fit behind it (or half the context, when they are more); without it such a prompt is refused.
+    ``client``: whose request it is, at most 64 characters.  Within a priority clients have equal shares of the tokens,
+    so that one with many requests does not hold up the others; the requests of one go in order of arrival.
+    """
+
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    truncate_prompt: bool = False
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a field that is out of range, by name."""
+        set_fields(
+            self,
+            priority=given_number("priority", whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)),
+            deadline_s=_seconds("deadline_s", self.deadline_s),
+            truncate_prompt=flag("truncate_prompt", self.truncate_prompt),
+        )
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
+            raise InvalidArgumentError(
+                f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}"
+            )
+        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
+            raise InvalidArgumentError(
+                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}"
+            )
+
+
+def _seconds(name: str, value: object) -> float | None:
+    return number(name, value, _ABOVE_0, MAX_DEADLINE_S, "seconds above 0 and up to 1e9")
+
+
+def check_options(options: object) -> RequestOptions:
+    """A request's options, those that nobody gave included; InvalidArgumentError for anything else."""
+    if options is None:
+        return RequestOptions()
+    if not isinstance(options, RequestOptions):
+        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}")
+    return options

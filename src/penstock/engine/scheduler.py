@@ -1,0 +1,390 @@
+"""Which tokens run in the next step.  No tensors, no numpy: plain lists and numbers.
+
+Requests go in the order of ``arrival + priority * priority_s``: within a priority the earlier arrival first, and a
+level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that comes that much later goes
+behind, so an endless stream of urgent ones starves nobody.  Within a priority clients have equal shares: a request goes
+in front of those of a client that has more waiting (``FairOrder``).  A request's place in that order never changes.
+
+Requests that run keep running, decodes before prompts, so that a long prompt never stalls an answer; a prompt is
+computed in chunks within the step's token budget, and in a step that decodes within a smaller one; waiting requests
+join when a place and pages are free.  When pages run out, the last running request in that order gives up all of its
+own and waits to be computed again; the first always proceeds.  A waiting request takes places from those that are less
+urgent and behind it, never from its equals.
+
+A prompt whose rows of logits are wanted, for log-probabilities, takes the rows that the others leave, one at least.
+
+With ``whole_prompts`` (a network whose attention is not causal) a prompt runs in one step or waits for the next, pages
+are not shared, and nothing is decoded.
+
+A prompt's pages that are known already are shared instead of computed, also when they become known while it is
+under way; while another request of the same step computes the very page a prompt needs next, the prompt waits.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.engine.fair_queue import FairOrder
+from penstock.engine.stats import STEP_TOKENS
+from penstock.engine.options import PRIORITY_S
+from penstock.engine.pages import PageLedger
+from penstock.engine.prefix import PageKeys
+from penstock.engine.request import Request, Status
+from penstock.errors import InternalError, InvalidArgumentError
+from penstock.runtime.program import PAGE_TOKENS, pages_for
+
+__all__ = ["Chunk", "Scheduler"]
+
+_STEP_NAMES: Final = (*map(str, STEP_TOKENS), "")
+_MOST_PASSED = 4
+"""Waiting requests that may be passed by in a step because what they need is just being computed."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens ``start`` to ``start + num_tokens`` of a request; ``samples`` when the next token follows from them.
+
+    The logits of the last ``num_rows`` tokens are wanted.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+    num_rows: int
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the step under way has so far; ``pending`` are names of pages that it computes."""
+
+    budget: int
+    rows: int
+    chunks: dict[int, Chunk]
+    pending: set[bytes]
+    short_of_pages: bool = False
+
+
+class Scheduler:
+    """The queue of waiting requests, the running ones, and their pages.
+
+    ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, ``max_rows`` the rows of
+    logits (0: as many), and ``max_chunk`` the tokens of one request in one step (0: all).  ``keys`` names pages so that
+    requests share them; None lets nobody share but the answers to one prompt.  ``max_mixed_tokens`` bounds the prompt
+    tokens of a step that has decodes too (0: what those leave of the budget).  ``priority_s``: seconds of waiting that
+    a level of priority is worth.  Set ``whole_prompts`` before the first request.
+    """
+
+    def __init__(
+        self,
+        ledger: PageLedger,
+        max_tokens: int,
+        max_requests: int,
+        max_chunk: int = 0,
+        keys: PageKeys | None = None,
+        *,
+        max_rows: int = 0,
+        max_mixed_tokens: int = 0,
+        priority_s: float = PRIORITY_S,
+    ) -> None:
+        if max_requests < 1:
+            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}")
+        for name, value in (("max_tokens", max_tokens), ("max_rows", max_rows or max_requests)):
+            if value < max_requests:  # the last of the running requests would never get its turn
+                raise InvalidArgumentError(f"{name} must be at least max_requests ({max_requests}), not {value}")
+        self.ledger = ledger
+        self.max_tokens = max_tokens
+        self.max_requests = max_requests
+        self.max_chunk = max_chunk or max_tokens
+        self.max_rows = max_rows or max_requests
+        self.max_mixed_tokens = max_mixed_tokens or max_tokens
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_step_tokens = 0
+        self.num_steps_by: Counter[str] = Counter()
+        self._keys = keys or PageKeys()
+        self._all_share = keys is not None
+        self._order = FairOrder(priority_s)
+        self.whole_prompts = False
+        self._free_slots = list(range(max_requests - 1, -1, -1))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that the order of waiting requests remembers, counted once per priority."""
+        return self._order.num_clients
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        request.status = Status.WAITING
+        self._order.place(request, self.waiting)
+        bisect.insort(self.waiting, request, key=_order)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands, and free its pages.  One that is not here is left alone."""
+        if not _take_out(self.running, request) and _take_out(self.waiting, request):
+            self._order.remove(request)
+        self._release(request)
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step; empty when nothing waits or runs."""
+        step = _Step(self.max_tokens, self.max_rows, {}, set())
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        for request in self.running:
+            is_decode = request.num_tokens - request.num_computed == 1 and not self.whole_prompts
+            (decodes if is_decode else prompts).append(request)
+        for request in decodes:
+            if request.status is not Status.RUNNING or not step.budget:
+                continue
+            # A page that is begun has room: 31 of 32 decodes need no look at the tables.
+            if request.num_computed % PAGE_TOKENS or self._make_room(step, request, 1):
+                samples = request.samples
+                step.chunks[request.id] = Chunk(request, request.num_computed, 1, samples, int(samples))
+                step.budget -= 1
+                step.rows -= samples
+        if step.chunks:
+            step.budget = min(step.budget, self.max_mixed_tokens)
+        for request in prompts:
+            self._admit(step, before=request)
+            if request.status is Status.RUNNING and step.budget:
+                self._continue(step, request)
+        self._admit(step)
+        chunks = [*step.chunks.values()]
+        if chunks:
+            self._count(sum(chunk.num_tokens for chunk in chunks))
+        return chunks
+
+    def _count(self, num_tokens: int) -> None:
+        """A step is to compute so many."""
+        self.num_step_tokens += num_tokens
+        self.num_steps_by[_STEP_NAMES[bisect.bisect_left(STEP_TOKENS, num_tokens)]] += 1
+
+    def advance(self, chunk: Chunk) -> None:
+        """A chunk ran: its keys and values are in pages.  Call before the sampled token is appended."""
+        request, pages = chunk.request, chunk.request.pages
+        request.num_computed = computed = chunk.start + chunk.num_tokens
+        if pages is None:
+            return
+        shares = (self._all_share or request.family) and not self.whole_prompts
+        if shares and computed // PAGE_TOKENS > pages.num_named:
+            num_full = computed // PAGE_TOKENS
+            self._extend_keys(request, num_full)
+            self.ledger.name(pages, request.page_keys[:num_full])
+        self.ledger.slide(pages, computed)
+
+    def preempt(self, request: Request) -> None:
+        """Drop a running request's pages; it waits in front of later ones and is computed again."""
+        if not _take_out(self.running, request):
+            return
+        self._release(request)
+        request.num_computed = 0
+        request.num_preemptions += 1
+        request.status = Status.WAITING
+        self.num_preemptions += 1
+        bisect.insort(self.waiting, request, key=_order)
+
+    def check_integrity(self) -> None:
+        """InternalError unless every page is accounted for and every request stands where its status says."""
+        self.ledger.check_integrity(r.pages for r in self.running if r.pages is not None)
+        for request in self.running:
+            if request.status is not Status.RUNNING or request.pages is None:
+                raise InternalError(f"scheduler: request {request.id} runs with status {request.status.value}")
+            if not 0 <= request.num_computed < request.num_tokens:
+                raise InternalError(
+                    f"scheduler: request {request.id} has {request.num_computed} of {request.num_tokens} computed"
+                )
+            if any(len(table) != pages_for(request.num_computed) for table in request.pages.tables):
+                raise InternalError(f"scheduler: request {request.id} has pages for other than its computed tokens")
+        for request in self.waiting:
+            if request.status is not Status.WAITING or request.pages is not None or request.num_computed != 0:
+                raise InternalError(f"scheduler: request {request.id} waits but holds pages")
+        everyone = [r.id for r in self.running] + [r.id for r in self.waiting]
+        if len(set(everyone)) != len(everyone) or len(self.running) > self.max_requests:
+            raise InternalError("scheduler: a request is listed twice, or too many run")
+        for listed in (self.running, self.waiting):
+            if [_order(r) for r in listed] != sorted(_order(r) for r in listed):
+                raise InternalError("scheduler: requests are not in order of priority and arrival")
+        slots = sorted([*self._free_slots, *(r.slot for r in self.running)])
+        if slots != list(range(self.max_requests)):
+            raise InternalError(f"scheduler: free and used slots are {slots}")
+
+    def _release(self, request: Request) -> None:
+        if request.pages is not None:
+            self.ledger.close(request.pages)
+            request.pages = None
+        if request.slot >= 0:
+            self._free_slots.append(request.slot)
+            request.slot = -1
+
+    def _make_room(self, step: _Step, request: Request, num_tokens: int) -> bool:
+        """Pages for ``num_tokens`` more tokens of a running request, taken from the last ones if need be.
+
+        False when the request was the last one itself: it waits again.
+        """
+        if request.pages is None:
+            raise InternalError(f"scheduler: request {request.id} runs without page tables")
+        while not self.ledger.grow(request.pages, request.num_computed + num_tokens):
+            step.short_of_pages = True
+            victim = self.running[-1]
+            self._drop(step, victim)
+            if victim is request:
+                return False
+        return True
+
+    def _drop(self, step: _Step, victim: Request) -> None:
+        """Preempt a request that may have a chunk in this step already."""
+        chunk = step.chunks.pop(victim.id, None)
+        if chunk:
+            step.budget += chunk.num_tokens
+            step.rows += chunk.num_rows
+            step.pending.difference_update(victim.page_keys)
+        self.preempt(victim)
+
+    def _continue(self, step: _Step, request: Request) -> None:
+        """The next chunk of a running request's prompt, or of what it computes again; none while it waits for another's
+        pages.
+        """
+        if self._shares_or_waits(step, request):
+            return
+        start = request.num_computed
+        first_row = max(start, request.first_wanted)
+        # Each other one may need a row in this step; whole prompts take turns, or the first might never have its rows.
+        others = 0 if self.whole_prompts else len(self.running) - len(step.chunks) - 1
+        most = max(0, first_row + step.rows - others - start)
+        num_tokens = min(request.num_tokens - start, step.budget, self.max_chunk, most)
+        if self.whole_prompts and num_tokens < request.num_tokens:
+            return
+        if not num_tokens or not self._make_room(step, request, num_tokens):
+            return
+        stop = start + num_tokens
+        samples = request.samples and stop == request.num_tokens
+        num_rows = max(0, stop - first_row)
+        step.chunks[request.id] = Chunk(request, start, num_tokens, samples, num_rows)
+        step.budget -= num_tokens
+        step.rows -= num_rows
+        step.pending.update(request.page_keys[start // PAGE_TOKENS : pages_for(stop)])  # the last one soon
+
+    def _shares_or_waits(self, step: _Step, request: Request) -> bool:
+        """Share what is known of the tokens to come; True when the step computes what comes next already."""
+        pages = request.pages
+        if pages is None or not request.may_share or not (self._all_share or request.family) or self.whole_prompts:
+            return False
+        self._extend_keys(request, (request.num_tokens - 1) // PAGE_TOKENS)
+        most = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # it wants something of what follows
+        own = request.num_computed // PAGE_TOKENS
+        known = self.ledger.known(pages, own, request.page_keys[:most])
+        if known > own:
+            self.ledger.adopt(pages, own, request.page_keys[:known])
+            gained = known * PAGE_TOKENS - request.num_computed
+            request.num_computed = known * PAGE_TOKENS
+            if request.num_preemptions == 0:
+                request.num_cached += gained
+                self.num_cached_tokens += gained
+        next_page = request.num_computed // PAGE_TOKENS
+        return next_page < most and request.page_keys[next_page] in step.pending
+
+    def _extend_keys(self, request: Request, num_pages: int) -> None:
+        have = len(request.page_keys)
+        if have < num_pages:
+            tokens = request.tokens(have * PAGE_TOKENS, num_pages * PAGE_TOKENS)
+            salt = request.options.cache_salt if self._all_share else str(request.family)
+            self._keys.extend(request.page_keys, salt, tokens)
+
+    def _admit(self, step: _Step, before: Request | None = None) -> None:
+        """Let waiting requests join; with ``before`` only those that go before that one."""
+        index = 0
+        while index < min(len(self.waiting), _MOST_PASSED) and step.budget > 0:
+            request = self.waiting[index]
+            if before is not None and request.order >= before.order:
+                return
+            if step.short_of_pages or not self._join(step, request):
+                return
+            if request.id not in step.chunks and request.status is Status.WAITING:
+                index += 1  # what it needs is being computed
+
+    def _join(self, step: _Step, request: Request) -> bool:
+        """Let a waiting request run, if there is a place and pages; False when there is none.
+
+        One that would compute what the step computes already goes on waiting: True, but it has no chunk.
+        """
+        while len(self.running) >= self.max_requests:
+            if not self._displace(step, request):
+                return False
+        request.pages = self.ledger.open()
+        if self._shares_or_waits(step, request):
+            self._undo(request)
+            return True
+        while not self._has_room(step, request):
+            if not self._displace(step, request):
+                self._undo(request)
+                return False
+        self.waiting.remove(request)
+        self._order.begin(request)
+        request.status = Status.RUNNING
+        request.slot = self._free_slots.pop()
+        if not request.timings.scheduled:
+            request.timings.scheduled = time.perf_counter()
+            self.num_prompt_tokens += len(request.prompt_ids)
+        bisect.insort(self.running, request, key=_order)
+        self._continue(step, request)
+        return True
+
+    def _displace(self, step: _Step, request: Request) -> bool:
+        """Preempt the last running request that is behind a waiting one and less urgent; False when there is none."""
+        for other in reversed(self.running):
+            if other.order < request.order:
+                return False
+            if other.options.priority > request.options.priority:
+                self._drop(step, other)
+                return True
+        return False
+
+    def _undo(self, request: Request) -> None:
+        """A waiting request holds nothing."""
+        self._release(request)
+        if request.num_preemptions == 0:
+            self.num_cached_tokens -= request.num_cached
+            request.num_cached = 0
+        request.num_computed = 0
+
+    def _has_room(self, step: _Step, request: Request) -> bool:
+        """Whether all known tokens fit now, beside one page of growth for each running request.
+
+        Admitting on the first chunk alone would only have the request preempted again before its prompt is
+        through.
+        """
+        if not self.running or request.pages is None:
+            return True
+        num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
+        for window, pool, table in zip(self.ledger.windows, self.ledger.pools, request.pages.tables, strict=True):
+            needed = pages_for(request.num_tokens) - len(table)
+            if window > 0:  # it keeps the window and a chunk, never more
+                needed = min(needed, pages_for(window + num_tokens + PAGE_TOKENS))
+            if needed + len(self.running) > pool.num_free:
+                return False
+        return True
+
+
+def _order(request: Request) -> tuple[float, float, int]:
+    return request.order
+
+
+def _take_out(listed: list[Request], request: Request) -> bool:
+    """Remove a request from a list in order; False when it is not there."""
+    index = bisect.bisect_left(listed, request.order, key=_order)
+    if index < len(listed) and listed[index] is request:
+        del listed[index]
+        return True
+    return False

@@ -1,0 +1,226 @@
+"""Writing and reading bundles (``.psm``); docs/bundle-format.md gives the bytes.
+
+A file is a header, the metadata, and page-aligned segments.  It is written under a temporary name in its own folder
+and renamed when it is whole, so that the final name never holds half a bundle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+from penstock.graph.ir import Graph, Segment, Weight
+from penstock.graph.metadata import decode_metadata, encode_metadata
+from penstock.core.native import Model, crc32, layout_bytes
+from penstock.core.metadata import FORMAT_MAJOR, FORMAT_MINOR, read_metadata
+
+__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "read_graph"]
+
+_MAGIC = b"PENSTOCK"
+_HEADER = struct.Struct("<8sHHIQQIIQ16x")
+_PAGE_BYTES = 4096
+_WEIGHT_ALIGNMENT = 64
+_HUGE_PAGE_BYTES = 2 << 20
+_WEIGHTS = "weights"
+
+Data: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+
+
+def _align(offset: int, step: int) -> int:
+    return -(-offset // step) * step
+
+
+class BundleWriter:
+    """Streams one bundle to ``path``.
+
+    ``segments`` are named files that ride along (tokenizer.json ...).  Weights are added in the order of
+    ``graph.weights``, each exactly its layout's bytes.  As a context manager it finishes at the end of the block and
+    leaves nothing behind on an error.  ``validate`` has the core open the file before it gets its name.
+    Equal arguments give equal bytes.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], graph: Graph, segments: Mapping[str, bytes] | None = None, *,
+        validate: bool = True,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        self._validate = validate
+        self._extra = dict(segments or {})
+        if _WEIGHTS in self._extra:
+            raise InvalidArgumentError(f"segments: the name {_WEIGHTS!r} is taken")
+        self._graph, weights_bytes = _place_weights(graph)
+        self._waiting = list(self._graph.weights.values())
+        self._waiting.reverse()
+        sizes = {_WEIGHTS: weights_bytes, **{name: len(data) for name, data in self._extra.items()}}
+        self._segments = [Segment(name, 0, size, 0) for name, size in sizes.items()]
+        self._metadata_bytes = len(encode_metadata(self._graph, self._segments))
+        end = _HEADER.size + self._metadata_bytes
+        for i, segment in enumerate(self._segments):
+            offset = _align(end, _PAGE_BYTES)
+            self._segments[i] = dataclasses.replace(segment, offset=offset)
+            end = offset + segment.num_bytes
+        self._file_bytes = end
+        self._crc = 0
+        self._position = 0  # within the weights
+        self._piece = bytearray()  # what is not written yet of a huge page, and where it belongs
+        self._piece_offset = self._segments[0].offset
+        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.part")
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file: int | None = os.open(self._temporary, flags, 0o666)
+        except OSError as error:
+            raise FileAccessError(f"{self.path}: {error.strerror}") from error
+
+    def add_weight(self, name: str, data: Data) -> None:
+        """Writes the next weight: a contiguous buffer of exactly its bytes."""
+        if not self._waiting or self._waiting[-1].name != name:
+            expected = repr(self._waiting[-1].name) if self._waiting else "no further weight"
+            raise InvalidArgumentError(f"add_weight: expected {expected}, found {name!r}")
+        weight = self._waiting.pop()
+        array = np.frombuffer(data, np.uint8)
+        if array.nbytes != weight.num_bytes:
+            raise InvalidArgumentError(
+                f"add_weight {name}: expected {weight.num_bytes} bytes for {weight.layout.name.lower()} "
+                f"[{weight.rows}, {weight.cols}], found {array.nbytes}"
+            )
+        self._append(np.zeros(weight.offset - self._position, np.uint8))
+        self._append(array)
+
+    def leave_weights(self, crc: int) -> None:
+        """Leaves a hole for the weights, whose checksum is ``crc``: who opens the file puts them in its place."""
+        self._waiting, self._crc = [], crc
+
+    def _append(self, array: npt.NDArray[np.uint8]) -> None:
+        self._crc = crc32(array, self._crc)
+        self._position += array.nbytes
+        data = array.data
+        while data.nbytes:
+            room = _HUGE_PAGE_BYTES - (self._piece_offset + len(self._piece)) % _HUGE_PAGE_BYTES
+            self._piece += data[:room]
+            if data.nbytes >= room:
+                self._write_piece()
+            data = data[room:]
+
+    def _write_piece(self) -> None:
+        """Writes of whole aligned huge pages leave huge pages in the system's cache, where the file system has them
+        (ext4 since Linux 6.16, xfs): whoever maps the file then reads faster.
+        """
+        self._write(self._piece_offset, memoryview(self._piece))
+        self._piece_offset += len(self._piece)
+        self._piece = bytearray()
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        if self._file is None:
+            raise InvalidArgumentError(f"{self.path}: the writer is closed")
+        try:
+            while data.nbytes:
+                written = os.pwrite(self._file, data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as error:
+            self.abort()
+            raise FileAccessError(f"{self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Finishes the file and gives it its name.  Raises, and leaves nothing, when a weight is missing."""
+        if self._file is None:
+            return
+        if self._waiting:
+            missing = self._waiting[-1].name
+            self.abort()
+            raise InvalidArgumentError(f"{self.path}: the weight {missing!r} was not added")
+        self._write_piece()
+        self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
+        for i, (segment, data) in enumerate(zip(self._segments[1:], self._extra.values(), strict=True), 1):
+            self._write(segment.offset, memoryview(data))
+            self._segments[i] = dataclasses.replace(segment, crc32=crc32(data))
+        metadata = encode_metadata(self._graph, self._segments)
+        header = _HEADER.pack(
+            _MAGIC, FORMAT_MAJOR, FORMAT_MINOR, _HEADER.size, _HEADER.size, len(metadata), crc32(metadata), 0,
+            self._file_bytes,
+        )  # fmt: skip
+        self._write(0, memoryview(header + metadata))
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._file is None:
+            return
+        try:
+            os.ftruncate(self._file, self._file_bytes)
+            os.fsync(self._file)
+            if self._validate:
+                Model.open(self._temporary).close()
+            os.rename(self._temporary, self.path)
+            _sync_folder(self.path.parent)
+        except PenstockError as error:  # of the core, which knows the file under the name that goes
+            self.abort()
+            raise type(error)(str(error).replace(str(self._temporary), str(self.path))) from None
+        except OSError as error:
+            self.abort()
+            raise FileAccessError(f"{self.path}: {error.strerror or error}") from error
+        except BaseException:
+            self.abort()
+            raise
+        os.close(self._file)
+        self._file = None
+
+    def abort(self) -> None:
+        """Gives up and removes what was written.  Does nothing once the file has its name."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+            with contextlib.suppress(FileNotFoundError):
+                self._temporary.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.abort()
+
+
+def _place_weights(graph: Graph) -> tuple[Graph, int]:
+    """A graph whose weights have their places, and the bytes of all."""
+    weights: dict[str, Weight] = {}
+    end = 0
+    for name, weight in graph.weights.items():
+        if weight.segment != _WEIGHTS:
+            raise InvalidArgumentError(f"weight {name}: expected the segment {_WEIGHTS!r}, found {weight.segment!r}")
+        offset = _align(end, _WEIGHT_ALIGNMENT)
+        num_bytes = layout_bytes(weight.layout, weight.rows, weight.cols)
+        weights[name] = dataclasses.replace(weight, offset=offset, num_bytes=num_bytes)
+        end = offset + num_bytes
+    return dataclasses.replace(graph, weights=weights), end
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_graph(path: str | os.PathLike[str]) -> tuple[Graph, list[Segment]]:
+    """The graph and the segments of a bundle; the core validates the file first.
+
+    Raises InvalidFileError for a damaged file and UnsupportedError for one that is too new, naming file and field.
+    """
+    with Model.open(path) as model:
+        return decode_metadata(read_metadata(path, model.stamp))

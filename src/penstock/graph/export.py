@@ -1,0 +1,286 @@
+"""A checkpoint folder to a bundle: capture, passes, and weights that stream through the packer.
+
+Users' processes run this as a child (``python -m penstock.graph.export``, see ``runtime.build``), so that PyTorch,
+which capture needs, never enters them.  Weights never pass through PyTorch: they are mapped, packed a few rows at a
+time, written, and their pages let go, so that memory stays far below the size of the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import show
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.graph.bundle import BundleWriter
+from penstock.graph.ir import Graph, Layout, Part, Weight
+from penstock.graph.passes.append_tail import append_tail, check_tail
+from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.core import native
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.core.weights import check_finite
+from penstock.checkpoint.folder import Checkpoint
+from penstock.quant.matrix import SOURCE_DTYPES
+
+__all__ = ["ExportReport", "build_graph", "export_bundle"]
+
+_PIECE_BYTES: Final = 16 << 20
+_TILE_ROWS: Final = 16
+_MAX_NAMED: Final = 5
+
+ExportProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was made: sizes in bytes, times in seconds."""
+
+    network: str
+    scheme: str
+    num_weights: int
+    source_bytes: int
+    file_bytes: int
+    capture_seconds: float
+    pack_seconds: float
+    seconds: float
+    tokenizer_note: str  # why the core cannot encode and decode; "": it can
+
+
+def export_bundle(
+    source: Path | str,
+    out: Path | str,
+    *,
+    scheme: str | None = None,
+    network: str | None = None,
+    tail: str | None = None,
+    progress: ExportProgress | None = None,
+) -> ExportReport:
+    """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears whole or not at all.
+
+    ``scheme`` defaults to the checkpoint's own type; ``network`` is "file.py:Class"; ``tail`` "argmax" or "topk:K" ends
+    the graph in token ids instead of logits; ``progress(stage, done, total)`` counts bytes of source in stage "pack".
+    The same input makes the same bytes.  Raises InvalidFileError (missing or left-over tensors by name, damaged files),
+    UnsupportedError, InvalidArgumentError or FileAccessError.
+    """
+    begun = time.monotonic()
+    tell = progress or _ignore
+    if Path(source).suffix == ".psm" and not Path(source).is_dir():
+        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which needs no export")
+    if tail is not None:
+        check_tail(tail)
+    checkpoint = Checkpoint.open(source)
+    chosen = checkpoint.choose_scheme(scheme)
+    tell("capture", 0, 0)
+    graph, constants = build_graph(checkpoint, chosen, network)
+    if tail is not None:
+        append_tail(graph, tail)
+    captured = time.monotonic()
+    _check_tensors(graph, constants, checkpoint)
+    total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
+    segments = checkpoint.side_files()
+    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
+    with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
+        packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
+        for weight in graph.weights.values():
+            writer.add_weight(weight.name, packer.pack(weight))
+    packed = time.monotonic()
+    return ExportReport(
+        network=graph.network,
+        scheme=chosen,
+        num_weights=len(graph.weights),
+        source_bytes=total,
+        file_bytes=Path(out).stat().st_size,
+        capture_seconds=captured - begun,
+        pack_seconds=packed - captured,
+        seconds=packed - begun,
+        tokenizer_note=tokenizer_note,
+    )
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
+def build_graph(
+    checkpoint: Checkpoint, scheme: str, network: str | None = None
+) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+    """The checkpoint's graph under ``scheme``, its weights in their layouts, and the weights that the network makes."""
+    from penstock.graph.capture import capture
+    from penstock.graph.passes import assign_scheme, run_passes
+    from penstock.models.meta import construct_on_meta
+
+    built = construct_on_meta(checkpoint.config, network)
+    captured = capture(
+        built.network, network_name=built.name, context_len=built.context_len, vocab_size=built.vocab_size
+    )
+    graph = assign_scheme(run_passes(captured.graph), scheme, checkpoint.dtype)
+    return graph, captured.constants
+
+
+def _stored_parts(graph: Graph, constants: dict[str, NDArray[np.float32]]) -> list[Part]:
+    return [part for weight in graph.weights.values() for part in weight.parts if part.name not in constants]
+
+
+def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], checkpoint: Checkpoint) -> None:
+    """Every tensor that the network reads is there, in its shape, and no other is."""
+    wanted = [part.name for part in _stored_parts(graph, constants)]
+    missing = [name for name in wanted if name not in checkpoint.tensors]
+    if missing:
+        raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
+    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.beside(name) for name in wanted))
+    if extra:
+        extra -= checkpoint.redundant_names()
+    if extra:
+        raise InvalidFileError(
+            f"{checkpoint.folder}: has {_names(sorted(extra))}, which network {graph.network} does not read"
+        )
+    for weight in graph.weights.values():
+        for part in weight.parts:
+            if part.name not in constants:
+                _check_part(weight, part, checkpoint)
+
+
+def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
+    info = checkpoint.tensors[part.name]
+    where = f"{info.file}: tensor {show(part.name)}"
+    layout_bits = {Layout.T16_I8: "i8", Layout.T16_I4G32: "u8"}.get(weight.layout)
+    if checkpoint.is_quantized(part.name):
+        if info.dtype != layout_bits:
+            raise InvalidFileError(
+                f"{where}: expected {'float values' if layout_bits is None else layout_bits.upper()}, "
+                f"found {info.dtype.upper()}: this network computes with it as {weight.layout.name}"
+            )
+        rows = info.shape[0]
+        expected, found = [part.num_rows], [rows]  # read_quantized checks the columns
+    else:
+        if info.dtype not in SOURCE_DTYPES:
+            raise UnsupportedError(f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}")
+        if checkpoint.scheme is not None and layout_bits is not None:
+            raise InvalidFileError(
+                f"{where}: expected values quantized as {checkpoint.scheme}, found {info.dtype.upper()}"
+            )
+        expected, found = _part_shape(weight, part), list(info.shape)
+        if weight.rows == 1 and len(found) == 2 and found[0] == 1:
+            found = found[1:]
+    if expected != found:
+        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}")
+
+
+def _part_shape(weight: Weight, part: Part) -> list[int]:
+    """Of a vector, which has one row; fused vectors lie end to end, and their parts count elements."""
+    if weight.rows > 1:
+        return [part.num_rows, weight.cols]
+    return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(show(name) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
+
+
+class _Packer:
+    """Packs one weight after another; source pages are let go as soon as they are read."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        constants: dict[str, NDArray[np.float32]],
+        context: native.Context,
+        tell: Callable[[int], None],
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._constants = constants
+        self._context = context
+        self._tell = tell
+        self._done = 0
+        self._memory = np.zeros(0, np.uint8)
+
+    def pack(self, weight: Weight) -> NDArray[np.uint8]:
+        """The bytes of ``weight`` in its layout, in memory that the next call uses again."""
+        packed = self._zeroed(native.layout_bytes(int(weight.layout), weight.rows, weight.cols))
+        for part in weight.parts:
+            try:
+                self._pack_part(weight, part, packed)
+            except InvalidArgumentError as error:  # a NaN, say, of which the check knows the place but not the name
+                raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
+        return packed
+
+    def _zeroed(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Zeroed memory, touched once and used again: fresh pages would cost as much as the packing."""
+        if len(self._memory) < num_bytes:
+            self._memory = np.zeros(num_bytes, np.uint8)
+            return self._memory
+        self._memory[:num_bytes] = 0
+        return self._memory[:num_bytes]
+
+    def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
+        name, info = part.name, self._checkpoint.tensors.get(part.name)
+        if name in self._constants:
+            values = np.ascontiguousarray(self._constants[name], np.float32).reshape(weight.rows, weight.cols)
+            self._pack_rows(weight, part.row_start, values, "f32", packed)
+            return
+        if info is None:
+            raise InvalidFileError("expected a tensor, found none")
+        if self._checkpoint.is_quantized(name):
+            integers = self._checkpoint.read_quantized(name, weight.cols)
+            at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
+            native.pack_quantized(self._context, *at, integers, packed)
+            self._checkpoint.release(name)
+        elif weight.rows == 1:
+            values = self._checkpoint.read(name)
+            check_finite(values, SOURCE_DTYPES[info.dtype])
+            source = values.reshape(1, -1)
+            start = part.row_start if len(weight.parts) > 1 else 0
+            self._pack_vector(weight, start, source, info.dtype, packed)
+        else:
+            self._pack_matrix(weight, part, info.dtype, packed)
+        self._done += info.num_bytes
+        self._tell(self._done)
+
+    def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> None:
+        """In pieces that begin at a tile of the weight, so that threads never meet in one."""
+        source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
+        row_bytes = source.dtype.itemsize * weight.cols
+        step = max(1, _PIECE_BYTES // max(row_bytes, 1) // _TILE_ROWS) * _TILE_ROWS
+        begin = 0
+        while begin < part.num_rows:
+            end = min(part.num_rows, begin + step - (part.row_start + begin) % _TILE_ROWS)
+            check_finite(source[begin:end], SOURCE_DTYPES[dtype], begin)
+            self._pack_rows(weight, part.row_start + begin, source[begin:end], dtype, packed)
+            self._checkpoint.release(part.name, begin * row_bytes, end * row_bytes)
+            begin = end
+
+    def _pack_vector(
+        self, weight: Weight, start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
+    ) -> None:
+        """Elements ``start``... of a weight of one row, which is always float32."""
+        layout, length = int(weight.layout), source.shape[1]
+        alone = np.zeros(native.layout_bytes(layout, 1, length), np.uint8)
+        native.pack(self._context, layout, 1, length, 0, 1, SOURCE_DTYPES[dtype], source, alone)
+        if len(weight.parts) == 1:
+            packed[:] = alone
+        else:
+            packed.view(np.float32)[start : start + length] = alone.view(np.float32)[:length]
+
+    def _pack_rows(
+        self, weight: Weight, row_start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
+    ) -> None:
+        at = (int(weight.layout), weight.rows, weight.cols, row_start, len(source))
+        native.pack(self._context, *at, SOURCE_DTYPES[dtype], source, packed)
+
+
+def _main() -> int:
+    from penstock.graph.export_child import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main())

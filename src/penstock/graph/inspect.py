@@ -1,0 +1,80 @@
+"""What a bundle holds, for people: the data behind ``penstock inspect``."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from penstock.graph.bundle import read_graph
+from penstock.graph.ir import Graph, Weight
+from penstock.core.native import Model
+
+__all__ = ["describe"]
+
+_PARTS = (("embed", "embedding"), ("lm_head", "output head"), ("attn", "attention"), ("mlp", "feed forward"))
+
+
+def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str, Any]:
+    """A bundle's contents as plain data; ``verify`` also checks every segment's checksum.
+
+    Keys: file_bytes, network, scheme, vocab_size, context_len, parameters, weight_bytes, weight_bytes_per_token,
+    bits_per_weight (of the linear layers, output head, scales and padding included; 0 without any), bytes_by_part,
+    bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties.
+    """
+    with Model.open(path, verify=verify) as model:
+        info = model.info
+    graph, segments = read_graph(path)
+    return {
+        "file_bytes": info.file_bytes,
+        "network": graph.network,
+        "scheme": graph.scheme,
+        "vocab_size": graph.vocab_size,
+        "context_len": graph.context_len,
+        "parameters": sum(weight.rows * weight.cols for weight in graph.weights.values()),
+        "weight_bytes": info.weight_bytes,
+        "weight_bytes_per_token": info.weight_bytes_per_token,
+        "bits_per_weight": _bits_per_weight(graph),
+        "bytes_by_part": _bytes_by(graph, _part_of),
+        "bytes_by_layout": _bytes_by(graph, lambda weight: weight.layout.name.lower()),
+        "ops": dict(Counter(node.op for node in graph.nodes)),
+        "states": [
+            {"name": s.name, "num_kv_heads": s.num_kv_heads, "head_dim": s.head_dim, "group": s.group}
+            for s in graph.states.values()
+        ],
+        "page_groups": [{"window": window} for window in graph.page_groups],
+        "weights": [_describe_weight(weight) for weight in graph.weights.values()],
+        "segments": [{"name": s.name, "bytes": s.num_bytes, "crc32": f"{s.crc32:08x}"} for s in segments],
+        "properties": dict(graph.properties),
+    }
+
+
+def _bits_per_weight(graph: Graph) -> float:
+    names = {operand.name for node in graph.nodes if node.op == "linear" for operand in node.inputs}
+    matrices = [weight for name, weight in graph.weights.items() if name in names and weight.rows > 1]
+    values = sum(weight.rows * weight.cols for weight in matrices)
+    return 8 * sum(weight.num_bytes for weight in matrices) / values if values else 0.0
+
+
+def _part_of(weight: Weight) -> str:
+    names = " ".join([weight.name, *(part.name for part in weight.parts)])
+    return next((part for text, part in _PARTS if text in names), "norms and others")
+
+
+def _bytes_by(graph: Graph, key: Callable[[Weight], str]) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for weight in graph.weights.values():
+        sums[key(weight)] += weight.num_bytes
+    return dict(sums.most_common())
+
+
+def _describe_weight(weight: Weight) -> dict[str, Any]:
+    return {
+        "name": weight.name,
+        "rows": weight.rows,
+        "cols": weight.cols,
+        "layout": weight.layout.name.lower(),
+        "bytes": weight.num_bytes,
+        "parts": [part.name for part in weight.parts],
+    }

@@ -1,0 +1,284 @@
+"""The metadata of a bundle: a Graph as the FlatBuffers tables of core/bundle.fbs, and back.
+
+Field numbers are positions in the schema.  Every field is written, defaults included, so that the size of the
+metadata does not depend on what is in it: the writer reserves the room before it knows the checksums.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import flatbuffers
+from flatbuffers import number_types as types
+
+from penstock.errors import InvalidArgumentError
+from penstock.graph.ir import (
+    AttrValue,
+    Dim,
+    DType,
+    Graph,
+    Layout,
+    Node,
+    Operand,
+    Part,
+    Segment,
+    State,
+    Symbol,
+    Value,
+    Weight,
+)
+from penstock.core.metadata import Row, StoredWeight, stored_weights
+from penstock.ops.table import find_op
+
+__all__ = ["decode_metadata", "encode_metadata"]
+
+_KINDS = ("none", "value", "weight", "state")
+_IDENTIFIER = b"PSMB"
+
+
+class _Encoder:
+    def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
+        self.graph = graph
+        self.segments = segments
+        self.builder = flatbuffers.Builder(1 << 16)
+        self.builder.ForceDefaults(True)
+        self.ops = list(dict.fromkeys(node.op for node in graph.nodes))
+        self.values = _bases_first(graph)
+        self.symbols = {symbol.name: i for i, symbol in enumerate(graph.symbols)}
+        self.index = {
+            "value": {value.name: i for i, value in enumerate(self.values)},
+            "weight": {name: i for i, name in enumerate(graph.weights)},
+            "state": {name: i for i, name in enumerate(graph.states)},
+            "segment": {segment.name: i for i, segment in enumerate(segments)},
+        }
+
+    def find(self, kind: str, name: str) -> int:
+        try:
+            return self.index[kind][name]
+        except KeyError:
+            raise InvalidArgumentError(f"graph: {name!r} is used, but there is no such {kind}") from None
+
+    def table(self, *fields: tuple[str, Any] | None) -> int:
+        """A table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
+        add = {
+            "int": self.builder.PrependInt32Slot,
+            "uint": self.builder.PrependUint32Slot,
+            "long": self.builder.PrependInt64Slot,
+            "double": self.builder.PrependFloat64Slot,
+            "offset": self.builder.PrependUOffsetTRelativeSlot,
+        }
+        self.builder.StartObject(len(fields))
+        for slot, field in enumerate(fields):
+            if field is not None:
+                add[field[0]](slot, field[1], 0)
+        return int(self.builder.EndObject())
+
+    def string(self, text: str) -> tuple[str, int]:
+        return "offset", int(self.builder.CreateString(text))
+
+    def offsets(self, tables: Sequence[int]) -> tuple[str, int]:
+        self.builder.StartVector(4, len(tables), 4)
+        for table in reversed(tables):
+            self.builder.PrependUOffsetTRelative(table)
+        return "offset", int(self.builder.EndVector())
+
+    def ints(self, numbers: Sequence[int]) -> tuple[str, int]:
+        self.builder.StartVector(4, len(numbers), 4)
+        for number in reversed(numbers):
+            self.builder.PrependInt32(number)
+        return "offset", int(self.builder.EndVector())
+
+    def dims(self, shape: Sequence[Dim]) -> tuple[str, int]:
+        self.builder.StartVector(24, len(shape), 8)
+        for dim in reversed(shape):
+            self.builder.Prep(8, 24)
+            self.builder.PrependInt64(dim.offset)
+            self.builder.PrependInt64(dim.factor)
+            self.builder.Pad(4)
+            if dim.symbol is not None and dim.symbol not in self.symbols:
+                raise InvalidArgumentError(f"graph: the symbol {dim.symbol!r} is used, but not declared")
+            self.builder.PrependInt32(-1 if dim.symbol is None else self.symbols[dim.symbol])
+        return "offset", int(self.builder.EndVector())
+
+    def operands(self, operands: Sequence[Operand]) -> tuple[str, int]:
+        numbers = [(_KINDS.index(o.kind), 0 if o.kind == "none" else self.find(o.kind, o.name)) for o in operands]
+        self.builder.StartVector(8, len(numbers), 4)
+        for kind, index in reversed(numbers):
+            self.builder.Prep(4, 8)
+            self.builder.PrependInt32(index)
+            self.builder.PrependInt32(kind)
+        return "offset", int(self.builder.EndVector())
+
+    def value(self, value: Value) -> int:
+        base = -1 if value.base is None else self.find("value", value.base)
+        fields = (self.string(value.name), ("int", value.dtype), self.dims(value.shape), ("int", base))
+        return self.table(*fields, ("long", value.offset))
+
+    def weight(self, weight: Weight) -> int:
+        parts = [
+            self.table(self.string(part.name), ("long", part.row_start), ("long", part.num_rows))
+            for part in weight.parts
+        ]
+        return self.table(
+            self.string(weight.name),
+            ("long", weight.rows),
+            ("long", weight.cols),
+            ("int", weight.layout),
+            ("int", self.find("segment", weight.segment)),
+            ("long", weight.offset),
+            ("long", weight.num_bytes),
+            self.offsets(parts),
+        )
+
+    def attr(self, name: str, value: AttrValue, is_float: bool) -> int:
+        kind = 3 if isinstance(value, str) else 2 if is_float or isinstance(value, float) else 1
+        return self.table(
+            self.string(name),
+            ("int", kind),
+            ("long", int(value) if kind == 1 else 0),
+            ("double", float(value) if kind == 2 else 0.0),
+            self.string(str(value) if kind == 3 else ""),
+        )
+
+    def node(self, node: Node) -> int:
+        floats = _float_attrs(node.op)
+        attrs = self.offsets([self.attr(name, value, name in floats) for name, value in node.attrs.items()])
+        outputs = self.ints([self.find("value", name) for name in node.outputs])
+        fields = (("int", self.ops.index(node.op)), self.string(node.name), self.operands(node.inputs))
+        return self.table(*fields, outputs, attrs)
+
+    def encode(self) -> bytes:
+        g = self.graph
+        each: Callable[..., tuple[str, int]] = lambda items, make: self.offsets([make(item) for item in items])  # noqa: E731
+        states = list(g.states.values())
+        fields = (
+            self.string(g.network),
+            self.string(g.scheme),
+            ("int", g.vocab_size),
+            ("int", g.context_len),
+            each(g.symbols, lambda s: self.table(self.string(s.name), ("long", s.min), ("long", s.max))),
+            each(self.ops, lambda name: self.table(self.string(name), ("int", find_op(name).version))),
+            each(self.values, self.value),
+            each(g.weights.values(), self.weight),
+            each(states, lambda s: self.table(self.string(s.name), *(("int", n) for n in _state_numbers(s)))),
+            each(g.page_groups, lambda window: self.table(("int", window))),
+            each(g.nodes, self.node),
+            self.ints([self.find("value", name) for name in g.inputs]),
+            ("int", self.find("value", g.output)),
+            each(self.segments, self.segment),
+            each(g.properties.items(), lambda p: self.table(self.string(p[0]), self.string(p[1]))),
+        )
+        self.builder.Finish(self.table(*fields), file_identifier=_IDENTIFIER)
+        return bytes(self.builder.Output())
+
+    def segment(self, segment: Segment) -> int:
+        numbers = (("long", segment.offset), ("long", segment.num_bytes), ("uint", segment.crc32))
+        return self.table(self.string(segment.name), *numbers)
+
+
+def _state_numbers(state: State) -> tuple[int, int, int]:
+    return state.num_kv_heads, state.head_dim, state.group
+
+
+@cache
+def _float_attrs(op: str) -> frozenset[str]:
+    """Attributes that are floats, even when a caller wrote an int."""
+    return frozenset(re.findall(r"float (\w+)", find_op(op).schema))
+
+
+def _bases_first(graph: Graph) -> list[Value]:
+    """The values, every view after its base, otherwise in their own order."""
+    done: dict[str, Value] = {}
+    for value in graph.values.values():
+        chain = [value]
+        while chain[-1].base is not None and chain[-1].base not in done:
+            base = graph.values.get(chain[-1].base)
+            if base is None or base in chain:
+                raise InvalidArgumentError(f"graph: the view {value.name!r} has no sound base")
+            chain.append(base)
+        done.update((item.name, item) for item in reversed(chain))
+    return list(done.values())
+
+
+def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
+    """The metadata's bytes; equal arguments give equal bytes, other numbers in them the same size."""
+    return _Encoder(graph, segments).encode()
+
+
+def _decode_value(row: Row, names: Sequence[str], symbols: Sequence[str]) -> Value:
+    members = [(0, types.Int32Flags), (8, types.Int64Flags), (16, types.Int64Flags)]
+    shape = tuple(
+        Dim(None if symbol < 0 else symbols[symbol], factor, offset)
+        for symbol, factor, offset in row.structs(2, 24, members)
+    )
+    base = row.number(3, otherwise=-1)
+    return Value(row.string(0), DType(row.number(1)), shape, None if base < 0 else names[base], row.long(4))
+
+
+def _decode_weight(stored: StoredWeight) -> Weight:
+    parts = tuple(Part(*part) for part in stored.parts)
+    at = (stored.segment, stored.offset, stored.num_bytes)
+    return Weight(stored.name, stored.rows, stored.cols, Layout(stored.layout), parts, *at)
+
+
+def _decode_attrs(rows: Sequence[Row]) -> dict[str, AttrValue]:
+    attrs: dict[str, AttrValue] = {}
+    for row in rows:
+        kind = row.number(1)
+        attrs[row.string(0)] = (
+            row.long(2) if kind == 1 else float(row.number(3, types.Float64Flags)) if kind == 2 else row.string(4)
+        )
+    return attrs
+
+
+def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
+    """The graph and the segments of metadata that the core has accepted."""
+    root = Row(data, int.from_bytes(data[:4], "little"))
+    segments = [
+        Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)
+    ]
+    symbols = [Symbol(row.string(0), row.long(1), row.long(2)) for row in root.rows(4)]
+    ops = [row.string(0) for row in root.rows(5)]
+    names = [row.string(0) for row in root.rows(6)]
+    values = [_decode_value(row, names, [symbol.name for symbol in symbols]) for row in root.rows(6)]
+    weights = [_decode_weight(stored) for stored in stored_weights(data)]
+    states = [State(row.string(0), row.number(1), row.number(2), row.number(3)) for row in root.rows(8)]
+    tables = {
+        "value": names,
+        "weight": [weight.name for weight in weights],
+        "state": [state.name for state in states],
+    }
+
+    def operand(kind: int, index: int) -> Operand:
+        return Operand("none") if kind == 0 else Operand(_KINDS[kind], tables[_KINDS[kind]][index])
+
+    pair = [(0, types.Int32Flags), (4, types.Int32Flags)]
+    nodes = [
+        Node(
+            ops[row.number(0)],
+            row.string(1),
+            [operand(kind, index) for kind, index in row.structs(2, 8, pair)],
+            [names[index] for index in row.ints(3)],
+            _decode_attrs(row.rows(4)),
+        )
+        for row in root.rows(10)
+    ]
+    graph = Graph(
+        network=root.string(0),
+        scheme=root.string(1),
+        vocab_size=root.number(2),
+        context_len=root.number(3),
+        symbols=symbols,
+        values={value.name: value for value in values},
+        weights={weight.name: weight for weight in weights},
+        states={state.name: state for state in states},
+        page_groups=[row.number(0) for row in root.rows(9)],
+        nodes=nodes,
+        inputs=[names[index] for index in root.ints(11)],
+        output=names[root.number(12)],
+        properties={row.string(0): row.string(1) for row in root.rows(14)},
+    )
+    return graph, segments

@@ -1,0 +1,46 @@
+"""Bundles in plain Python, without PyTorch and without an engine: a Context, a Model, Tensors in, Tensors out.
+
+    from penstock import lite
+
+    model = lite.Model()
+    model.build_from_file("demo/demo.psm", lite.ModelType.PENSTOCK, lite.Context())
+    inputs = model.get_inputs()
+    outputs = model.predict(inputs)
+
+The names are MindSpore Lite's, docs/offline.md shows them at work.  They are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.lite.device import Context
+    from penstock.lite.group import ModelGroup
+    from penstock.core.library import load_ops
+    from penstock.lite.model import Model, ModelType
+    from penstock.lite.runner import ModelParallelRunner
+    from penstock.lite.tensor import DataType, Tensor
+
+__all__ = ["Context", "DataType", "Model", "ModelGroup", "ModelParallelRunner", "ModelType", "Tensor", "load_ops"]
+
+_HOMES = {
+    "Context": "device",
+    "DataType": "tensor",
+    "Model": "model",
+    "ModelGroup": "group",
+    "ModelParallelRunner": "runner",
+    "ModelType": "model",
+    "Tensor": "tensor",
+    "load_ops": "library",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock.lite' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"penstock.lite.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

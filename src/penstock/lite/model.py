@@ -1,0 +1,328 @@
+"""A bundle that is built, asked and updated: MindSpore Lite's Model over the native core."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.core import native as core
+from penstock.lite.affinity import BoundContext, chosen_cores
+from penstock.lite.device import Context, check_target
+from penstock.core.forked import check_process, is_forked
+from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
+from penstock.core.metadata import check_same
+from penstock.lite.sequences import Sequences
+from penstock.lite.settings import ModelConfig, read_config
+from penstock.lite.tensor import Tensor, array_of
+from penstock.lite.update import pack_updates, write_updates
+
+if TYPE_CHECKING:
+    from penstock.lite.group import ModelGroup
+
+__all__ = ["Model", "ModelType"]
+
+
+class ModelType(Enum):
+    """What a file is."""
+
+    PENSTOCK = "penstock"
+    """A bundle, ``.psm``."""
+
+
+class Model:
+    """A bundle that continues sequences of tokens, whose keys and values it keeps.
+
+    Inputs, all int32: ``token_ids`` [B, T], the next tokens of B sequences; ``num_tokens`` [B], how many of each row
+    are tokens (the rest is padding; with 0 none comes); ``reset`` [B], 1 where a sequence begins anew with these
+    tokens, 0 where they follow those of earlier calls.  Output: ``logits`` float32 [B, vocab], of the last token that
+    a sequence got ([B, T, vocab] with the config ``logits`` "all"; zeros where none came).  A bundle that ends in
+    token ids has ``token_ids`` int32 [B, k] instead, and with topk their ``logits`` [B, k].  Rows are what the engine
+    computes, bit for bit, however a sequence is cut into calls.  A network whose attention is not causal takes a
+    sequence whole, in one call with ``reset`` 1, and continues none.
+
+    Calls of several threads come one after another; a ModelParallelRunner runs them side by side.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: OpenModel | None = None
+        self._sequences: Sequences | None = None
+        self._dims = (1, 1)
+        self._pid = 0
+        self._group: ModelGroup | None = None
+        self._closed = False
+
+    def build_from_file(
+        self,
+        model_path: str | os.PathLike[str],
+        model_type: ModelType,
+        context: Context | None = None,
+        config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None = None,
+    ) -> None:
+        """Open a bundle, plan its memory and start its threads.
+
+        ``config``: the fields of ``settings.ModelConfig`` in a dictionary or a file.  Raises InvalidArgumentError,
+        InvalidFileError, UnsupportedError, OutOfMemoryError or FileAccessError, naming field or file; the model is then
+        as it was.
+        """
+        if isinstance(context, Context) and context.parallel.workers_num > 1:
+            raise InvalidArgumentError(
+                f"parallel.workers_num: expected 0 or 1, found {context.parallel.workers_num}: a Model is one program, "
+                "a ModelParallelRunner is several"
+            )
+        opened = OpenModel(model_path, model_type, context, config)
+        with ExitStack() as joining:
+            try:
+                settings = opened.config
+                sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
+                _check_seq_len(settings.seq_len, sequences)
+                if self._group is not None:
+                    joining.enter_context(self._group.joining(self, opened))
+            except BaseException:
+                opened.close()
+                raise
+            if is_forked(self._pid):  # a thread of the parent may have held it
+                self._lock = threading.Lock()
+            with self._lock:
+                self._drop()
+                self._opened, self._sequences = opened, sequences
+                self._dims, self._pid, self._closed = (settings.batch_size, settings.seq_len), os.getpid(), False
+
+    def get_inputs(self) -> list[Tensor]:
+        """Fresh tensors for ``predict``: ``token_ids`` zeros, ``num_tokens`` T, ``reset`` 1."""
+        with self._in_use():
+            return input_tensors(*self._dims)
+
+    def get_outputs(self) -> list[Tensor]:
+        """Fresh tensors of the outputs' names, types and shapes."""
+        with self._in_use() as (_, sequences):
+            return [
+                Tensor(name=spec.name, dtype=spec.dtype, shape=sequences.shape_of(spec, *self._dims))
+                for spec in sequences.specs
+            ]
+
+    def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
+        """Give the inputs other shapes: [[B, T], [B], [B]] in the order of ``inputs``.
+
+        Another T changes nothing else.  Another B makes the program anew, and all sequences are empty.
+        """
+        with self._in_use() as (opened, sequences):
+            batch_size, seq_len = checked_dims(inputs, dims)
+            _check_seq_len(seq_len, sequences)
+            if batch_size != sequences.batch_size:
+                self._sequences = Sequences(opened.native, opened.bind(), opened.config, batch_size)
+                sequences.close()
+            self._dims = (batch_size, seq_len)
+
+    def predict(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Compute; returns fresh tensors, or ``outputs`` filled.
+
+        ``inputs`` are matched by name when all have the names of ``get_inputs``, else by order.  InvalidArgumentError
+        names what is wrong: shape, type, a token id beyond the vocabulary, a sequence beyond the context, a model that
+        is closed or was built before a fork.
+        """
+        with self._in_use() as (opened, sequences):
+            arrays = check_inputs(inputs, opened.info.vocab_size, self._dims)
+            found = None
+            if outputs is not None:
+                shapes = [sequences.shape_of(spec, *self._dims) for spec in sequences.specs]
+                found = check_outputs(outputs, sequences.specs, shapes)
+            rows = sequences.forward(*arrays)
+            if found is None:
+                return [Tensor(row, name=spec.name) for row, spec in zip(rows, sequences.specs, strict=True)]
+            for tensor, row in zip(found, rows, strict=True):
+                array_of(tensor)[...] = row
+            return list(found)
+
+    def update_weights(self, weights: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> None:
+        """Replace weights, named as in the checkpoint, by float32 or float16 tensors of the same shapes.
+
+        They are packed as at export, so that the model computes what a bundle of the new checkpoint would.  The first
+        call copies the weights into private memory; the file is never written.  All or none: an error changes nothing.
+        Sequences are empty afterwards.  InvalidArgumentError names the tensor, InvalidFileError a file that is no
+        longer the one that was opened.
+        """
+        with self._in_use() as (opened, sequences):
+            opened.check_unchanged()
+            updates = pack_updates(opened, weights)
+            native = opened.native if opened.is_private else core.Model.open(opened.path, mmap=False)
+            try:
+                opened.check_unchanged()  # what was read by its name meanwhile is of that file
+                fresh = Sequences(native, opened.bind(), opened.config, sequences.batch_size)
+            except BaseException:
+                if native is not opened.native:
+                    native.close()
+                raise
+            write_updates(native, updates)
+            sequences.close()
+            opened.replace(native)
+            self._sequences = fresh
+
+    def get_model_info(self, key: str | None = None) -> Any:
+        """What the model is, a dictionary; or one entry of it.  InvalidArgumentError for a key that it lacks."""
+        with self._in_use() as (opened, sequences):
+            info = opened.describe()
+            plan = core.plan(opened.native, opened.bind().native, sequences.options)
+            info |= {"context_len": sequences.context_len, "planned_bytes": plan.total_bytes - plan.weight_bytes}
+        return info if key is None else _entry(info, key)
+
+    def get_file(self, name: str) -> bytes | None:
+        """A file that rides in the bundle ("tokenizer.json", "config.json" ...); None when it has none of that name."""
+        if not isinstance(name, str) or not name.isprintable():
+            raise InvalidArgumentError(f"name: expected a file's name, found {name!r:.60}")
+        with self._in_use() as (opened, _):
+            segment = opened.native.segment(name)
+            return None if segment is None else bytes(segment)
+
+    @property
+    def native(self) -> core.Model:
+        """The core's own object."""
+        with self._in_use() as (opened, _):
+            return opened.native
+
+    def close(self) -> None:
+        """Give the memory back; calling it again does nothing.  A call that runs ends first."""
+        if is_forked(self._pid):
+            return  # the parent's threads and memory are the parent's to end
+        with self._lock:
+            self._drop()
+            self._closed = True
+
+    def _drop(self) -> None:
+        if self._sequences is not None:
+            self._sequences.close()
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = self._sequences = None
+
+    @contextmanager
+    def _in_use(self) -> Iterator[tuple[OpenModel, Sequences]]:
+        check_process(self._pid, "model", "built", "build")
+        with self._lock:
+            if self._opened is None or self._sequences is None:
+                what = "it is closed" if self._closed else "build_from_file comes first"
+                raise InvalidArgumentError(f"model: {what}")
+            yield self._opened, self._sequences
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class OpenModel:
+    """A bundle that is open, and the context that its programs run on."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model_type: ModelType,
+        context: Context | None,
+        config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None,
+    ) -> None:
+        if not isinstance(model_type, ModelType):
+            raise InvalidArgumentError(f"model_type: expected ModelType.PENSTOCK, found {model_type!r:.60}")
+        if not isinstance(path, (str, os.PathLike)) or not str(path):
+            raise InvalidArgumentError(f"model_path: expected the name of a bundle, found {path!r:.60}")
+        if context is not None and not isinstance(context, Context):
+            raise InvalidArgumentError(f"context: expected a Context, found {type(context).__name__}")
+        self.context = context or Context()
+        check_target(self.context.target)
+        self.config = read_config(config)
+        self.path = Path(path)
+        self._cores = chosen_cores(self.context.cpu)
+        self._bound: BoundContext | None = None
+        self.is_private = False
+        self.shared_bytes = 0
+        """Bytes of weights that are mapped from the file of another model of the group."""
+        self.native = core.Model.open(self.path, verify=self.config.verify)
+        self.info = self.native.info
+        self._stamp = self.native.stamp  # of what is computed from first, whatever is opened beside it later
+        try:
+            self._check_precision()
+            if self.config.weights == "huge":
+                self.native.load_huge(self.bind().native)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_precision(self) -> None:
+        wanted, scheme = self.context.cpu.precision_mode, self.info.scheme
+        if wanted == "enforce_fp32":
+            if scheme != "f32" or self.config.kv_cache not in ("auto", "f32"):
+                raise UnsupportedError(
+                    f"precision_mode: enforce_fp32 takes a bundle of scheme f32 with keys and values of f32, found "
+                    f"{scheme} with {self.config.kv_cache}; penstock export --scheme f32 makes one"
+                )
+        elif wanted and wanted != scheme:
+            raise UnsupportedError(
+                f"precision_mode: {wanted} was asked for, but the bundle computes in {scheme}; "
+                f"penstock export --scheme {wanted} makes one that does"
+            )
+
+    def bind(self, num_threads: int | None = None, first: int = 0) -> BoundContext:
+        """The context that all programs share; of ``num_threads`` threads one of its own, whose cores begin at
+        ``first`` of the list, which goes round."""
+        if num_threads is not None:
+            at = first % max(1, len(self._cores))
+            return BoundContext(num_threads, self._cores[at:] + self._cores[:at])
+        if self._bound is None:
+            self._bound = BoundContext(self.context.cpu.thread_num, self._cores)
+        return self._bound
+
+    def replace(self, native: core.Model) -> None:
+        """Run on another opening of the file, in private memory, from now on."""
+        if native is not self.native:
+            self.native.close()
+        self.native, self.is_private, self.shared_bytes = native, True, 0
+
+    def check_unchanged(self) -> None:
+        """InvalidFileError when the path is no longer the file that was opened."""
+        check_same(self.path, self._stamp)
+
+    def describe(self) -> dict[str, Any]:
+        """What ``get_model_info`` gives of every program alike."""
+        info, context = self.info, self.bind().native
+        return {
+            "model_path": str(self.path),
+            "network": info.network,
+            "scheme": info.scheme,
+            "vocab_size": info.vocab_size,
+            "max_context_len": info.context_len,
+            "tail": info.tail,
+            "weight_bytes": info.weight_bytes,
+            "file_bytes": info.file_bytes,
+            "weights": "private" if self.is_private else self.config.weights,
+            "thread_num": context.num_threads,
+            "cpu_level": context.cpu_level,
+        }
+
+    def close(self) -> None:
+        """Gives file and threads back."""
+        self.native.close()
+        if self._bound is not None:
+            self._bound.native.close()
+
+
+def _check_seq_len(seq_len: int, sequences: Sequences) -> None:
+    if seq_len > sequences.context_len:
+        raise InvalidArgumentError(f"seq_len: expected at most the context's {sequences.context_len}, found {seq_len}")
+
+
+def _entry(info: dict[str, Any], key: str) -> Any:
+    if key not in info:
+        near: Final = difflib.get_close_matches(str(key), info, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(info)}"
+        raise InvalidArgumentError(f"get_model_info has no {key!r:.60}: {hint}")
+    return info[key]

@@ -1,0 +1,165 @@
+"""Predictions side by side over one copy of the weights."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError
+from penstock.lite.affinity import BoundContext
+from penstock.lite.device import Context
+from penstock.core.forked import check_process, is_forked
+from penstock.lite.inputs import check_inputs, check_outputs, input_tensors
+from penstock.lite.model import ModelType, OpenModel
+from penstock.lite.sequences import Sequences
+from penstock.lite.settings import ModelConfig
+from penstock.lite.tensor import Tensor, array_of
+
+__all__ = ["ModelParallelRunner"]
+
+
+class _Worker(NamedTuple):
+    """A program with threads of its own."""
+
+    context: BoundContext
+    sequences: Sequences
+
+
+class ModelParallelRunner:
+    """Several programs over one bundle: any number of threads may call ``predict``; as many as there are workers are
+    served at a time, the others wait.
+
+    ``context.parallel.workers_num`` is how many (0: one for every ``cpu.thread_num`` cores), ``cpu.thread_num`` the
+    threads of each (0: 1).  Of the cores that threads are bound to, each worker takes those after the last one's, and
+    begins again where there are no more.  Inputs and outputs are those of Model, of any [B, T] up to the config's
+    ``batch_size`` and the context.  A call knows nothing of those before it, so each ``reset`` must be 1: who continues
+    sequences uses a Model.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: OpenModel | None = None
+        self._workers: list[_Worker] = []
+        self._free: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._pid = 0
+        self._num_waiting = 0
+
+    def build_from_file(
+        self,
+        model_path: str | os.PathLike[str],
+        model_type: ModelType,
+        context: Context | None = None,
+        config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None = None,
+    ) -> None:
+        """Open a bundle once and make the workers; arguments and errors are those of ``Model.build_from_file``."""
+        check_process(self._pid, "runner", "built", "build")
+        with self._lock:
+            if self._pid:
+                raise InvalidArgumentError("runner: it is built, or was; another one takes another bundle")
+            opened = OpenModel(model_path, model_type, context, config)
+            workers: list[_Worker] = []
+            try:
+                num_threads = opened.context.cpu.thread_num or 1
+                cores = len(os.sched_getaffinity(0))
+                for index in range(opened.context.parallel.workers_num or max(1, cores // num_threads)):
+                    bound = opened.bind(num_threads, index * num_threads)
+                    sequences = Sequences(opened.native, bound, opened.config, opened.config.batch_size)
+                    workers.append(_Worker(bound, sequences))
+            except BaseException:
+                _end(opened, workers)
+                raise
+            self._opened, self._workers, self._pid = opened, workers, os.getpid()
+        for worker in workers:
+            self._free.put(worker)
+
+    @property
+    def workers_num(self) -> int:
+        """Predictions at a time."""
+        return len(self._workers)
+
+    def get_inputs(self) -> list[Tensor]:
+        """Fresh tensors for ``predict``, [batch_size, seq_len] of the config."""
+        config = self._ready().config
+        return input_tensors(config.batch_size, config.seq_len)
+
+    def get_outputs(self) -> list[Tensor]:
+        """Fresh tensors of the outputs' names, types and shapes."""
+        config = self._ready().config
+        sequences = self._workers[0].sequences
+        return [
+            Tensor(name=spec.name, dtype=spec.dtype, shape=sequences.shape_of(spec, config.batch_size, config.seq_len))
+            for spec in sequences.specs
+        ]
+
+    def predict(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Compute when a worker is free; as ``Model.predict`` otherwise."""
+        opened = self._ready()
+        token_ids, num_tokens, reset = check_inputs(inputs, opened.info.vocab_size, None)
+        batch_size, seq_len = token_ids.shape
+        if not 0 < batch_size <= opened.config.batch_size:
+            raise InvalidArgumentError(
+                f"token_ids: expected 1 to {opened.config.batch_size} sequences, the config's batch_size, "
+                f"found {batch_size}"
+            )
+        if (reset != 1).any():
+            raise InvalidArgumentError(
+                f"reset: expected 1, found 0 at [{np.flatnonzero(reset != 1)[0]}]: a call knows nothing of those before"
+            )
+        specs, shape_of = self._workers[0].sequences.specs, self._workers[0].sequences.shape_of
+        found = None
+        if outputs is not None:
+            found = check_outputs(outputs, specs, [shape_of(spec, batch_size, seq_len) for spec in specs])
+        worker = self._free.get()
+        if worker is None:
+            self._free.put(None)  # for the next who waits
+            raise InvalidArgumentError("runner: it was closed")
+        try:
+            rows = worker.sequences.forward(token_ids, num_tokens, reset)
+        finally:
+            self._free.put(worker)
+        if found is None:
+            return [Tensor(row, name=spec.name) for row, spec in zip(rows, specs, strict=True)]
+        for tensor, row in zip(found, rows, strict=True):
+            array_of(tensor)[...] = row
+        return list(found)
+
+    def close(self) -> None:
+        """Give the memory back once the calls that run have ended; those that wait are refused."""
+        if is_forked(self._pid):
+            return  # the parent's threads and memory are the parent's to end
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is None:
+                return
+            ended = [self._free.get() for _ in self._workers]
+            self._free.put(None)
+            _end(opened, [worker for worker in ended if worker is not None])
+
+    def _ready(self) -> OpenModel:
+        check_process(self._pid, "runner", "built", "build")
+        opened = self._opened
+        if opened is None:
+            raise InvalidArgumentError(f"runner: {'it is closed' if self._pid else 'build_from_file comes first'}")
+        return opened
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end(opened: OpenModel, workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.sequences.close()
+    opened.close()
+    for worker in workers:
+        worker.context.native.close()

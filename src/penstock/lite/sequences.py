@@ -1,0 +1,183 @@
+"""Sequences of tokens over one program: arrays in, rows out, keys and values kept in between."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgumentError
+from penstock.core import native
+from penstock.lite.affinity import BoundContext
+from penstock.core.kv import KV_NUMBERS, kv_layout_of, pages_for
+from penstock.lite.settings import ModelConfig
+
+__all__ = ["OutputSpec", "Sequences", "output_specs"]
+
+
+class OutputSpec(NamedTuple):
+    """An output: ``width`` elements for each row."""
+
+    name: str
+    dtype: npt.DTypeLike
+    width: int
+
+
+def output_specs(info: native.ModelInfo) -> list[OutputSpec]:
+    """What a bundle makes of each row: logits, or of one that ends in token ids those, and of topk their logits."""
+    if not info.tail:
+        return [OutputSpec("logits", np.float32, info.vocab_size)]
+    ids = OutputSpec("token_ids", np.int32, info.tail_k)
+    return [ids] if info.tail == "argmax" else [ids, OutputSpec("logits", np.float32, info.tail_k)]
+
+
+class _Chunk(NamedTuple):
+    """``length`` tokens of a sequence, from the ``begin``-th of this call on."""
+
+    row: int
+    begin: int
+    length: int
+
+
+class Sequences:
+    """A program for up to ``batch_size`` sequences, each of which has pages of its own for a whole context.
+
+    A call computes at most ``config.max_tokens`` tokens at a time; what comes out does not depend on that.  A network
+    whose attention is not causal takes each sequence whole, in one call and one step, and continues none.
+    """
+
+    def __init__(self, model: native.Model, context: BoundContext, config: ModelConfig, batch_size: int) -> None:
+        info = model.info
+        if config.context_len > info.context_len:
+            raise InvalidArgumentError(
+                f"context_len: the model allows up to {info.context_len} tokens, found {config.context_len}"
+            )
+        self.context_len = config.context_len or info.context_len
+        self.batch_size = batch_size
+        self.specs = output_specs(info)
+        self._all_rows = config.logits == "all"
+        self._whole = info.bidirectional
+        self._context = context
+        self._num_groups = info.num_page_groups
+        self._max_tokens = min(config.max_tokens, self.context_len * batch_size)
+        num_requests = min(batch_size, self._max_tokens)
+        self.options = native.ProgramOptions(
+            max_tokens=self._max_tokens,
+            max_requests=num_requests,
+            max_rows=self._max_tokens if self._all_rows else num_requests,
+            num_pages=pages_for(self.context_len) * batch_size,
+            kv_layout=KV_NUMBERS[kv_layout_of(config.kv_cache, info.scheme)],
+        )
+        self._program = native.CoreProgram(model, context.native, self.options)
+        self._lens = np.zeros(batch_size, np.int64)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._program.close()
+
+    def shape_of(self, spec: OutputSpec, batch_size: int, seq_len: int) -> list[int]:
+        """Of an output: [B, width], or [B, T, width] when all rows are wanted."""
+        return [batch_size, *([seq_len] if self._all_rows else []), spec.width]
+
+    def forward(
+        self, token_ids: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32], reset: npt.NDArray[np.int32]
+    ) -> list[npt.NDArray[Any]]:
+        """Appends ``num_tokens`` [B] of ``token_ids`` [B, T] to each sequence, which begins anew where ``reset`` [B]
+        is 1, and returns the outputs.  Rows without a token are zeros.  A call that fails changes no sequence.
+        """
+        counts = num_tokens.astype(np.int64)
+        before = np.where(reset == 1, 0, self._lens[: len(counts)])
+        over = np.flatnonzero(before + counts > self.context_len)
+        if over.size:
+            row = int(over[0])
+            raise InvalidArgumentError(
+                f"num_tokens: sequence {row} has {before[row]} tokens, and {counts[row]} more exceed the context of "
+                f"{self.context_len}"
+            )
+        if self._whole:
+            self._check_whole(before, counts)
+        shape = token_ids.shape
+        outputs = [np.zeros(self.shape_of(spec, *shape), spec.dtype) for spec in self.specs]
+        with self._context.bound():
+            for chunks in _steps(counts.tolist(), self._max_tokens, self._whole):
+                self._program.run(self._batch(chunks, token_ids, before, counts))
+                self._take(chunks, counts, outputs)
+        self._lens[: len(counts)] = before + counts
+        return outputs
+
+    def _check_whole(self, before: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        """InvalidArgumentError for a sequence that would not run whole in one step."""
+        why = "the network's attention is not causal, so a sequence runs whole in one step"
+        for row in np.flatnonzero((before > 0) & (counts > 0)):
+            raise InvalidArgumentError(f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}")
+        for row in np.flatnonzero(counts > self._max_tokens):
+            raise InvalidArgumentError(
+                f"num_tokens: expected at most {self._max_tokens} (the config's max_tokens), found {counts[row]} for "
+                f"sequence {row}: {why}"
+            )
+
+    def _batch(
+        self,
+        chunks: list[_Chunk],
+        token_ids: npt.NDArray[np.int32],
+        before: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+    ) -> native.StepBatch:
+        lens = [chunk.length for chunk in chunks]
+        starts = np.cumsum([0, *lens], dtype=np.int32)
+        positions = [np.arange(c.length) + before[c.row] + c.begin for c in chunks]
+        if self._all_rows:
+            rows = np.arange(starts[-1], dtype=np.int32)
+        else:
+            rows = np.array([starts[i + 1] - 1 for i, c in enumerate(chunks) if _is_last(c, counts)], np.int32)
+        width = pages_for(int(max(before[c.row] + c.begin + c.length for c in chunks)))
+        own_pages = pages_for(self.context_len)
+        table = np.array([c.row * own_pages for c in chunks], np.int32)[:, None] + np.arange(width, dtype=np.int32)
+        return native.StepBatch(
+            token_ids=np.concatenate([token_ids[c.row, c.begin : c.begin + c.length] for c in chunks]),
+            positions=np.concatenate(positions).astype(np.int32),
+            request_starts=starts,
+            page_tables=np.ascontiguousarray(np.broadcast_to(table, (self._num_groups, *table.shape))),
+            output_rows=rows,
+        )
+
+    def _take(self, chunks: list[_Chunk], counts: npt.NDArray[np.int64], outputs: list[npt.NDArray[Any]]) -> None:
+        """Copies the step's rows to where they belong."""
+        found = self._rows()
+        at = 0
+        for chunk in chunks:
+            if self._all_rows:
+                for output, rows in zip(outputs, found, strict=True):
+                    output[chunk.row, chunk.begin : chunk.begin + chunk.length] = rows[at : at + chunk.length]
+                at += chunk.length
+            elif _is_last(chunk, counts):
+                for output, rows in zip(outputs, found, strict=True):
+                    output[chunk.row] = rows[at]
+                at += 1
+
+    def _rows(self) -> list[npt.NDArray[Any]]:
+        if self.specs[0].name == "logits":
+            return [self._program.logits()]
+        ids, values = self._program.tail()
+        return [ids] if values is None else [ids, values]
+
+
+def _is_last(chunk: _Chunk, counts: npt.NDArray[np.int64]) -> bool:
+    return chunk.begin + chunk.length == int(counts[chunk.row])
+
+
+def _steps(counts: list[int], max_tokens: int, whole: bool) -> list[list[_Chunk]]:
+    """Steps of up to ``max_tokens`` tokens; the last sequence of one may go on in the next, unless ``whole``."""
+    steps: list[list[_Chunk]] = []
+    room = 0
+    for row, count in enumerate(counts):
+        begin = 0
+        while begin < count:
+            if room == 0 or (whole and count > room):
+                steps.append([])
+                room = max_tokens
+            taken = min(room, count - begin)
+            steps[-1].append(_Chunk(row, begin, taken))
+            begin, room = begin + taken, room - taken
+    return steps

@@ -1,0 +1,125 @@
+"""What a model is built with: a dictionary, or a file of one section.
+
+[model]
+batch_size = 1
+context_len = 2048
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.core.kv import KV_LAYOUTS
+
+__all__ = ["ModelConfig", "read_config", "read_values"]
+
+_SECTION: Final = "model"
+_MAX_FILE_BYTES: Final = 1 << 20
+_BOUNDS: Final = {
+    "batch_size": (1, 1 << 16),
+    "seq_len": (1, 1 << 24),
+    "context_len": (0, 1 << 24),
+    "max_tokens": (1, 1 << 20),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model is built.
+
+    ``batch_size``: sequences that ``predict`` takes, until ``resize``.  ``seq_len``: tokens of each, likewise.
+    ``context_len``: tokens that a sequence may have in all, 0 for as many as the model allows; memory for their keys
+    and values is made when they come.  ``max_tokens``: tokens computed at a time, for which temporaries are planned.
+    ``kv_cache``: "auto" (f32 under the scheme f32, else bf16), "f32", "bf16" or "int8".  ``logits``: "last", a row
+    for each sequence, or "all", one for each token.  ``weights``: "mmap" shares the file's pages with other
+    processes, "huge" copies them into private huge pages.  ``verify``: check the file's checksums, which reads it all.
+    """
+
+    batch_size: int = 1
+    seq_len: int = 1
+    context_len: int = 0
+    max_tokens: int = 512
+    kv_cache: str = "auto"
+    logits: str = "last"
+    weights: str = "mmap"
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no model could be built with, by name."""
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise InvalidArgumentError(
+                    f"{name}: expected a whole number from {least} to {most}, found {value!r:.60}"
+                )
+        for name, allowed in (
+            ("kv_cache", KV_LAYOUTS), ("logits", ("last", "all")), ("weights", ("mmap", "huge")),
+        ):  # fmt: skip
+            if getattr(self, name) not in allowed:
+                value = getattr(self, name)
+                raise InvalidArgumentError(f"{name}: expected one of {', '.join(allowed)}, found {value!r:.60}")
+        if not isinstance(self.verify, bool):
+            raise InvalidArgumentError(f"verify: expected True or False, found {self.verify!r:.60}")
+
+
+def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None) -> ModelConfig:
+    """A ModelConfig of a dictionary or a file; "" and None are the defaults.
+
+    InvalidArgumentError or InvalidFileError naming a field that does not exist or is out of range.
+    """
+    if config is None or config == "":
+        return ModelConfig()
+    if isinstance(config, ModelConfig):
+        return config
+    if isinstance(config, (str, os.PathLike)):
+        return ModelConfig(**read_values(Path(config)))
+    if not isinstance(config, Mapping):
+        raise InvalidArgumentError(f"config: expected a dictionary or a file name, found {type(config).__name__}")
+    known = [field.name for field in fields(ModelConfig)]
+    for name in config:
+        if name not in known:
+            raise InvalidArgumentError(f"config: it has no field {name!r:.60}: it has {', '.join(known)}")
+    return ModelConfig(**config)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The fields that a file gives; FileAccessError when it cannot be read, InvalidFileError naming what is wrong."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InvalidFileError(f"{path}: expected at most {_MAX_FILE_BYTES} bytes")
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidFileError(f"{path}: expected UTF-8 text, found none at byte {error.start}") from None
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
+    for section in parser.sections():
+        if section != _SECTION:
+            raise InvalidFileError(f"{path}: expected the section [{_SECTION}] alone, found [{section:.60}]")
+    texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
+    values = {name: _value(name, text) for name, text in texts.items()}
+    try:
+        read_config(values)
+    except InvalidArgumentError as error:
+        raise InvalidFileError(f"{path}: {error}") from None
+    return values
+
+
+def _value(name: str, text: str) -> Any:
+    """A file's text as the type of its field; what does not read as such stays text, which the field refuses."""
+    kind = {field.name: type(field.default) for field in fields(ModelConfig)}.get(name, str)
+    if kind is int and text.isascii() and text.isdecimal() and len(text) < 12:
+        return int(text)
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text

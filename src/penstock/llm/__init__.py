@@ -1,0 +1,1 @@
+"""``penstock.LLM`` and ``AsyncLLM``: text in, text out, over one engine."""

@@ -1,0 +1,169 @@
+"""A conversation with a model: messages, the answers to them, and the token ids that both became."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.text.chat_template import TurnTokens, check_messages
+from penstock.engine.options import check_options
+from penstock.engine.params import SamplingParams
+from penstock.engine.prompts import split_params
+from penstock.llm.result import Delta, Result
+from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.llm.llm import LLM
+    from penstock.engine.options import RequestOptions
+    from penstock.llm.stream import Stream
+
+__all__ = ["Conversation", "Turn"]
+
+ANSWER_SHARE = 4
+"""Of a context, what is kept for an answer: one part in so many."""
+
+
+class Conversation:
+    """Messages and their answers, each turn going on from the token ids of the one before.
+
+    A sampled answer often spells its text with other tokens than the tokenizer would.  ``LLM.chat`` encodes the whole
+    history anew, so that what follows such an answer is computed again; here the ids stay as they were made, and a turn
+    computes its new tokens alone.
+
+    ``messages``: how it begins, a system message for example.  A conversation that no longer fits the context is
+    refused; with ``drop_oldest`` its oldest turns are forgotten instead, system messages and the last message never,
+    until half of the context is free.  That is when less than a quarter of it is left for the answer, or than
+    ``max_tokens``, if those are fewer.
+
+    Not for several threads at once.  UnsupportedError when the model has no chat template.
+    """
+
+    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> None:
+        if not isinstance(drop_oldest, bool):
+            raise InvalidArgumentError(f"drop_oldest must be True or False, not {drop_oldest!r:.60}")
+        self._llm = llm
+        self._tokens = TurnTokens(llm.tokenizer)
+        self._messages = check_messages(messages) if messages else []
+        self._drop_oldest = drop_oldest
+        self._num_dropped = 0
+        self._open: weakref.ref[Turn] | None = None
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What has been said, the answers included, as far as it is not forgotten."""
+        return [dict(message) for message in self._messages]
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that were forgotten because the context was full."""
+        return self._num_dropped
+
+    def ask(
+        self, content: str, params: SamplingParams | None = None, *, options: RequestOptions | None = None
+    ) -> Result:
+        """Say something, and wait for the answer."""
+        return self.stream(content, params, options=options).result()
+
+    def stream(
+        self, content: str, params: SamplingParams | None = None, *, options: RequestOptions | None = None
+    ) -> Turn:
+        """Say something, and get the answer piece by piece.  A turn that fails leaves the conversation as it was."""
+        if not isinstance(content, str):
+            raise InvalidArgumentError(f"content must be text, not {type(content).__name__}")
+        return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
+
+    def retry(self, params: SamplingParams | None = None, *, options: RequestOptions | None = None) -> Turn:
+        """Answer the last message again; the answer it had is forgotten once it has another."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise InvalidArgumentError("retry: there is no answer yet")
+        return self._begin(self._messages[:-1], params, options)
+
+    def _begin(
+        self, messages: list[dict[str, Any]], params: SamplingParams | None, options: RequestOptions | None
+    ) -> Turn:
+        last = self._open() if self._open is not None else None
+        if last is not None and not last.is_finished:
+            raise InvalidArgumentError("the last answer has not ended: read it to its end or abort it")
+        if check_options(options).truncate_prompt:
+            raise InvalidArgumentError("truncate_prompt must be False here, where drop_oldest forgets whole turns")
+        sampling = split_params(params, 1)[0]
+        if sampling.echo:
+            raise InvalidArgumentError("echo must be False: a conversation's answer is a message of its own")
+        kept, ids = self._fit(messages, sampling)
+        turn = Turn(self, self._llm.stream(ids, sampling, options), kept, len(messages) - len(kept))
+        self._open = weakref.ref(turn)
+        return turn
+
+    def _fit(self, messages: list[dict[str, Any]], params: SamplingParams) -> tuple[list[dict[str, Any]], list[int]]:
+        """The messages that fit, and their ids."""
+        ids, max_len = self._tokens.prompt(messages), self._llm.engine.max_len
+        room = max_len // ANSWER_SHARE if params.max_tokens is None else min(params.max_tokens, max_len // ANSWER_SHARE)
+        if not self._drop_oldest or len(ids) + room <= max_len:
+            return messages, ids
+        while len(ids) > max_len // 2 and (fewer := _without_oldest(messages)) is not None:
+            messages, ids = fewer, self._tokens.prompt(fewer)
+        return messages, ids
+
+    def _answered(self, turn: Turn, result: Result) -> None:
+        self._messages = [*turn.messages, {"role": "assistant", "content": result.text}]
+        self._num_dropped += turn.num_dropped
+        self._tokens.answered(result.token_ids)
+
+
+class Turn:
+    """An answer in a conversation as it grows: iterate for Deltas.  The conversation has it when it has ended."""
+
+    def __init__(
+        self, conversation: Conversation, stream: Stream, messages: list[dict[str, Any]], num_dropped: int
+    ) -> None:
+        self._conversation = conversation
+        self._stream = stream
+        self._result: Result | None = None
+        self.messages = messages
+        self.num_dropped = num_dropped
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        """The next piece: one token or more, or the end."""
+        delta = next(self._stream)
+        if delta.finish_reason is not None:
+            self._keep()
+        return delta
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more will come."""
+        return self._stream.is_finished
+
+    def abort(self) -> None:
+        """End the answer here: the conversation keeps what it has said."""
+        self._stream.abort()
+        self.result()
+
+    def result(self) -> Result:
+        """The whole answer, waited for.  Raises what it ended with."""
+        for _ in self:
+            pass
+        return self._keep()
+
+    def _keep(self) -> Result:
+        if self._result is None:
+            self._result = self._stream.result()
+            self._conversation._answered(self, self._result)
+        return self._result
+
+
+def _without_oldest(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages without the oldest turn: a message and what follows it up to the next of a user.
+
+    System messages stay; None when nothing but the last message could go.
+    """
+    first = next((i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), None)
+    if first is None or first == len(messages) - 1:
+        return None
+    behind = range(first + 1, len(messages))
+    following = next((i for i in behind if messages[i]["role"] == "user"), len(messages) - 1)
+    return [*messages[:first], *messages[following:]]

@@ -1,0 +1,266 @@
+"""A model in this process: the reference for how a Backend behaves, for tests and for embedding in an application."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine.pooling import Embedding
+from penstock.llm.engine_thread import Feed, News
+from penstock.llm.result import Score
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.llm.answer import NewsAnswer
+from penstock.llm.backend import ModelCard
+
+if TYPE_CHECKING:
+    from penstock.engine.stats import EngineFigures
+    from penstock.llm.llm import LLM
+    from penstock.engine.options import RequestOptions
+    from penstock.engine.params import SamplingParams
+    from penstock.text.tokenizer import Tokenizer
+    from penstock.llm.backend import Backend, Models, WorkerState
+
+    def _fits(backend: LocalBackend, models: LocalModels) -> tuple[Backend, Models]:
+        return backend, models
+
+
+__all__ = ["LocalBackend", "LocalModels", "card_of", "embedding_of", "in_order", "score_of"]
+
+STALE_S: Final = 30.0
+_MOST_OPEN_EMBEDDINGS: Final = 64
+
+
+def card_of(llm: LLM, name: str, source: str, version: int = 1) -> ModelCard:
+    """What an open LLM is."""
+    info = llm.info
+    tokenizer = llm.tokenizer if llm.has_text else None
+    return ModelCard(
+        name=name,
+        created=int(time.time()),
+        max_len=llm.engine.max_len,
+        vocab_size=info.vocab_size,
+        scheme=info.scheme,
+        network=info.network,
+        source=Path(source).name,
+        version=version,
+        has_embeddings=info.hidden_size > 0,
+        has_tokenizer=tokenizer is not None,
+        has_chat_template=tokenizer is not None and tokenizer.chat_template is not None,
+        tail=info.tail,
+    )
+
+
+def score_of(prompt_ids: Sequence[int], answer: NewsAnswer, last: News) -> Score:
+    """What a scored prompt's news say."""
+    if last.finish_reason != "length":
+        raise UnavailableError("the model was closed before the prompt was scored")
+    return Score(list(prompt_ids), answer.prompt_logprobs or [])
+
+
+def embedding_of(prompt_ids: Sequence[int], answer: NewsAnswer, last: News) -> Embedding:
+    """What an embedded prompt's news say; of a prompt that was cut the end is what was embedded."""
+    if last.vector is None:
+        raise UnavailableError("the model was closed before the prompt was embedded")
+    kept = list(prompt_ids)[-answer.num_prompt_tokens :]
+    return Embedding(kept, last.vector, answer.num_cached_tokens)
+
+
+async def in_order(
+    prompts: Sequence[Sequence[int]], embed_one: Callable[[Sequence[int]], asyncio.Future[Embedding]]
+) -> list[Embedding]:
+    """Embed prompts, a bounded number at a time; the first error, or cancelling the caller, ends the others."""
+    done: list[Embedding] = []
+    tasks: list[asyncio.Future[Embedding]] = []
+    try:
+        for index in range(len(prompts)):
+            while len(tasks) < len(prompts) and len(tasks) < index + _MOST_OPEN_EMBEDDINGS:
+                tasks.append(embed_one(prompts[len(tasks)]))
+            done.append(await tasks[index])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return done
+
+
+class LocalBackend:
+    """An open LLM, which this closes, as a Backend.  Use it in one event loop."""
+
+    def __init__(self, llm: LLM, name: str = "model", source: str = "") -> None:
+        self.llm = llm
+        self.name = name
+        self.card = card_of(llm, name, source or name)
+        self.tokenizer: Tokenizer | None = llm.tokenizer if self.card.has_tokenizer else None
+        self.error = ""
+        self._loop = asyncio.get_running_loop()
+        self._keys = count()
+        self._answers: dict[int, NewsAnswer] = {}
+        self._closed = False
+        self._feed = Feed(llm, self._hand_over)
+
+    @property
+    def state(self) -> str:
+        """ "ready" until it is closed."""
+        return "draining" if self._closed else "ready"
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request may wait."""
+        return self._closed or self.llm.engine.has_room
+
+    def has_room_for(self, client: str) -> bool:
+        """Whether one more request of a client may wait."""
+        return self._closed or self.llm.engine.has_room_for(client)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the loop turned within STALE_S."""
+        return not self._closed and self.heartbeat_age_s < STALE_S
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the engine's loop last turned."""
+        return time.monotonic() - self._feed.last_turn
+
+    async def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str = "",
+    ) -> NewsAnswer:
+        """Begin answers; as Backend has it.  A local model has no use for ``request_id``, which is for logs."""
+        return self._begin(lambda key: self._feed.submit(key, prompt_ids, params, options))
+
+    async def score(
+        self,
+        prompt_ids: Sequence[int],
+        num_top: int = 0,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str = "",
+    ) -> Score:
+        """Score one prompt."""
+        async with self._begin(lambda key: self._feed.score(key, prompt_ids, num_top, options)) as answer:
+            last = await answer.whole()
+        return score_of(prompt_ids, answer, last)
+
+    async def embed(
+        self,
+        prompts: Sequence[Sequence[int]],
+        pooling: str = "mean",
+        normalize: bool = False,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str = "",
+    ) -> list[Embedding]:
+        """Embed prompts."""
+
+        async def one(ids: Sequence[int]) -> Embedding:
+            async with self._begin(lambda key: self._feed.embed(key, ids, pooling, normalize, options)) as answer:
+                last = await answer.whole()
+            return embedding_of(ids, answer, last)
+
+        return await in_order(prompts, lambda ids: asyncio.ensure_future(one(ids)))
+
+    def figures(self) -> EngineFigures:
+        """The engine's, of this moment."""
+        return self.llm.engine.figures()
+
+    def deaths(self) -> dict[str, int]:
+        """None: it runs here."""
+        return {}
+
+    def workers(self) -> list[WorkerState]:
+        """None: it runs here."""
+        return []
+
+    async def close(self) -> None:
+        """End every request with "abort" and give the memory back."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._feed.close)
+
+    def _begin(self, call: Callable[[int], None]) -> NewsAnswer:
+        if self._closed:
+            raise UnavailableError(f"{self.name} is closed")
+        key = next(self._keys)
+        answer = self._answers[key] = NewsAnswer(lambda: self._abort(key))
+        try:
+            call(key)
+        except BaseException:
+            del self._answers[key]
+            raise
+        return answer
+
+    def _abort(self, key: int) -> None:
+        self._answers.pop(key, None)
+        self._feed.abort(key)
+
+    def _hand_over(self, news: list[News]) -> None:
+        """In the engine's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._put, news)
+
+    def _put(self, news: list[News]) -> None:
+        for one in news:
+            answer = self._answers.get(one.key)
+            if answer is not None:
+                if one.is_last:
+                    del self._answers[one.key]
+                answer.put(one)
+
+
+class LocalModels:
+    """Backends of this process by name, given at the start."""
+
+    def __init__(self, backends: Sequence[LocalBackend]) -> None:
+        self._backends = {one.name: one for one in backends}
+        self.is_draining = False
+
+    def list(self) -> list[LocalBackend]:
+        """All of them."""
+        return [*self._backends.values()]
+
+    def get(self, name: str) -> LocalBackend:
+        """The one of that name; NotFoundError."""
+        if name not in self._backends:
+            raise NotFoundError(f"no model {name!r} here; there are {', '.join(self._backends) or 'none'}")
+        return self._backends[name]
+
+    async def load(self, model: str, name: str = "") -> LocalBackend:
+        """Open a bundle in this process."""
+        from penstock.llm.llm import LLM
+
+        name = name or Path(model).stem
+        if name in self._backends:
+            raise InvalidArgumentError(f"the name {name!r} is taken")
+        self._backends[name] = LocalBackend(await asyncio.to_thread(LLM, model), name, model)
+        return self._backends[name]
+
+    async def unload(self, name: str) -> None:
+        """Close a model; what runs ends with "abort"."""
+        backend = self.get(name)
+        del self._backends[name]
+        await backend.close()
+
+    async def update(self, name: str, model: str) -> LocalBackend:
+        """Open other weights, then close the old."""
+        from penstock.llm.llm import LLM
+
+        old = self.get(name)
+        new = LocalBackend(await asyncio.to_thread(LLM, model), name, model)
+        self._backends[name] = new
+        await old.close()
+        return new
+
+    async def close(self) -> None:
+        """Close all."""
+        self.is_draining = True
+        for backend in self.list():
+            await backend.close()

@@ -1,0 +1,147 @@
+"""What decoder-only language models share: sizes, the feed-forward layer, the residual stream.
+
+A family brings its attention (``src/penstock/models/llama.py`` and others); module paths are the checkpoint's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from penstock.config import ConfigReader, RopeConfig
+from penstock.nn import (
+    Batch,
+    ColumnParallelLinear,
+    LMHead,
+    Module,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    silu_mul,
+)
+
+__all__ = ["CausalLM", "DecoderConfig", "GatedMLP", "read_decoder", "read_num_layers"]
+
+MAX_LAYERS = 1024
+"""More is a damaged config: the layers are made before the weights are looked at."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What config.json says of the network.  ``windows`` has one entry per layer, 0 where every position is seen."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_len: int
+    norm_eps: float
+    rope: RopeConfig
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    windows: tuple[int, ...]
+
+
+def read_num_layers(reader: ConfigReader) -> int:
+    """The number of layers, bounded."""
+    return reader.int("num_hidden_layers", max=MAX_LAYERS)
+
+
+def read_decoder(
+    reader: ConfigReader, windows: tuple[int, ...], *, head_dim: int | None = None, context_len: int
+) -> DecoderConfig:
+    """Reads and checks config.json; errors name the key.
+
+    ``head_dim`` and ``context_len`` are the family's defaults; without the first, the heads share ``hidden_size``.
+    """
+    reader.one_of("hidden_act", ("silu",), "silu")
+    hidden_size, num_heads = reader.int("hidden_size"), reader.int("num_attention_heads")
+    head_dim = reader.int("head_dim", head_dim or hidden_size // num_heads)
+    num_kv_heads = reader.int("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise reader.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})", num_kv_heads)
+    return DecoderConfig(
+        vocab_size=reader.int("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=reader.int("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        context_len=reader.int("max_position_embeddings", context_len),
+        norm_eps=reader.float("rms_norm_eps", 1e-6),
+        rope=reader.rope(head_dim),
+        tied=reader.bool("tie_word_embeddings", False),
+        attention_bias=reader.bool("attention_bias", False),
+        mlp_bias=reader.bool("mlp_bias", False),
+        windows=windows,
+    )
+
+
+class GatedMLP(Module):
+    """The gated feed-forward layer."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias)
+        self.up_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias)
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden]: [T, hidden]."""
+        return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
+
+
+class DecoderLayer(Module):
+    """Attention and feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, config: DecoderConfig, attention: Module) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+
+    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
+        """x [T, hidden]: [T, hidden]."""
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, batch)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(Module):
+    """Token ids to hidden rows."""
+
+    def __init__(self, config: DecoderConfig, attentions: Sequence[Module]) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, attention) for attention in attentions)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.rotary_emb = RotaryEmbedding(config.rope)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The hidden rows of a step, [T, hidden]."""
+        x = self.embed_tokens(batch.token_ids)
+        cos_sin = self.rotary_emb(batch.positions)
+        for layer in self.layers:
+            x = layer(x, cos_sin, batch)
+        return self.norm(x)
+
+
+class CausalLM(Module):
+    """The language model; ``attentions`` are its layers' own, called with (x, cos_sin, batch)."""
+
+    def __init__(self, config: DecoderConfig, attentions: Sequence[Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, attentions)
+        tied = self.model.embed_tokens if config.tied else None
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=tied)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of the wanted rows, [R, vocab]."""
+        return self.lm_head(self.model(batch), batch.output_rows)

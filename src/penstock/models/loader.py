@@ -1,0 +1,89 @@
+"""A checkpoint folder as a PyTorch network with float weights: to look at, to measure, to quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock.config import show
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.checkpoint.folder import Checkpoint
+from penstock.models.meta import construct_on_meta
+from penstock.quant.folder import new_folder
+from penstock.quant.round_to_nearest import as_array
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
+
+__all__ = ["load_network", "save_network"]
+
+_BITS = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module:
+    """The network of a checkpoint folder, every parameter in the checkpoint's own type, tied ones shared.
+
+    ``network`` is "file.py:Class".  The result remembers the folder's config and tokenizer files as
+    ``side_files``, so that ``RoundToNearest.save`` can write a folder that loads again.  Raises UnsupportedError for a
+    quantized folder and InvalidFileError for missing, left-over or misshapen tensors, by name.
+    """
+    checkpoint = Checkpoint.open(folder)
+    if checkpoint.scheme is not None:
+        raise UnsupportedError(f"{folder}: expected float weights, found a folder quantized as {checkpoint.scheme}")
+    built = construct_on_meta(checkpoint.config, network).network
+    names = {name for name, _ in built.named_parameters()}
+    extra = set(checkpoint.tensors) - names
+    if extra:
+        extra -= checkpoint.redundant_names()
+    if extra:
+        raise InvalidFileError(f"{folder}: has tensor {show(min(extra))}, which the network does not read")
+    loaded: dict[Tensor, nn.Parameter] = {}
+    for path, module in built.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in loaded:
+                values = _read(checkpoint, f"{path}.{name}" if path else name, parameter)
+                loaded[parameter] = nn.Parameter(values, requires_grad=False)
+            setattr(module, name, loaded[parameter])
+    built.side_files = checkpoint.side_files()  # type: ignore[assignment]
+    return built
+
+
+def _read(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
+    info = checkpoint.tensors.get(name)
+    if info is None:
+        raise InvalidFileError(f"{checkpoint.folder}: lacks tensor {show(name)}, which the network reads")
+    if tuple(info.shape) != tuple(parameter.shape):
+        raise InvalidFileError(
+            f"{info.file}: tensor {show(name)}: shape: expected {list(parameter.shape)}, found {list(info.shape)}"
+        )
+    if info.dtype != "f32" and info.dtype not in _BITS:
+        raise UnsupportedError(
+            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, found {info.dtype}"
+        )
+    values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
+    return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
+
+
+def save_network(network: nn.Module, folder: Path | str) -> None:
+    """Write a network of ``load_network``, its weights as they are now, as a checkpoint folder that must not exist.
+
+    Parameters that are one are written once, under the first name.  InvalidArgumentError for a network that does not
+    remember its config, and for weights that were quantized (``RoundToNearest.save`` writes those).
+    """
+    side_files = getattr(network, "side_files", None)
+    if not isinstance(side_files, dict) or "config.json" not in side_files:
+        raise InvalidArgumentError("network: expected one of penstock.load_network, which remembers its config.json")
+    parameters = dict(network.named_parameters())
+    for name, parameter in parameters.items():
+        if not parameter.dtype.is_floating_point:
+            raise InvalidArgumentError(f"network: {show(name)} holds {parameter.dtype}: RoundToNearest.save writes it")
+    arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
+    with new_folder(Path(folder)) as making:
+        for name, data in side_files.items():
+            (making / name).write_bytes(data)
+        entries = [TensorEntry(name, kind.upper(), array.shape) for name, (array, kind) in arrays.items()]
+        writer = TensorWriter(making / "model.safetensors", entries)
+        for name, (array, _) in arrays.items():
+            writer.add(name, array)
+        writer.close()

@@ -1,0 +1,129 @@
+"""Packing the matrices of a network for the kernels: which scheme each gets, and the bytes.
+
+A linear gets the network's scheme, an output head the scheme's ``head``; a table that is not shared with a linear
+keeps the checkpoint's own float type.  The same rules as ``penstock.graph.passes.assign_scheme``, so that eager mode
+and a bundle compute with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import InvalidFileError
+from penstock.core import native
+from penstock.nn.embedding import LMHead
+from penstock.nn.linear import Linear
+from penstock.nn.weight import MatrixLayer
+from penstock.ops import layouts
+from penstock.ops.eager import core_context
+from penstock.ops.reference import shape_packed
+from penstock.quant.scheme import find_scheme
+
+__all__ = ["SharedMatrix", "load_weights", "pack_matrix", "pack_network", "pack_quantized", "shared_matrices"]
+
+_ROWS_LAYOUTS = {"f32": layouts.ROWS_F32, "f16": layouts.ROWS_F16, "bf16": layouts.ROWS_BF16}
+_DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+
+
+@dataclass(frozen=True)
+class SharedMatrix:
+    """A matrix and the layers that compute with it: more than one when they are tied.  ``name`` is its first name."""
+
+    name: str
+    layers: tuple[MatrixLayer, ...]
+
+    @property
+    def rows(self) -> int:
+        """Logical rows."""
+        return self.layers[0].rows
+
+    @property
+    def cols(self) -> int:
+        """Logical columns."""
+        return self.layers[0].cols
+
+    def placement(self, scheme: str, table_dtype: str) -> tuple[str, int]:
+        """The scheme and the ``ps_layout`` that the matrix gets under the network's ``scheme``."""
+        row = find_scheme(scheme)
+        if any(isinstance(layer, LMHead) for layer in self.layers):
+            row = find_scheme(row.head)
+        elif not any(isinstance(layer, Linear) for layer in self.layers):
+            return table_dtype, _ROWS_LAYOUTS[table_dtype]
+        return row.name, row.layout
+
+    def set_packed(self, packed: Tensor, scheme: str) -> None:
+        """Hands the packed matrix to every layer."""
+        for layer in self.layers:
+            layer.set_packed(packed, scheme)
+
+
+def shared_matrices(network: nn.Module) -> Iterator[SharedMatrix]:
+    """The logical matrices of a network, tied layers together, in order of first use."""
+    layers: dict[int, list[MatrixLayer]] = {}
+    names: dict[int, str] = {}
+    for path, module in network.named_modules():
+        if isinstance(module, MatrixLayer) and not module.is_packed:
+            layers.setdefault(id(module.weight), []).append(module)
+            names.setdefault(id(module.weight), f"{path}.weight" if path else "weight")
+    for key, members in layers.items():
+        yield SharedMatrix(names[key], tuple(members))
+
+
+def _empty(layout: int, rows: int, cols: int) -> Tensor:
+    return torch.zeros(native.layout_bytes(layout, rows, cols), dtype=torch.uint8, device="cpu")
+
+
+def pack_matrix(values: Tensor, layout: int) -> Tensor:
+    """``values`` [rows, cols] of float32, float16 or bfloat16 in ``layout``, quantized to nearest if it is integer."""
+    rows, cols = values.shape
+    values = values.detach().contiguous()
+    packed = _empty(layout, rows, cols)
+    native.pack(core_context(), layout, rows, cols, 0, rows, _DTYPES[values.dtype], values.data_ptr(), packed.data_ptr())
+    return shape_packed(packed, layout, rows)
+
+
+def pack_quantized(values: native.QuantizedRows, layout: int) -> Tensor:
+    """Values that are quantized already."""
+    rows, cols = values.q.shape
+    packed = _empty(layout, rows, cols)
+    native.pack_quantized(core_context(), layout, rows, cols, 0, rows, values, packed.data_ptr())
+    return shape_packed(packed, layout, rows)
+
+
+def load_weights(
+    network: nn.Module,
+    scheme: str,
+    table_dtype: str,
+    read: Callable[[str, int], Tensor],
+) -> None:
+    """Packs every matrix with what ``read(name, layout)`` makes of it, one at a time, and fills every vector.
+
+    ``read`` gets a checkpoint name and the layout wanted and returns the packed tensor, or for a vector (layout 0)
+    its float32 values; ``table_dtype`` ("f32", "f16", "bf16") is the type that embedding tables keep.
+    """
+    for matrix in list(shared_matrices(network)):
+        placed, layout = matrix.placement(scheme, table_dtype)
+        matrix.set_packed(read(matrix.name, layout), placed)
+    for path, module in network.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            values = read(f"{path}.{name}" if path else name, 0)
+            if values.shape != parameter.shape:
+                raise InvalidFileError(
+                    f"tensor {path}.{name}: shape: expected {list(parameter.shape)}, found {list(values.shape)}"
+                )
+            setattr(module, name, nn.Parameter(values.float(), requires_grad=False))
+
+
+def pack_network(network: nn.Module, scheme: str, table_dtype: str = "f32") -> None:
+    """Packs the matrices of a network whose parameters are real."""
+    for matrix in list(shared_matrices(network)):
+        placed, layout = matrix.placement(scheme, table_dtype)
+        values: Tensor = matrix.layers[0].weight
+        if layout in _ROWS_LAYOUTS.values():
+            dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+            values = values.to(dtypes[table_dtype])
+        matrix.set_packed(pack_matrix(values, layout), placed)

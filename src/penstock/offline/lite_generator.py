@@ -1,0 +1,226 @@
+"""Answers over ``penstock.lite``: a Model that is asked for one token after another, without an engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.prompts import check_each, check_token_ids
+from penstock.engine.request import Request, Status
+from penstock.llm.resolve import answer_text, end_ids, resolve_params
+from penstock.llm.result import Delta, Result, make_result
+from penstock.engine.sampler import SamplingRows, accept_row
+from penstock.engine.tail import check_continues
+from penstock.text.tokenizer import Tokenizer
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.core import native
+from penstock.core.forked import check_process, is_forked
+from penstock.lite.model import Model
+from penstock.lite.tensor import Tensor
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.checkpoint.folder import SIDE_FILES
+from penstock.checkpoint.generation import read_generation_config
+
+__all__ = ["LiteGenerator", "LiteStream"]
+
+
+class LiteGenerator:
+    """Continues prompts with a Model: up to ``max_batch`` sequences at a time, each token from the row of the last.
+
+    The tokens are those of the engine, as rows and sampling are.  Several threads may use it: lists of prompts come one
+    after another, and a stream that finds the sequences taken by others computes its own again.
+    """
+
+    def __init__(self, model: Model, max_batch: int, owns_model: bool = False) -> None:
+        self.model = model
+        self._owns_model = owns_model
+        info = model.get_model_info()
+        self.tail: str = info["tail"]
+        self.vocab_size: int = info["vocab_size"]
+        self.context_len: int = info["context_len"]
+        self._max_batch = max_batch
+        names = (*SIDE_FILES, TOKENIZER_SEGMENT)
+        self._files = {name: data for name in names if (data := model.get_file(name)) is not None}
+        self.generation = read_generation_config(self._files)
+        self._ends = frozenset(self.generation.eos_token_ids)
+        self._defaults = ResolvedSampling() if self.tail else ResolvedSampling.of_model(self.generation)
+        self._is_bidirectional = model.native.info.bidirectional
+        if self._is_bidirectional:
+            self._defaults = replace(self._defaults, max_tokens=1)
+        self._tokenizer: Tokenizer | None = None
+        self._sampler = native.Context(1)
+        self._pid = os.getpid()
+        self._busy = threading.Lock()
+        self._owner: _Run | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's own unless another was set; UnsupportedError when it has none."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._files)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Result]:
+        """A Result for each prompt, which are all checked before any runs."""
+        self.check_process()
+        groups = check_each(prompts, False, partial(self._requests, params=params))
+        requests = [request for group in groups for request in group]
+        with self._busy:
+            for first in range(0, len(requests), self._max_batch):
+                run = _Run(self, requests[first : first + self._max_batch])
+                while run.is_open:
+                    run.step()
+        return [make_result(group, params) for group in groups]
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> LiteStream:
+        """The answer to one prompt as it grows."""
+        if (params.best_of or params.n) > 1:
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
+        self.check_process()
+        (request,) = self._requests(prompt, params)
+        return LiteStream(_Run(self, [request]), self._busy, params)
+
+    def check_process(self) -> None:
+        """InvalidArgumentError in a forked child, before it waits for a lock that a thread of the parent held."""
+        check_process(self._pid, "pipeline")
+
+    def close(self) -> None:
+        """Give the memory back; that of the model too, when it is nobody else's.  Does nothing in a forked child."""
+        if is_forked(self._pid):
+            return
+        self._sampler.close()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+        if self._owns_model:
+            self.model.close()
+
+    def _requests(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
+        if params.prompt_logprobs is not None:
+            raise UnsupportedError("prompt_logprobs: the backend lite keeps the last row alone; graph has them")
+        if self._is_bidirectional:
+            check_continues(params.max_tokens or 1)
+        ends = end_ids(params, self._ends)
+        has_text = self._tokenizer is not None or "tokenizer.json" in self._files
+        resolved = resolve_params(
+            params,
+            self._defaults,
+            ends=ends,
+            vocab_size=self.vocab_size,
+            tail=self.tail,
+            tokenizer=(lambda: self.tokenizer) if has_text else None,
+        )
+        ids = check_token_ids(prompt, self.vocab_size, self.context_len, 1)
+        most = min(resolved.max_tokens, self.context_len - len(ids))
+        found = []
+        for index in range(params.best_of or params.n):
+            text = answer_text(self.tokenizer, params, ends, ids) if has_text else None
+            found.append(Request(index, ids, most, resolved.answer(index), ends, text))
+        return found
+
+
+class _Run:
+    """Sequences that go on together until the last has ended."""
+
+    def __init__(self, generator: LiteGenerator, requests: list[Request]) -> None:
+        self.generator = generator
+        self.requests = requests
+        self._rows = SamplingRows(generator.vocab_size)
+        for request in requests:
+            request.timings.scheduled = time.perf_counter()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a token is still to come."""
+        return any(request.status is not Status.FINISHED for request in self.requests)
+
+    def step(self) -> None:
+        """One token for each request that is open; the caller holds the generator's lock."""
+        generator = self.generator
+        goes_on = generator._owner is self
+        generator._owner = self
+        waiting = [i for i, request in enumerate(self.requests) if request.status is not Status.FINISHED]
+        try:
+            outputs = generator.model.predict(self._inputs(waiting, goes_on))
+        except BaseException:
+            generator._owner = None
+            raise
+        requests = [self.requests[index] for index in waiting]
+        first = outputs[0].get_data_to_numpy()[waiting]
+        if generator.tail:
+            for request, ids in zip(requests, first.tolist(), strict=True):
+                request.accept(ids[0])
+            return
+        sampled = native.sample_logits(generator._sampler, first, self._rows.of(requests))
+        for row, request in enumerate(requests):
+            try:
+                accept_row(request, sampled, row)
+            except PenstockError as error:
+                request.finish("error", error)
+
+    def _inputs(self, waiting: list[int], goes_on: bool) -> list[Tensor]:
+        """The last token of each sequence that is open; or, where others came in between, all that it has."""
+        starts = {i: self.requests[i].num_tokens - 1 if goes_on else 0 for i in waiting}
+        fed = {i: self.requests[i].tokens(start, self.requests[i].num_tokens) for i, start in starts.items()}
+        num_rows, width = len(self.requests), max(map(len, fed.values()))
+        token_ids, counts = np.zeros((num_rows, width), np.int32), np.zeros(num_rows, np.int32)
+        for index, ids in fed.items():
+            token_ids[index, : len(ids)], counts[index] = ids, len(ids)
+        resets = np.full(num_rows, not goes_on, np.int32)
+        inputs = [Tensor(token_ids), Tensor(counts), Tensor(resets)]
+        self.generator.model.resize(inputs, [tensor.shape for tensor in inputs])
+        return inputs
+
+
+class LiteStream:
+    """An answer as it grows: iterate for Deltas."""
+
+    def __init__(self, run: _Run, busy: threading.Lock, params: SamplingParams) -> None:
+        self._run, self._busy, self._params = run, busy, params
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        """The next token, or the end."""
+        if self._ended:
+            raise StopIteration
+        (request,) = self._run.requests
+        self._run.generator.check_process()
+        try:
+            with self._busy:
+                self._run.step()
+        except BaseException:
+            self._ended = True
+            raise
+        if request.error is not None:
+            self._ended = True
+            raise request.error
+        self._ended = request.status is Status.FINISHED
+        text = "" if request.text is None else request.text.take()
+        logprobs = None if self._params.logprobs is None else request.logprobs[-1:]
+        return Delta(text, request.output_ids[-1:], request.finish_reason, logprobs)
+
+    def abort(self) -> None:
+        """End the answer here."""
+        (request,) = self._run.requests
+        if request.status is not Status.FINISHED:
+            request.finish("abort")
+        self._ended = True
+
+    def result(self) -> Result:
+        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
+        if not self._ended:
+            raise InvalidArgumentError("the stream has not ended: iterate over it or abort it first")
+        return make_result(self._run.requests, self._params)

@@ -1,0 +1,63 @@
+"""``penstock.pipeline``: from a task and a model to something that is called with prompts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from penstock.llm.llm import LLM
+from penstock.errors import InvalidArgumentError
+from penstock.lite.model import Model
+from penstock.offline.backends import default_backend
+from penstock.offline.infer_config import FIELDS, InferConfig
+from penstock.offline.sources import find_source
+from penstock.offline.tasks import InferTask
+
+__all__ = ["pipeline"]
+
+
+def pipeline(
+    task: str | None = None,
+    model: object = None,
+    tokenizer: object = None,
+    image_processor: object = None,
+    audio_processor: object = None,
+    backend: str | None = None,
+    **options: Any,
+) -> Any:
+    """A pipeline for ``task`` ("text_generation" unless told), which is called with prompts: see TextGeneration.
+
+    ``model``: a bundle, a checkpoint folder, a pair of bundles (prefill, increment), a model folder (one YAML file,
+    and bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file with an ``infer`` section, an InferConfig,
+    an LLM or ``lite.Model`` that is open, or a name that is looked for in ``search_path`` or ``PENSTOCK_MODELS``.
+
+    ``tokenizer``: None (the bundle's own), a path, or an object with encode and decode.  ``image_processor`` and
+    ``audio_processor`` are for tasks that use them.  ``backend``: "graph", "lite" or "eager" ("ms" and "mslite" are the
+    first two); None is that of a model that is open, else "graph".  ``options``: the fields of InferConfig, and what
+    the task takes besides: ``scheme``, ``network``, ``threads``, ``verify``.
+
+    Raises InvalidArgumentError, UnsupportedError, FileAccessError or InvalidFileError naming the field or the file.
+    """
+    values = {name: options.pop(name) for name in FIELDS if name in options}
+    search_path = _folders(options.pop("search_path", None))
+    if isinstance(model, (LLM, Model)):
+        given = [*values, *(["search_path"] if search_path is not None else [])]
+        if given:
+            raise InvalidArgumentError(f"{given[0]}: a model that is open already has its own")
+        config, options["running"] = InferConfig(), model
+    else:
+        config = find_source(model, values, search_path)
+    processors = {"tokenizer": tokenizer, "image_processor": image_processor, "audio_processor": audio_processor}
+    options["backend"] = default_backend(model) if backend is None else backend
+    return InferTask.get_infer_task(task or "text_generation", config, **processors, **options)
+
+
+def _folders(search_path: object) -> list[Path] | None:
+    if search_path is None:
+        return None
+    several = [search_path] if isinstance(search_path, (str, os.PathLike)) else search_path
+    if not isinstance(several, Iterable) or not all(isinstance(one, (str, os.PathLike)) for one in several):
+        raise InvalidArgumentError(f"search_path must be a folder or a list of them, not {search_path!r:.60}")
+    return [Path(one) for one in several]

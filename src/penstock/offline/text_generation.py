@@ -1,0 +1,185 @@
+"""The task text_generation: prompts in, answers out, whole or as they grow."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.llm.llm import LLM
+from penstock.engine.params import SamplingParams
+from penstock.engine.prompts import check_each, split_prompts
+from penstock.llm.result import Result
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.core.forked import check_process, is_forked
+from penstock.lite.model import Model
+from penstock.offline.backends import (
+    Answers,
+    Generator,
+    RunOptions,
+    backend_named,
+    default_backend,
+    open_accelerated,
+    open_generator,
+    read_run_options,
+)
+from penstock.offline.infer_config import InferConfig
+from penstock.offline.lite_generator import LiteGenerator
+from penstock.offline.sources import check_pair, find_source
+from penstock.offline.tokenizer import open_tokenizer
+
+__all__ = ["TextGeneration"]
+
+
+class TextGeneration:
+    """Continues texts; made by ``penstock.pipeline``.
+
+    ``config``: what runs; ``tokenizer``: None takes the bundle's own; ``backend``: "graph" (the engine over the native
+    core), "lite" (``penstock.lite``) or "eager" (PyTorch, for a checkpoint folder), which give the same tokens; None is
+    "graph", or the backend of ``running``; ``scheme`` and ``network`` go with a checkpoint folder; ``threads`` 0
+    takes as many as allowed.  ``verify``: check a bundle's checksums "once" (default), "always" or "never"; None
+    leaves it to the file of ``config_path``.  ``running`` is a model that is open already, and stays so.
+    """
+
+    def __init__(
+        self,
+        config: InferConfig,
+        *,
+        tokenizer: object = None,
+        backend: str | None = None,
+        scheme: str | None = None,
+        network: str | None = None,
+        threads: int = 0,
+        verify: str | None = None,
+        running: LLM | Model | None = None,
+    ) -> None:
+        if running is not None:
+            for name, value in (("scheme", scheme), ("network", network), ("threads", threads), ("verify", verify)):
+                if value not in (None, 0):
+                    raise InvalidArgumentError(f"{name}: a model that is open already has its own")
+        elif not config.prefill_model_path:
+            config = find_source(config, {}, None)
+        self.config = config
+        self.backend = default_backend(running) if backend is None else backend_named(backend)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._accelerated: Generator | None = None
+        self._closed = False
+        self._is_owner = running is None
+        self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer)
+        self._options: RunOptions = read_run_options(
+            config, self.backend, scheme=scheme, threads=threads, network=network, verify=verify
+        )
+        self._generator = self._open(config, running)
+        if self._tokenizer is not None:
+            self._generator.tokenizer = self._tokenizer
+
+    def _open(self, config: InferConfig, running: LLM | Model | None) -> Generator:
+        if running is None:
+            if config.increment_model_path:
+                check_pair(config.bundle, Path(config.increment_model_path))
+            return open_generator(config.bundle, self._options)
+        if isinstance(running, LLM):
+            if running.info.mode != self.backend:
+                raise InvalidArgumentError(f"backend must be {running.info.mode!r}, as the LLM's, not {self.backend!r}")
+            return running
+        if self.backend != "lite":
+            raise InvalidArgumentError(f"backend must be 'lite' for a lite.Model, not {self.backend!r}")
+        return LiteGenerator(running, 1)
+
+    def __call__(
+        self,
+        inputs: object,
+        *,
+        stream: bool = False,
+        add_special_tokens: bool = True,
+        is_sample_acceleration: bool | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Any,
+    ) -> Result | list[Result] | Answers:
+        """Continue a prompt (a Result), several (a list of Results), or with ``stream`` one as it grows (Deltas).
+
+        A prompt is text or a list of token ids.  ``add_special_tokens``: begin it as the tokenizer begins a text.
+        ``is_sample_acceleration``: True has the graph choose the tokens, always the likeliest: those of ``temperature``
+        0, with less work, whatever the model's own defaults are; None leaves it to the file.  How to continue is
+        ``params`` or its fields as keywords (``max_tokens``, ``temperature``, ``seed`` ...).  Raises
+        InvalidArgumentError or UnsupportedError naming prompt or field.
+        """
+        for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
+            if not isinstance(value, bool):
+                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}")
+        check_process(self._pid, "pipeline")
+        asked = _params(params, sampling)
+        generator = self._choose(is_sample_acceleration)
+        several, is_one = split_prompts(inputs)
+        ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
+        if stream:
+            if not is_one:
+                raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}")
+            answers: Answers = generator.stream(ids[0], asked)
+            return answers
+        results: list[Result] = generator.generate(ids, asked)
+        return results[0] if is_one else results
+
+    def _encode(self, prompt: Any, add_special_tokens: bool) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return self._generator.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        ids: Sequence[int] = prompt
+        return ids
+
+    def _choose(self, accelerated: bool | None) -> Generator:
+        """The generator whose graph ends as it was asked for; the second is opened when it is first wanted."""
+        if accelerated not in (None, True, False):
+            raise InvalidArgumentError(f"is_sample_acceleration must be True, False or None, not {accelerated!r:.60}")
+        if self._closed:
+            raise InvalidArgumentError("the pipeline is closed")
+        tail = tail_of(self._generator)
+        if accelerated is False and tail:
+            raise UnsupportedError(f"is_sample_acceleration must be True or None: the bundle ends in {tail}")
+        if not accelerated or tail:
+            return self._generator
+        if not self._is_owner:
+            raise UnsupportedError("is_sample_acceleration: a model that is open already has logits: give its path")
+        with self._lock:
+            if self._accelerated is None:
+                self._accelerated = open_accelerated(self.config.bundle, self._options)
+                if self._tokenizer is not None:
+                    self._accelerated.tokenizer = self._tokenizer
+            return self._accelerated
+
+    def close(self) -> None:
+        """Give the memory back; calling it again does nothing, as in a forked child."""
+        if is_forked(self._pid):
+            return
+        self._closed = True
+        with self._lock:
+            if self._accelerated is not None:
+                self._accelerated.close()
+        if self._is_owner or isinstance(self._generator, LiteGenerator):
+            self._generator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def tail_of(generator: Generator) -> str:
+    """What the graph ends in; "" for logits."""
+    return generator.tail if isinstance(generator, LiteGenerator) else generator.info.tail  # type: ignore[attr-defined]
+
+
+def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+    if params is None:
+        return SamplingParams(**sampling)
+    if sampling:
+        raise InvalidArgumentError(f"{next(iter(sampling))}: params that are given say it")
+    if not isinstance(params, SamplingParams):
+        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}")
+    return params

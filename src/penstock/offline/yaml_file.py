@@ -1,0 +1,79 @@
+"""YAML as configuration files use it: plain values, every key once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.checkpoint.folder import read_small_file
+
+__all__ = ["read_yaml"]
+
+_MAX_BYTES: Final = 1 << 16
+_MAX_NODES: Final = 1 << 16
+"""Values of a file whose aliases are written out: a few lines of them can stand for billions."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds.
+
+    Only plain values are made of it, never objects.  InvalidFileError for what is no YAML, no mapping, or has a key
+    twice; UnsupportedError without PyYAML.
+    """
+    data = read_small_file(path, _MAX_BYTES)
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise UnsupportedError(f"{path}: reading YAML needs PyYAML: pip install pyyaml") from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """The safe loader, which takes the last of equal keys, made to refuse them."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+            seen = set()
+            for key, _ in node.value:
+                name = key.value if isinstance(key, yaml.ScalarNode) else str(key)
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise InvalidFileError(f"{path}: line {line}: {name!r:.60} is there twice")
+                seen.add(name)
+            found: dict[Hashable, Any] = super().construct_mapping(node, deep)
+            return found
+
+    try:
+        loader = Loader(data)
+        root = loader.get_single_node()
+        if root is not None:
+            _check_expansion(root, path)
+        values = None if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise InvalidFileError(f"{path}: {' '.join(str(error).split())[:300]}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise InvalidFileError(f"{path}: expected a mapping of names to values, found {type(values).__name__}")
+    return values
+
+
+def _check_expansion(root: Any, path: Path) -> None:
+    """InvalidFileError when aliases make more than _MAX_NODES values of a file, or one contains itself."""
+    sizes: dict[int, int] = {}
+    pending = [root]
+    while pending:
+        node = pending[-1]
+        items = node.value if isinstance(node.value, list) else []  # a scalar's value is its text
+        children = [one for item in items for one in (item if isinstance(item, tuple) else (item,))]
+        if id(node) not in sizes:
+            sizes[id(node)] = -1  # its children are being counted
+            pending += [one for one in children if id(one) not in sizes]
+            continue
+        pending.pop()
+        if sizes[id(node)] >= 0:
+            continue
+        if any(sizes[id(one)] < 0 for one in children):
+            raise InvalidFileError(f"{path}: line {node.start_mark.line + 1}: an alias contains itself")
+        sizes[id(node)] = 1 + sum(sizes[id(one)] for one in children)
+        if sizes[id(node)] > _MAX_NODES:
+            raise InvalidFileError(
+                f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, found more"
+            )

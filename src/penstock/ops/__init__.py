@@ -1,0 +1,1 @@
+"""The op table: names, schemas, shape rules, references, and eager kernels."""

@@ -1,0 +1,232 @@
+"""Eager mode: every op of the table as a PyTorch op, ``torch.ops.penstock.<name>``.
+
+On the CPU an op runs the native kernel, or its plain PyTorch reference under ``PENSTOCK_REFERENCE=1``; on meta
+tensors it runs its shape rule.  A weight argument is a tensor whose shape and dtype tell its layout
+(``penstock.ops.reference.packing``); a state is [num_pages, page_elements] of float32, bfloat16 or int8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from penstock.env import use_reference
+from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.core import native
+from penstock.ops import reference
+from penstock.ops.reference.attention import page_elements
+from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes
+from penstock.ops.table import OPS, Op
+
+__all__ = ["Argument", "EagerOp", "core_context", "ops", "parse_arguments", "torch_schema", "use_context"]
+
+_DTYPES: Final = {
+    torch.float32: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int8: 4,
+    torch.int32: 5,
+    torch.uint8: 6,
+    torch.int64: 7,
+}
+_KV_LAYOUTS: Final = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 3}
+_INPUT_DTYPES: Final = (torch.float32, torch.int32)
+
+_context: ContextVar[native.Context | None] = ContextVar("penstock_context", default=None)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a schema: ``kind`` is "tensor", "weight", "state", or of an attribute int, float, bool or str."""
+
+    name: str
+    kind: str
+    optional: bool = False
+
+    @property
+    def is_attr(self) -> bool:
+        """Whether it is an attribute."""
+        return self.kind not in ("tensor", "weight", "state")
+
+
+@cache
+def parse_arguments(schema: str) -> tuple[Argument, ...]:
+    """The arguments of a schema of the op table, in order."""
+    kinds = {"Tensor": "tensor", "Weight": "weight", "State": "state", "State(a!)": "state"}
+    text = schema[1 : schema.index(") ->")]
+    found = []
+    for item in text.split(", "):
+        if item != "*":
+            type_name, name = item.split(" ")
+            plain = type_name.removesuffix("?")
+            found.append(Argument(name, kinds.get(plain, plain), plain != type_name))
+    return tuple(found)
+
+
+@cache
+def _default_context() -> native.Context:
+    return native.Context()
+
+
+def core_context() -> native.Context:
+    """The native context that eager ops run in: that of ``use_context``, else one with default threads."""
+    return _context.get() or _default_context()
+
+
+@contextlib.contextmanager
+def use_context(context: native.Context) -> Iterator[None]:
+    """Runs the eager ops of the block in ``context``."""
+    token = _context.set(context)
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class EagerOp:
+    """One op bound to its schema: splits a call into tensors and attributes and runs it."""
+
+    def __init__(self, op: Op, reference: Callable[..., Any]) -> None:
+        self.name = op.name
+        arguments = parse_arguments(op.schema)
+        self.tensors = tuple(argument for argument in arguments if not argument.is_attr)
+        self.attrs = tuple(argument.name for argument in arguments if argument.is_attr)
+        self.dtypes = tuple(getattr(torch, name) for name in OUTPUT_DTYPES.get(op.name, ("float32", "float32")))
+        self.reference = reference
+
+    def allocate(self, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Fresh outputs, of the shapes that the table's rule gives."""
+        shapes = {
+            argument.name: None if tensor is None else tensor.shape
+            for argument, tensor in zip(self.tensors, tensors, strict=True)
+        }
+        outputs = infer_shapes(self.name, shapes, attrs)
+        device = next(tensor.device for tensor in tensors if tensor is not None)
+        return tuple(
+            torch.empty(shape, dtype=dtype, device=device) for shape, dtype in zip(outputs, self.dtypes, strict=False)
+        )
+
+    @staticmethod
+    def _result(outputs: tuple[Tensor, ...]) -> Any:
+        return None if not outputs else outputs[0] if len(outputs) == 1 else outputs
+
+    def fake(self, *tensors: Tensor | None, **attrs: Any) -> Any:
+        """The outputs' shapes alone."""
+        return self._result(self.allocate(tensors, attrs))
+
+    def run(self, *tensors: Tensor | None, **attrs: Any) -> Any:
+        """The op on CPU tensors."""
+        self._check(tensors)
+        tensors = tuple(  # copies live until the kernel is done; a state or weight is never copied
+            _with_whole_rows(tensor) if argument.kind == "tensor" else tensor
+            for argument, tensor in zip(self.tensors, tensors, strict=True)
+        )
+        outputs = self.allocate(tensors, attrs)
+        if use_reference():
+            return self.reference(*tensors, **attrs)
+        arguments = [
+            None if tensor is None else _describe(self.name, argument, tensor, tensors, attrs)
+            for argument, tensor in zip(self.tensors, tensors, strict=True)
+        ]
+        arguments += [_plain(tensor) for tensor in outputs]
+        try:
+            native.run_op(core_context(), self.name, arguments, attrs)
+        except PenstockError as error:
+            raise type(error)(f"[{self.name}] {str(error).removeprefix(self.name + ': ')}") from None
+        return self._result(outputs)
+
+    def _check(self, tensors: tuple[Tensor | None, ...]) -> None:
+        for argument, tensor in zip(self.tensors, tensors, strict=True):
+            if argument.kind == "tensor" and tensor is not None and tensor.dtype not in _INPUT_DTYPES:
+                raise InvalidArgumentError(
+                    f"[{self.name}] {argument.name}: expected float32 or int32, found {tensor.dtype}"
+                )
+
+
+def _describe(
+    op: str, argument: Argument, tensor: Tensor, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]
+) -> native.CoreTensor:
+    if argument.kind == "weight":
+        return _describe_weight(op, tensor, tensors, attrs)
+    if argument.kind == "state":
+        return _describe_state(op, tensor, tensors)
+    return _plain(tensor)
+
+
+def _with_whole_rows(tensor: Tensor | None) -> Tensor | None:
+    """``tensor`` itself when only its first dimension is strided, as kernels take it; else a copy."""
+    if tensor is None or tensor.is_contiguous() or (tensor.ndim > 1 and tensor[0:1].is_contiguous()):
+        return tensor
+    return tensor.contiguous()
+
+
+def _plain(tensor: Tensor) -> native.CoreTensor:
+    return native.CoreTensor(
+        address=tensor.data_ptr(),
+        dtype=_DTYPES[tensor.dtype],
+        dims=tuple(tensor.shape),
+        row_stride=tensor.stride(0) if tensor.ndim else 1,
+        layout=0,
+    )
+
+
+def _describe_weight(
+    op: str, weight: Tensor, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]
+) -> native.CoreTensor:
+    if not weight.is_contiguous():
+        raise InvalidArgumentError(f"[{op}] weight: expected a contiguous tensor, found strides {weight.stride()}")
+    first = tensors[0]
+    if weight.ndim == 1:
+        dims = (1, weight.shape[0])
+    elif weight.ndim == 2 and weight.is_floating_point():
+        dims = (weight.shape[0], weight.shape[1])
+    elif op == "linear" and first is not None:
+        dims = (attrs["out_features"], first.shape[1])
+    else:
+        dims = (weight.shape[0] * 16, attrs["dim"])
+    layout = reference.layout_of_tensor(weight)
+    if op == "linear" and weight.ndim == 2 and weight.is_floating_point():
+        raise InvalidArgumentError(
+            "[linear] weight: expected packed tiles, found a logical matrix; pack the network first"
+        )
+    return native.CoreTensor(weight.data_ptr(), _DTYPES[weight.dtype], dims, dims[1], layout)
+
+
+def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) -> native.CoreTensor:
+    first = tensors[0]
+    if first is None or state.dtype not in _KV_LAYOUTS or not state.is_contiguous():
+        raise InvalidArgumentError(f"[{op}] state: expected contiguous float32, bfloat16 or int8, found {state.dtype}")
+    head_dim = first.shape[2]
+    num_kv_heads = first.shape[1] if op == "kv_append" else state.shape[1] // page_elements(state.dtype, 1, head_dim)
+    expected = page_elements(state.dtype, num_kv_heads, head_dim)
+    if expected != state.shape[1] or not num_kv_heads:
+        raise InvalidArgumentError(f"[{op}] state: expected pages of {expected} elements, found {state.shape[1]}")
+    dims = (state.shape[0], num_kv_heads, head_dim)
+    return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
+
+
+def torch_schema(schema: str) -> str:
+    """The table's schema in the words of torch.library."""
+    return schema.replace("Weight", "Tensor").replace("State(a!)", "Tensor(a!)").replace("State", "Tensor")
+
+
+def _register(library: Any) -> None:
+    for op in OPS:
+        eager_op = EagerOp(op, getattr(reference, op.name))
+        library.define(op.name + torch_schema(op.schema), tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(op.name, eager_op.run, "CPU")
+        torch.library.register_fake(f"penstock::{op.name}", eager_op.fake, lib=library)
+
+
+_LIBRARY: Final = torch.library.Library("penstock", "DEF")  # type: ignore[no-untyped-call]
+_register(_LIBRARY)
+
+ops: Final[Any] = torch.ops.penstock
+"""The ops as functions; importing it from here makes sure that they are registered."""

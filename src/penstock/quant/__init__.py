@@ -1,0 +1,1 @@
+"""Quantization: schemes, and the methods that choose integers and scales."""

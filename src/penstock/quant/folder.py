@@ -1,0 +1,121 @@
+"""How a quantized folder stores its weights, and how the folder appears: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+from penstock.core.native import QuantizedRows
+from penstock.quant.matrix import group_shape, stored_values
+from penstock.quant.scheme import Scheme
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
+
+__all__ = [
+    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "new_folder", "private_folder", "quantized_config",
+    "quantized_entries",
+]  # fmt: skip
+
+QUANTIZED_VERSION: Final = 2
+PARTIAL_SUFFIX: Final = ".partial"
+_RANDOM_CHARS: Final = 8  # of tempfile
+_GRACE_SECONDS: Final = 5.0
+
+
+def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[TensorEntry]:
+    """The tensors that a quantized weight becomes: values, scales and, of 4 bit, steps and offsets."""
+    scale = TensorEntry(f"{name}_scale", "F32", (rows,))
+    if scheme.weight_bits == 8:
+        return [TensorEntry(name, "I8", (rows, cols)), scale]
+    groups = TensorEntry(f"{name}_groups", "I8", group_shape(rows, cols))
+    return [TensorEntry(name, "U8", (rows, -(-cols // 2))), scale, groups]
+
+
+def add_quantized(writer: TensorWriter, name: str, scheme: Scheme, rows: QuantizedRows) -> None:
+    """Rows of a quantized weight, as the folder stores them."""
+    writer.add(name, stored_values(scheme, rows.q))
+    writer.add(f"{name}_scale", rows.scales)
+    if rows.groups is not None:
+        writer.add(f"{name}_groups", rows.groups)
+
+
+def quantized_config(config: dict[str, Any], scheme: str, dtype: str) -> bytes:
+    """config.json of the quantized folder: the original's, and how it was quantized."""
+    section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
+    return (json.dumps(config | {"quantization_config": section}, indent=2) + "\n").encode()
+
+
+@contextlib.contextmanager
+def private_folder(final: Path) -> Iterator[Path]:
+    """A folder beside ``final`` for what is half made; it goes however the block ends, and with it all it holds.
+
+    It is locked meanwhile: what was killed left an unlocked one, which the next maker of ``final`` removes.
+    """
+    _remove_abandoned(final)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=PARTIAL_SUFFIX, dir=final.parent))
+    except OSError as error:
+        raise FileAccessError(f"{final.parent}: {error.strerror}") from None
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the folder's lock could be had, which is held for the block.  Not every file system has such locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(final: Path) -> None:
+    prefix, size = f".{final.name}.", len(f".{final.name}.") + _RANDOM_CHARS + len(PARTIAL_SUFFIX)
+    with contextlib.suppress(OSError):
+        for path in final.parent.iterdir():
+            if not (path.name.startswith(prefix) and path.name.endswith(PARTIAL_SUFFIX) and len(path.name) == size):
+                continue
+            with contextlib.suppress(OSError):  # locked, or gone
+                if time.time() - path.stat().st_mtime < _GRACE_SECONDS:
+                    continue  # it may not be locked yet
+                with _locked(path) as is_abandoned:
+                    if is_abandoned:
+                        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A folder that becomes ``final`` when the block ends well, and vanishes when it does not."""
+    _check_new(final)
+    with private_folder(final) as temporary:
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            _check_new(final)
+            os.rename(temporary, final)
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise FileAccessError(f"{final}: {error.strerror}") from None
+
+
+def _check_new(final: Path) -> None:
+    if final.exists() or final.is_symlink():
+        raise InvalidArgumentError(f"{final}: expected a folder that does not exist yet")

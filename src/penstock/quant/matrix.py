@@ -1,0 +1,67 @@
+"""One matrix to integers and scales, in pieces of rows, by the packer that makes bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core import native
+from penstock.core.native import QuantizedRows
+from penstock.quant.scheme import GROUP_LEN, Scheme
+
+if TYPE_CHECKING:
+    from penstock.core.native import Context
+
+__all__ = ["group_shape", "joined", "quantize_rows", "stored_values"]
+
+TILE_ROWS: Final = 16
+_PIECE_VALUES: Final = 1 << 23
+SOURCE_DTYPES: Final = {"f32": 1, "f16": 2, "bf16": 3}
+"""Element types by name, with the numbers of ``ps_dtype``."""
+
+
+def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype: str) -> Iterator[QuantizedRows]:
+    """The matrix as integers, in runs of rows.
+
+    ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  Rows are rounded by
+    the packer and taken out of its layout again, so that packing the result gives the same bytes as packing the
+    matrix.
+    """
+    rows, cols = matrix.shape
+    step = max(TILE_ROWS, _PIECE_VALUES // max(cols, 1) // TILE_ROWS * TILE_ROWS)
+    for start in range(0, rows, step):
+        piece = matrix[start : start + step]
+        num_rows = len(piece)
+        packed = np.zeros(native.layout_bytes(scheme.layout, num_rows, cols), np.uint8)
+        source = np.ascontiguousarray(piece)
+        native.pack(context, scheme.layout, num_rows, cols, 0, num_rows, SOURCE_DTYPES[dtype], source, packed)
+        yield native.unpack_quantized(context, scheme.layout, num_rows, cols, 0, num_rows, packed)
+
+
+def joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
+    """Runs of rows, one after another."""
+    groups = [piece.groups for piece in pieces if piece.groups is not None]
+    return QuantizedRows(
+        np.concatenate([piece.q for piece in pieces]),
+        np.concatenate([piece.scales for piece in pieces]),
+        np.concatenate(groups) if groups else None,
+    )
+
+
+def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:
+    """As a checkpoint stores them: int8 as they are; 4 bit two to a byte, the even column in the low half."""
+    if scheme.weight_bits == 8:
+        return values
+    rows, cols = values.shape
+    even = np.zeros((rows, cols + cols % 2), np.uint8)
+    even[:, :cols] = values.view(np.uint8)
+    pairs: NDArray[np.uint8] = even[:, 0::2] | (even[:, 1::2] << np.uint8(4))
+    return pairs
+
+
+def group_shape(rows: int, cols: int) -> tuple[int, int, int]:
+    """The shape of the steps and offsets of a 4-bit matrix."""
+    return (rows, -(-cols // GROUP_LEN), 2)

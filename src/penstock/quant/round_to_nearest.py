@@ -1,0 +1,172 @@
+"""Round to nearest: the quantization that needs no data.
+
+    network = penstock.load_network("model")
+    algorithm = RoundToNearest(RoundToNearestConfig(scheme="w4a8"))
+    algorithm.apply(network)     # weights on the grid of the scheme, still floats: look at them, measure them
+    algorithm.convert(network)   # the kernels read integers
+    algorithm.save("model-w4a8")
+
+Layers are told apart by what they are called and what they have, because ``penstock.nn`` lies above this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from penstock.config import ConfigReader
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.core import native
+from penstock.core.native import QuantizedRows
+from penstock.ops.reference import shape_packed
+from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
+from penstock.quant.matrix import joined, quantize_rows
+from penstock.quant.scheme import GROUP_LEN, Scheme, find_scheme, quantizing_scheme
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
+
+__all__ = ["RoundToNearest", "RoundToNearestConfig", "as_array"]
+
+_DTYPES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class RoundToNearestConfig:
+    """``scheme`` is w8a16, w8a8, w4a16 or w4a8."""
+
+    scheme: str
+
+    def __post_init__(self) -> None:
+        """Refuse a scheme that does not quantize."""
+        quantizing_scheme(self.scheme)
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    scheme: Scheme
+    layers: tuple[Any, ...]
+    rows: QuantizedRows
+
+
+def _is_a(layer: nn.Module, kind: str) -> bool:
+    return any(base.__name__ == kind for base in type(layer).__mro__)
+
+
+def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
+    """The tensor's bytes for the packer, and its element type."""
+    tensor = tensor.detach().cpu().contiguous()
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise InvalidArgumentError(f"weight: expected float32, float16 or bfloat16, found {tensor.dtype}")
+    return (tensor if dtype == "f32" else tensor.view(torch.uint16)).numpy(), dtype
+
+
+def _values_of(rows: QuantizedRows) -> NDArray[np.float32]:
+    """The float32 values that a kernel computes with."""
+    integers = rows.q.astype(np.float32)
+    if rows.groups is not None:
+        steps, offsets = rows.groups[..., 0].view(np.uint8), rows.groups[..., 1]
+        wide = [np.repeat(part, GROUP_LEN, axis=1)[:, : rows.q.shape[1]] for part in (steps, offsets)]
+        integers = integers * wide[0] + wide[1]
+    return np.multiply(integers, rows.scales[:, None], dtype=np.float32)
+
+
+class RoundToNearest:
+    """Quantizes the linear layers of a network; the output head as the scheme says, embeddings only when tied to it."""
+
+    def __init__(self, config: RoundToNearestConfig) -> None:
+        self.config = config
+        self._network: nn.Module | None = None
+        self._quantized: dict[str, _Quantized] = {}
+
+    def apply(self, network: nn.Module) -> nn.Module:
+        """Round every linear weight to the grid of its scheme, in place; the network still computes in floats.
+
+        Raises InvalidArgumentError when there is nothing to quantize: no linear layers, or packed ones.
+        """
+        scheme = find_scheme(self.config.scheme)
+        shared: dict[int, tuple[str, list[Any]]] = {}
+        for path, layer in network.named_modules():
+            if hasattr(layer, "set_packed") and isinstance(layer._parameters.get("weight"), nn.Parameter):
+                shared.setdefault(id(layer.weight), (f"{path}.weight" if path else "weight", []))[1].append(layer)
+        self._quantized = {}
+        with native.Context() as context:
+            for name, layers in shared.values():
+                if any(_is_a(layer, "Linear") for layer in layers):
+                    head = any(_is_a(layer, "LMHead") for layer in layers)
+                    self._round(context, name, find_scheme(scheme.head) if head else scheme, layers)
+        if not self._quantized:
+            raise InvalidArgumentError("network: expected linear layers with float weights, found none")
+        self._network = network
+        return network
+
+    def _round(self, context: native.Context, name: str, scheme: Scheme, layers: list[Any]) -> None:
+        weight = layers[0].weight
+        array, dtype = as_array(weight)
+        rows = joined(list(quantize_rows(context, scheme, array, dtype)))
+        self._quantized[name] = _Quantized(scheme, tuple(layers), rows)
+        rounded = torch.from_numpy(_values_of(rows))
+        parameter = nn.Parameter(rounded.to(weight.device), requires_grad=False)
+        for layer in layers:
+            layer.weight = parameter
+
+    def convert(self, network: nn.Module) -> nn.Module:
+        """Hand the integers to the kernels, in place.  ``network`` is the one that ``apply`` rounded."""
+        self._check_applied(network)
+        with native.Context() as context:
+            for entry in self._quantized.values():
+                rows, cols = entry.rows.q.shape
+                layout = entry.scheme.layout
+                packed = np.zeros(native.layout_bytes(layout, rows, cols), np.uint8)
+                native.pack_quantized(context, layout, rows, cols, 0, rows, entry.rows, packed)
+                tensor = shape_packed(torch.from_numpy(packed), layout, rows)
+                for layer in entry.layers:
+                    layer.set_packed(tensor, entry.scheme.name)
+        return network
+
+    def _check_applied(self, network: nn.Module) -> None:
+        if self._network is None or network is not self._network:
+            raise InvalidArgumentError("network: expected the one that apply was called with")
+
+    def save(self, path: Path | str, side_files: Mapping[str, bytes] | None = None) -> None:
+        """Write a folder that loads wherever a checkpoint does; ``path`` must not exist.
+
+        ``side_files`` are the original's config.json (required), tokenizer and generation files by name; a network of
+        ``penstock.load_network`` remembers its own.  The folder appears whole or not at all.
+        """
+        if self._network is None:
+            raise InvalidArgumentError("save: expected a network that was quantized by apply, found none")
+        if side_files is None:
+            side_files = getattr(self._network, "side_files", {})
+        if "config.json" not in side_files:
+            raise InvalidArgumentError("side_files: expected config.json, found none")
+        config = ConfigReader.parse(side_files["config.json"])
+        if config.has("quantization_config"):
+            raise InvalidFileError(
+                "config.json: expected the original checkpoint's, found one with quantization_config"
+            )
+        rest = {
+            name: parameter
+            for name, parameter in self._network.named_parameters()
+            if name not in self._quantized
+        }  # fmt: skip
+        entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in rest.items()]
+        for name, entry in self._quantized.items():
+            entries += quantized_entries(name, entry.scheme, *entry.rows.q.shape)
+        with new_folder(Path(path)) as folder:
+            for name, data in side_files.items():
+                (folder / name).write_bytes(data)
+            text = quantized_config(config.values, self.config.scheme, config.dtype() or "f32")
+            (folder / "config.json").write_bytes(text)
+            writer = TensorWriter(folder / "model.safetensors", entries)
+            for name, value in rest.items():
+                writer.add(name, as_array(value)[0])
+            for name, entry in self._quantized.items():
+                add_quantized(writer, name, entry.scheme, entry.rows)
+            writer.close()

@@ -1,0 +1,282 @@
+"""Eager mode: the network's own Python, op by op, for debugging.
+
+The same kernels on the same packed bytes as graph mode, so the same numbers bit for bit; a breakpoint in a layer sees
+named tensors in their logical shapes.  ``PENSTOCK_REFERENCE=1`` runs the plain PyTorch references instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from penstock.config import show
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.core import native
+from penstock.checkpoint.folder import Checkpoint
+from penstock.models.meta import construct_on_meta
+from penstock.nn import (
+    Batch,
+    Linear,
+    LMHead,
+    allocate_states,
+    assign_page_groups,
+    attention_layers,
+    load_weights,
+    shared_matrices,
+)
+from penstock.nn.packing import pack_matrix, pack_quantized
+from penstock.ops import layouts
+from penstock.ops.eager import use_context
+from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
+
+__all__ = ["EagerProgram"]
+
+_FAILED = -2
+"""What a slot holds when the row that was to fill it failed."""
+
+_KV_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_FLOAT_BITS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_VECTOR = 0
+
+
+class EagerProgram:
+    """A checkpoint folder as a Program: run, logits, sample, step.  One thread uses it at a time.
+
+    ``scheme`` None takes the checkpoint's own type; ``network`` is "file.py:Class".  ``network`` (the module) and
+    ``states`` are there to be looked at.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | Path | str,
+        *,
+        scheme: str | None = None,
+        threads: int = 0,
+        limits: ProgramLimits,
+        network: str | None = None,
+    ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint.open(checkpoint)
+        self._context = native.Context(threads)
+        scheme = checkpoint.choose_scheme(scheme)
+        built = construct_on_meta(checkpoint.config, network)
+        self.network = built.network
+        groups = assign_page_groups(self.network)
+        bidirectional = any(not layer.causal for layer in attention_layers(self.network).values())
+        limits = _complete(limits, built.context_len, scheme, bidirectional)
+        with use_context(self._context), torch.no_grad():
+            _WeightReader(checkpoint, scheme).load(self.network)
+            allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
+        heads = [module for module in self.network.modules() if isinstance(module, LMHead)]
+        if len(heads) == 1:
+            heads[0].register_forward_pre_hook(self._keep_hidden)
+        weight_bytes = sum(t.nbytes for t in (*self.network.parameters(), *self._packed_weights()))
+        self._limits = limits
+        self._info = ProgramInfo(
+            network=built.name,
+            scheme=scheme,
+            mode="eager",
+            vocab_size=built.vocab_size,
+            context_len=limits.context_len,
+            page_windows=tuple(group.window for group in groups) or (0,),
+            weight_bytes=weight_bytes,
+            weight_bytes_per_token=weight_bytes - self._table_bytes(),
+            num_threads=self._context.num_threads,
+            cpu_level=self._context.cpu_level,
+            hidden_size=heads[0].cols if len(heads) == 1 else 0,
+            bidirectional=bidirectional,
+        )
+        self._hidden: Tensor = torch.zeros(0, self._info.hidden_size)
+        self._logits: NDArray[np.float32] = np.zeros((0, built.vocab_size), np.float32)
+        self._slots: dict[int, int] = {}
+
+    @property
+    def info(self) -> ProgramInfo:
+        """What the program is."""
+        return self._info
+
+    @property
+    def limits(self) -> ProgramLimits:
+        """The sizes it was planned for."""
+        return self._limits
+
+    @property
+    def states(self) -> dict[str, Tensor]:
+        """The KV pages of each attention layer, [num_pages, page_elements]."""
+        return {name: layer.state for name, layer in attention_layers(self.network).items()}
+
+    def _packed_weights(self) -> list[Tensor]:
+        buffers = dict(self.network.named_buffers())  # a tied matrix counts once
+        return [tensor for name, tensor in buffers.items() if name.endswith("packed_weight")]
+
+    def _table_bytes(self) -> int:
+        """Tables that only an embedding reads: a token reads one row of them, which is as good as nothing."""
+        linear = {id(layer.packed_weight) for layer in self.network.modules() if isinstance(layer, Linear)}
+        return sum(tensor.nbytes for tensor in self._packed_weights() if id(tensor) not in linear)
+
+    def run(self, batch: native.StepBatch) -> None:
+        """Compute one step; InvalidArgumentError names a field that is out of range."""
+        token_ids = self._resolve_slots(batch.token_ids)
+        failed = np.flatnonzero(token_ids == _FAILED)
+        token_ids[failed] = 0  # so that the rest of the batch runs; these requests get no logits
+        self._check(batch, token_ids)
+        arrays = (token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows)
+        with use_context(self._context), torch.no_grad():
+            logits = self.network(Batch(*(torch.from_numpy(array.copy()) for array in arrays)))
+        self._logits = logits.numpy()
+        if failed.size:
+            request_of = np.repeat(np.arange(len(batch.request_starts) - 1), np.diff(batch.request_starts))
+            self._logits[np.isin(request_of[batch.output_rows], request_of[failed])] = np.nan
+
+    def logits(self) -> NDArray[np.float32]:
+        """The last step's logits, [R, vocab]."""
+        return self._logits
+
+    def hidden(self) -> NDArray[np.float32]:
+        """The last step's hidden rows, [T, hidden_size]: what the head picked the wanted ones from."""
+        return self._hidden.numpy()
+
+    def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._hidden = inputs[0]
+
+    def sample(self, sampling: native.Sampling) -> native.Sampled:
+        """Sample every row of the last step."""
+        most = self._limits.max_requests
+        if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= most)).any():
+            raise InvalidArgumentError(f"slot: expected -1 or a slot below {most}, found {sampling.slot.tolist()}")
+        plain = replace(sampling, slot=None)  # slots are this program's own affair
+        logits = np.ascontiguousarray(self._logits)
+        if sampling.penalties is not None:
+            history = self._resolve_slots(sampling.penalties.history)
+            failed = np.flatnonzero(history == _FAILED)
+            if failed.size:  # a row that counts such a token fails too
+                history[failed], logits = 0, logits.copy()
+                logits[np.searchsorted(sampling.penalties.starts, failed, side="right") - 1] = np.nan
+            plain = replace(plain, penalties=replace(sampling.penalties, history=history))
+        sampled = native.sample_logits(self._context, logits, plain)
+        if sampling.slot is not None:
+            for slot, token in zip(sampling.slot.tolist(), sampled.ids.tolist(), strict=True):
+                if slot >= 0:
+                    self._slots[slot] = token if token >= 0 else _FAILED
+        return sampled
+
+    def step(self, batch: native.StepBatch, sampling: native.Sampling) -> native.Sampled:
+        """``run`` and ``sample`` in one call."""
+        self.run(batch)
+        return self.sample(sampling)
+
+    def close(self) -> None:
+        """Give the memory back.  Calling it again does nothing."""
+        self.network = nn.Module()
+        self._context.close()
+
+    def _resolve_slots(self, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return a copy in which -1-s became the token last sampled in slot s, ``_FAILED`` where that row failed."""
+        if not (token_ids < 0).any():
+            return token_ids.copy()
+        missing = [int(-1 - t) for t in token_ids if t < 0 and int(-1 - t) not in self._slots]
+        if missing:
+            raise InvalidArgumentError(f"token_ids: expected a slot that a token was sampled in, found {missing[0]}")
+        return np.array([t if t >= 0 else self._slots[int(-1 - t)] for t in token_ids], np.int32)
+
+    def _check(self, batch: native.StepBatch, token_ids: NDArray[np.int32]) -> None:
+        limits, info = self._limits, self._info
+        counts = {
+            "token_ids": (len(token_ids), limits.max_tokens),
+            "request_starts": (len(batch.request_starts) - 1, limits.max_requests),
+            "output_rows": (len(batch.output_rows), limits.max_rows),
+        }
+        for name, (count, most) in counts.items():
+            if count > most:
+                raise InvalidArgumentError(f"{name}: expected at most {most}, found {count}")
+        if not len(token_ids):
+            raise InvalidArgumentError("token_ids: expected at least 1 token, found none")
+        longest = info.context_len
+        for name, array, most in (
+            ("token_ids", token_ids, info.vocab_size),
+            ("positions", batch.positions, longest),
+            ("output_rows", batch.output_rows, len(token_ids)),
+        ):
+            if array.size and not 0 <= int(array.min()) <= int(array.max()) < most:
+                raise InvalidArgumentError(f"{name}: expected 0 to {most - 1}, found {array.min()} to {array.max()}")
+        begins = batch.positions[batch.request_starts[:-1]]
+        if info.bidirectional and begins.any():
+            raise UnsupportedError(
+                f"positions: expected requests that begin at 0, found {begins.tolist()}: the network's attention is "
+                "not causal, so a request's tokens run in one step, without earlier ones"
+            )
+        if batch.page_tables.shape[0] != len(info.page_windows):
+            raise InvalidArgumentError(
+                f"page_tables: expected {len(info.page_windows)} groups, found {batch.page_tables.shape[0]}"
+            )
+        if batch.page_tables.shape[2] * PAGE_TOKENS <= int(batch.positions.max()):
+            raise InvalidArgumentError(
+                f"page_tables: expected pages for position {batch.positions.max()}, found {batch.page_tables.shape[2]}"
+            )
+
+
+def _complete(limits: ProgramLimits, longest: int, scheme: str, bidirectional: bool) -> ProgramLimits:
+    """Fill in what the caller left open: one row and one whole context for each request.
+
+    With ``bidirectional`` attention a row for each token: a prompt whose rows are wanted runs whole.
+    """
+    most_rows = max(limits.max_tokens, limits.max_requests) if bidirectional else limits.max_requests
+    context_len = min(limits.context_len or longest, longest)
+    return replace(
+        limits,
+        max_rows=limits.max_rows or most_rows,
+        num_pages=limits.num_pages or pages_for(context_len) * limits.max_requests,
+        context_len=context_len,
+        kv_layout=kv_layout_of(limits.kv_layout, scheme),
+    )
+
+
+class _WeightReader:
+    """Checkpoint tensors as packed torch tensors, one at a time; says which are missing and which are left over."""
+
+    def __init__(self, checkpoint: Checkpoint, scheme: str) -> None:
+        self._checkpoint = checkpoint
+        self._scheme = scheme
+
+    def load(self, network: nn.Module) -> None:
+        """Fills every weight of the network."""
+        self._shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in shared_matrices(network)}
+        vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
+        wanted = set(self._shapes) | vectors
+        held = set(self._checkpoint.tensors)
+        missing = sorted(wanted - held)
+        extra = held - wanted.union(*(self._checkpoint.beside(name) for name in wanted))
+        if extra:
+            extra -= self._checkpoint.redundant_names()
+        if missing:
+            raise InvalidFileError(f"{self._checkpoint.folder}: lacks tensors {show(missing)}, which the network reads")
+        if extra:
+            raise InvalidFileError(
+                f"{self._checkpoint.folder}: has tensors {show(sorted(extra))}, which the network does not read"
+            )
+        load_weights(network, self._scheme, self._checkpoint.dtype, self._read)
+
+    def _read(self, name: str, layout: int) -> Tensor:
+        if layout == _VECTOR:
+            return self._floats(name).float()
+        rows, cols = self._shapes[name]
+        found = self._checkpoint.logical_shape(name)
+        if not self._checkpoint.is_quantized(name):
+            if tuple(found) != (rows, cols):
+                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
+            return pack_matrix(self._floats(name), layout)
+        if found[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
+        return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
+
+    def _floats(self, name: str) -> Tensor:
+        dtype = self._checkpoint.tensors[name].dtype
+        if dtype not in _FLOAT_BITS:
+            raise UnsupportedError(f"tensor {show(name)}: dtype: expected F32, F16 or BF16, found {dtype.upper()}")
+        stored = torch.from_numpy(self._checkpoint.read(name).copy())
+        return stored if dtype == "f32" else stored.view(torch.int16).view(_FLOAT_BITS[dtype])

@@ -1,0 +1,274 @@
+"""A folder or a bundle to a program that runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.runtime.machine import memory
+from penstock.runtime.program import Program, ProgramLimits, pages_for
+from penstock.runtime.verify import check_verify
+
+__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "open_program", "registered_script"]
+
+MODES = ("graph", "eager")
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "tokenizer.bin",  # the compiled tokenizer, in bundles alone
+)
+EAGER_CONTEXT = 4096
+"""Eager mode, which is for debugging, holds a context of at most this many tokens unless told."""
+
+
+@dataclass
+class Opened:
+    """A program, and the files beside its weights by name.
+
+    ``notes`` are lines that a user may want to read; ``bundle`` is the file that runs (None in eager mode);
+    ``load_s`` is the time that opening took, without the making of a bundle, without ``populate_s``, the copying of
+    weights into huge pages, and without ``verify_s``, the verifying of checksums.
+    """
+
+    program: Program
+    files: dict[str, bytes]
+    source: Path
+    notes: list[str]
+    bundle: Path | None = None
+    load_s: float = 0.0
+    populate_s: float = 0.0
+    verify_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How files are opened.
+
+    ``use_cache``: keep the bundle that a folder makes for the next time; without it the bundle lasts as long as the
+    program. ``progress`` is called with a ``build.Progress``. ``verify``: when to verify a bundle's checksums; "once"
+    for each file, "always", or "never".
+    """
+
+    use_cache: bool = True
+    progress: Callable[[Any], None] | None = None
+    verify: str = "once"
+
+    def __post_init__(self) -> None:
+        """Refuse a value of the wrong type, by name."""
+        if not isinstance(self.use_cache, bool):
+            raise InvalidArgumentError(f"use_cache must be True or False, not {self.use_cache!r:.60}")
+        if self.progress is not None and not callable(self.progress):
+            raise InvalidArgumentError(f"progress must be a function, not {type(self.progress).__name__}")
+        check_verify(self.verify)
+
+
+def open_program(
+    model: Path | str,
+    *,
+    scheme: str | None = None,
+    mode: str = "graph",
+    threads: int = 0,
+    limits: ProgramLimits | None = None,
+    network: str | None = None,
+    options: OpenOptions | None = None,
+) -> Opened:
+    """Open a ``.psm`` bundle or a checkpoint folder.
+
+    A folder in graph mode is captured and packed once, in a child process, and kept in the cache.
+    ``network`` is "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError,
+    FileAccessError or OutOfMemoryError, naming what to do instead.
+    """
+    from penstock.core.context import MAX_THREADS
+
+    if mode not in MODES:
+        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+        raise InvalidArgumentError(
+            f"threads must be a whole number from 0 (as many as allowed) to {MAX_THREADS}, not {threads!r}"
+        )
+    if not isinstance(model, (str, os.PathLike)) or not str(model):
+        raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
+    if limits is not None and not isinstance(limits, ProgramLimits):
+        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}")
+    check_network(network)
+    path, options = Path(model), options or OpenOptions()
+    limits = limits or ProgramLimits()
+    if path.is_dir():
+        if mode == "eager":
+            if options.verify == "always":
+                raise UnsupportedError(f"verify: {path} is a checkpoint folder, and only a bundle has checksums")
+            return _open_eager(path, scheme, threads, limits, network)
+        network = network or registered_script(path)
+        return _open_folder(path, scheme, threads, limits, network, options)
+    if not path.exists():
+        raise FileAccessError(f"{path}: no such file or folder; a model is a local checkpoint folder or a .psm bundle")
+    _check_bundle_options(path, mode, network)
+    return _open_bundle(path, scheme, threads, limits, options.verify)
+
+
+def check_network(network: object) -> None:
+    """InvalidArgumentError unless it is None or text: the capturing child imports a network from its file."""
+    if network is None or isinstance(network, str):
+        return
+    hint = ""
+    if isinstance(network, type):
+        hint = f"; penstock.register_network(model_type, {network.__name__}) makes a class known"
+    raise InvalidArgumentError(f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}")
+
+
+def registered_script(folder: Path) -> str | None:
+    """Where the capturing child finds a network that this process registered for the folder's model_type."""
+    registry = sys.modules.get("penstock.models.registry")  # without it, nothing was registered
+    if registry is None:
+        return None
+    from penstock.checkpoint.folder import Checkpoint
+
+    script: str | None = registry.registered_script(Checkpoint.open(folder).config.str("model_type"))
+    return script
+
+
+def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
+    if path.suffix in (".gguf", ".bin", ".safetensors", ".pt", ".pth", ".onnx"):
+        raise UnsupportedError(
+            f"{path}: expected a checkpoint folder (config.json, *.safetensors) or a .psm bundle, found a "
+            f"{path.suffix} file"
+        )
+    if mode == "eager":
+        raise UnsupportedError(f"{path}: eager mode runs the network script on a checkpoint folder, not a bundle")
+    if network is not None:
+        raise InvalidArgumentError(f"{path}: network goes with a checkpoint folder; a bundle holds its graph already")
+
+
+def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
+    from penstock.runtime.native import NativeProgram
+
+    start = time.perf_counter()
+    program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=verify)
+    try:
+        if scheme is not None and scheme != program.info.scheme:
+            from penstock.quant.scheme import find_scheme
+
+            find_scheme(scheme)
+            raise InvalidArgumentError(
+                f"{path}: scheme {scheme!r} was asked for, but the bundle holds {program.info.scheme!r}; "
+                f"export the checkpoint folder with --scheme {scheme}"
+            )
+        files = {}
+        for name in SIDE_FILES:
+            segment = model.segment(name)
+            if segment is not None:
+                files[name] = bytes(segment)
+    except BaseException:
+        program.close()
+        raise
+    notes = []
+    longest = model.info.context_len
+    if limits.context_len == 0 and program.limits.context_len < longest:
+        notes.append(
+            f"context length {program.limits.context_len} instead of the model's {longest}: "
+            "more does not fit into memory (--context-len and --kv-cache choose)"
+        )
+    if not memory().is_measured:
+        notes.append(
+            "The free memory is unknown because /proc is not mounted. If the model does not fit, set --context-len."
+        )
+    load_s = time.perf_counter() - start - program.populate_s - program.verify_s
+    return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
+
+
+def _open_folder(
+    folder: Path,
+    scheme: str | None,
+    threads: int,
+    limits: ProgramLimits,
+    network: str | None,
+    options: OpenOptions,
+) -> Opened:
+    try:
+        with bundle_of(folder, scheme, network, options) as bundle:
+            opened = _open_bundle(bundle, None, threads, limits, "never")  # it comes verified
+        if not options.use_cache:
+            opened.bundle = None
+    except OutOfMemoryError as error:
+        hint = "" if scheme is not None else "; --scheme w8a8 or w4a8 makes the weights smaller"
+        raise OutOfMemoryError(f"{error}{hint}") from None
+    if scheme is None:
+        opened.notes += _suggestion(opened.program)
+    opened.source = folder
+    return opened
+
+
+@contextmanager
+def bundle_of(
+    folder: Path,
+    scheme: str | None,
+    network: str | None = None,
+    options: OpenOptions | None = None,
+) -> Iterator[Path]:
+    """The bundle that a checkpoint folder makes, verified: the cache's, else one that is gone afterwards.
+
+    A bundle that is open then stays readable after its name is gone, so nothing is left however the process ends.
+    """
+    options = options or OpenOptions()
+    if options.use_cache:
+        from penstock.runtime.cache import Cache
+
+        yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify)
+        return
+    import tempfile
+
+    from penstock.runtime.build import build_in_child
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        bundle = Path(temporary) / "model.psm"
+        build_in_child(folder, bundle, scheme=scheme, network=network, progress=options.progress)
+        yield bundle  # its checksums were computed just now
+
+
+def _suggestion(program: Program) -> list[str]:
+    """The default scheme keeps the checkpoint's own type; say so when eight bits would read far fewer bytes."""
+    stored = program.info.scheme
+    if stored not in ("f32", "f16", "bf16"):
+        return []
+    times = 4 if stored == "f32" else 2
+    return [f"scheme {stored}, as stored; --scheme w8a8 reads about {times}x fewer bytes a token and is faster"]
+
+
+def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
+    from penstock.checkpoint.folder import Checkpoint
+
+    if limits.weights != "mmap":
+        raise UnsupportedError(
+            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory"
+        )
+    checkpoint = Checkpoint.open(folder)
+    context_len = limits.context_len or EAGER_CONTEXT
+    longest = checkpoint.config.optional_int("max_position_embeddings")
+    if longest is not None:  # a network of the user's own may call it something else; the program asks its config
+        context_len = min(context_len, longest)
+    wanted = ProgramLimits(
+        max_tokens=limits.max_tokens,
+        max_requests=limits.max_requests,
+        max_rows=limits.max_rows,
+        num_pages=limits.num_pages or pages_for(context_len) * min(limits.max_requests, 4),
+        context_len=context_len,
+        kv_layout=limits.kv_layout,
+    )
+    try:
+        from penstock.runtime.eager import EagerProgram
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedError("eager mode needs PyTorch: pip install 'penstock[torch]'") from error
+    program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=wanted, network=network)
+    return Opened(program, checkpoint.side_files(), folder, [])

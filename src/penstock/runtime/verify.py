@@ -1,0 +1,146 @@
+"""Bundles whose checksums are verified when they are opened, and a memory of those that were.
+
+A verified file is remembered in ``verified/`` of the cache folder by its path, size, modification time, change time and
+inode: as an empty file whose name is their digest, which damage cannot turn into another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from penstock import env
+from penstock.errors import InvalidArgumentError
+from penstock.core import native
+from penstock.core.metadata import stamp_of
+
+__all__ = ["VERIFY_MODES", "check_verify", "forget_verified", "open_verified", "remember_verified"]
+
+VERIFY_MODES: Final = ("once", "always", "never")
+_FOLDER: Final = "verified"
+_RECORD_VERSION: Final = 1
+_MAX_RECORDS: Final = 4096
+_SETTLED_NS: Final = 2_000_000_000
+"""A file that changed more recently is not remembered: the clock of some file systems ticks once in two seconds, and a
+second change within a tick leaves no trace."""
+
+
+def check_verify(value: object) -> str:
+    """Return a mode of VERIFY_MODES; InvalidArgumentError for anything else."""
+    if not isinstance(value, str) or value not in VERIFY_MODES:
+        raise InvalidArgumentError(f"verify must be one of {', '.join(VERIFY_MODES)}, not {value!r:.60}")
+    return value
+
+
+def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[native.Model, float]:
+    """Open a bundle and return it with the seconds that reading its checksummed bytes took, 0 without reading them.
+
+    ``verify``: "once" reads a file that is not remembered, "always" reads every file, "never" reads none. Raises
+    InvalidFileError naming the damaged segment, and what ``Model.open`` raises.
+    """
+    check_verify(verify)
+    if verify == "never":
+        return native.Model.open(path), 0.0
+    before = _stat(path)
+    if verify == "once" and before is not None and _is_remembered(path, before):
+        model = native.Model.open(path)
+        if model.stamp == stamp_of(before):
+            return model, 0.0
+        model.close()  # replaced since it was looked up
+    start = time.perf_counter()
+    model = native.Model.open(path, verify=True)
+    seconds = time.perf_counter() - start
+    if before is not None and model.stamp == stamp_of(before) and _is_settled(before):
+        _remember(path, before)
+    return model, seconds
+
+
+def remember_verified(path: str | os.PathLike[str]) -> None:
+    """Remember a file whose checksums were computed while this process or its child wrote it."""
+    found = _stat(path)
+    if found is not None:
+        _remember(path, found)
+
+
+def forget_verified() -> None:
+    """Forget every file."""
+    for record in _records():
+        with contextlib.suppress(OSError):
+            record.unlink()
+
+
+def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (OSError, ValueError):  # the core says what is wrong with the path
+        return None
+
+
+def _is_settled(found: os.stat_result) -> bool:
+    return time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > _SETTLED_NS
+
+
+def _folder() -> Path | None:
+    try:
+        return env.cache_dir() / _FOLDER
+    except RuntimeError:  # the user has no home
+        return None
+
+
+def _record_of(path: str | os.PathLike[str], found: os.stat_result) -> Path | None:
+    folder = _folder()
+    if folder is None:
+        return None
+    identity = [os.path.realpath(os.fsdecode(path)), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    digest = hashlib.sha256(json.dumps([_RECORD_VERSION, *identity]).encode())
+    return folder / digest.hexdigest()
+
+
+def _is_remembered(path: str | os.PathLike[str], found: os.stat_result) -> bool:
+    record = _record_of(path, found)
+    try:
+        if record is None or not record.is_file():
+            return False
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        os.utime(record)  # the least recently used ones are forgotten first
+    return True
+
+
+def _remember(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    """Write the record of a file; where the cache folder is not writable, the file is verified at every start."""
+    record = _record_of(path, found)
+    if record is None:
+        return
+    with contextlib.suppress(OSError):
+        record.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record.parent.mkdir(mode=0o700, exist_ok=True)
+        record.touch(mode=0o600)
+        _prune()
+
+
+def _records() -> list[Path]:
+    folder = _folder()
+    try:
+        return [] if folder is None else [folder / name for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
+def _prune() -> None:
+    records = _records()
+    if len(records) <= _MAX_RECORDS:
+        return
+    ages = []
+    for record in records:
+        with contextlib.suppress(OSError):
+            ages.append((record.stat().st_mtime, record))
+    for _, record in sorted(ages)[: len(ages) // 2]:
+        with contextlib.suppress(OSError):
+            record.unlink()

@@ -1,0 +1,1 @@
+"""What servable.py declares, and the plan made of it."""

@@ -1,0 +1,1 @@
+"""Versions of servables: found, loaded, switched, drained."""

@@ -1,0 +1,1 @@
+"""The processes that run stages and models of a servable."""

@@ -1,0 +1,1 @@
+"""Requests through the steps of a method: queues, batches, results."""

@@ -1,0 +1,358 @@
+"""The door of the service, an ASGI application: nothing reaches a route before it was checked here.
+
+In this order: Host and Origin, the key, the route, the body's length, type, JSON and fields.  Every answer carries the
+request's id; every refusal is OpenAI's error with a status of the table in ``refusals``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.config import parse_json
+from penstock.errors import DeadlineError, InvalidFileError, QueueFullError
+from penstock.serving.arrivals import Arrivals
+from penstock.llm.backend import Models
+from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, new_id, rest_of
+from penstock.serving.http.compression import inflated
+from penstock.serving.json_bounds import check_counts, decode
+from penstock.serving.keys import Admission
+from penstock.logs import LOG, note
+from penstock.serving.metrics import Metrics
+from penstock.serving.operations import Media, Operation, Routes, is_oip
+from penstock.api_errors import RefusalError, misfit_refusal, refusal_of
+from penstock.serving.settings import DoorSettings
+from penstock.json_schema import MisfitError
+
+if TYPE_CHECKING:
+    from penstock.tensors import Methods
+    from penstock.serving.traces import Traces
+
+__all__ = ["LOG", "REQUEST_ID", "Door"]
+
+REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_HOST: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,255})|\[(?P<address>[0-9A-Fa-f:.]{2,45})\])(?::[0-9]{0,5})?")
+"""A Host header (RFC 9110 section 7.2) that names no user, path or zone."""
+_GRACE_S: Final = 5.0
+_SINGLE_HEADERS: Final = (
+    b"host", b"authorization", b"content-type", b"content-length", b"origin", b"content-encoding",
+    b"inference-header-content-length",
+)  # fmt: skip
+
+
+class Door:
+    """Lets requests in.  ``admission``: who is known; everybody unless given.  ``metrics``: those of another door of
+    the service.  ``traces``: where spans of the requests go.  ``methods``: servables beside the models.
+    ``arrivals``: who is told of connections.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        models: Models,
+        settings: DoorSettings,
+        admission: Admission | None = None,
+        metrics: Metrics | None = None,
+        traces: Traces | None = None,
+        arrivals: Arrivals | None = None,
+        methods: Methods | None = None,
+    ) -> None:
+        self.arrivals = arrivals or Arrivals()
+        self.routes, self.models, self.settings = routes, models, settings
+        self.metrics = metrics or Metrics(models)
+        self.num_open = 0
+        self.admission, self.traces, self.methods = admission or Admission(), traces, methods
+        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        self.origins = frozenset(settings.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the service speaks HTTP alone, not {scope['type']}")
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else new_id()
+        call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
+        call.body_now = scope.pop(DIRECT_BODY, None)  # which else would hold its own scope
+        call.headers, call.methods = headers, self.methods
+        call.client = self.admission.client_of(headers.get(b"authorization"), (scope.get("client") or ("",))[0])
+        if self.traces is not None:
+            call.trace = self.traces.begin(headers)
+        operation, status = None, 499  # unless answered: the client went away, or the service ends
+        self.num_open += 1
+        try:
+            try:
+                operation = self._let_in(call, scope, headers)
+                await self._read(operation, call, receive)
+                status = await self._run(operation, call, receive)
+            except Exception as error:
+                status = await self._refuse(call, error, is_oip(scope["path"]))
+        except asyncio.CancelledError:
+            if not call.is_gone:
+                raise
+        finally:
+            self.num_open -= 1
+            self._note(call, operation, scope, status)
+
+    def _let_in(self, call: Call, scope: Scope, headers: Mapping[bytes, bytes]) -> Operation:
+        """The operation that is asked for, once everything but the body is seen to be in order."""
+        call.origin = self._check_host(scope, headers)
+        path = scope["path"]
+        methods, call.path_values = self.routes.find(path)
+        operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if call.origin and scope["method"] == "OPTIONS" and methods:
+            return _preflight(path, methods)
+        is_open = operation is not None and operation.is_open
+        authorization = headers.get(b"authorization")
+        if not is_open and not self.admission.lets_in(authorization):
+            raise RefusalError(
+                401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        if not methods:
+            near = self.routes.nearest(path)
+            hint = f"; {near} is the nearest" if near else ""
+            raise RefusalError(404, f"there is no such route: /openapi.json lists them{hint}", code="unknown_route")
+        if operation is None:
+            allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+            failure = RefusalError(405, f"this route has {allowed} alone", code="method_not_allowed")
+            failure.headers.append((b"allow", allowed.encode()))
+            raise failure
+        if self.num_open > self.settings.limits.num_open and not operation.is_open:
+            raise RefusalError(
+                429, "as many requests are open already as may be: come back later", code="too_many_requests"
+            )
+        if operation.is_admin:
+            self.admission.check_admin(authorization)
+        if operation.is_work:
+            self.check_room(call.client)
+        return operation
+
+    def check_room(self, client: str) -> None:
+        """QueueFullError where every model's queue is full for a client: raised before the request is read.
+
+        With servables, or with room at any model, that is said where the request has named who is to answer.
+        """
+        models = self.models.list()
+        if not models or self.models.is_draining or any(one.has_room_for(client) for one in models):
+            return
+        if self.methods is None or not self.methods.list():
+            raise QueueFullError("as many requests wait already as may, at every model")
+
+    def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Refuse what a page of another host would send: by Host (DNS rebinding) and by Origin (cross-site calls).
+
+        Returns the Origin that is let in although it is another host's; empty for all others.
+        """
+        if len(headers) != len(scope["headers"]):
+            names = [name for name, _ in scope["headers"]]
+            for single in _SINGLE_HEADERS:
+                if names.count(single) < 2:
+                    continue
+                raise RefusalError(400, f"the header {single.decode()} appears twice", code="invalid_header")
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not host:
+            raise RefusalError(400, "the Host header is missing", code="invalid_header")
+        name = _name_of(host)
+        if not name:
+            message = "Malformed Host header. Expected a name or an address, and a port if it is not the default."
+            raise RefusalError(400, message, code="invalid_header")
+        if self._hosts and name not in self._hosts:
+            raise RefusalError(403, "this service does not answer to that Host", code="host_not_allowed")
+        origin = headers.get(b"origin")
+        if origin is not None:
+            text = origin.decode("latin-1").lower()
+            if text in self.origins:
+                return text
+            if text.partition("://")[2] != host:
+                message = "this service does not answer to pages of that Origin"
+                raise RefusalError(403, message, code="origin_not_allowed")
+        return ""
+
+    async def _read(self, operation: Operation, call: Call, receive: Receive) -> None:
+        """The body, checked, or its bytes for an operation that reads those; nothing where none is taken."""
+        body, media = operation.body, operation.media
+        if body is None:
+            return
+        encoding = _encoding(call.headers, media)
+        data = await self._collect(call.headers, receive)
+        if encoding:
+            data = await asyncio.to_thread(inflated, data, encoding, self.settings.limits.body_bytes)
+        if media.is_raw:
+            call.data = data
+            return
+        if media.is_optional and not data:
+            data = b"{}"
+
+        def checked() -> dict[str, Any]:
+            check_counts(data, "body")
+            return body.check(parse_json(data, "body", max_values=len(data), lets_threads_run=True), "")
+
+        try:
+            call.body = await decode(len(data), checked)
+        except InvalidFileError as error:
+            raise RefusalError(400, str(error), code="invalid_json") from None
+        except MisfitError as misfit:
+            raise misfit_refusal(misfit) from None
+
+    async def _collect(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        limits = self.settings.limits
+        too_large = RefusalError(413, f"the body has more than {limits.body_bytes} bytes", code="body_too_large")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limits.body_bytes:
+            raise too_large
+        parts: list[bytes] = []
+        num_bytes = 0
+
+        def take(message: Message) -> bool:
+            """Whether more is to come."""
+            nonlocal num_bytes
+            if message["type"] == "http.disconnect":
+                raise _GoneError
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            if num_bytes > limits.body_bytes:
+                raise too_large
+            return bool(message.get("more_body", False))
+
+        first, is_waiting, more = receive(), True, True
+        try:
+            waits_for = first.send(None)  # nearly always all of it is here: no clock is set for that
+        except StopIteration as done:
+            is_waiting, more = False, take(done.value)
+        try:
+            if more:
+                async with asyncio.timeout(limits.body_s):
+                    if is_waiting:
+                        more = take(await rest_of(first, waits_for))
+                    while more:
+                        more = take(await receive())
+        except TimeoutError:
+            raise RefusalError(408, f"the body did not arrive in {limits.body_s:g} s", code="body_too_slow") from None
+        return b"".join(parts)
+
+    async def _run(self, operation: Operation, call: Call, receive: Receive) -> int:
+        """Run the handler; it is cancelled when the client goes."""
+        task, body = asyncio.current_task(), call.body_now
+
+        def gone() -> None:
+            call.is_gone = True
+            if task is not None:
+                task.cancel()
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone()
+
+        watcher = None
+        if body is None:
+            watcher = asyncio.create_task(watch())
+        elif body.is_gone:
+            raise _GoneError
+        else:
+            body.on_gone = gone
+        seconds = min(call.body.get("timeout", self.settings.limits.request_s), self.settings.limits.request_s)
+        try:
+            async with asyncio.timeout(seconds + _GRACE_S):
+                reply = await operation.handler(call)
+        except DeadlineError:  # the engine's own, which is a TimeoutError, too
+            raise
+        except TimeoutError:
+            raise RefusalError(
+                504, f"no answer within {seconds:g} s", param="timeout", code="deadline_exceeded"
+            ) from None
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            if body is not None:
+                body.on_gone = None
+        if reply is None:
+            return 200
+        await call.reply(reply)
+        return reply.status
+
+    async def _refuse(self, call: Call, error: Exception, is_oip: bool) -> int:
+        """Answer with an error: as a status, or as an event when the answer has begun."""
+        if isinstance(error, _GoneError):
+            call.is_gone = True
+            return 499
+        failure = refusal_of(error, call.request_id)
+        call.facts["error"] = str(error)[:1000]
+        if failure.status == 500 and failure is not error:  # a stage's failure has its own line
+            LOG.error("request %s failed", call.request_id, exc_info=error)
+        if call.has_begun:
+            await call.write(
+                {"type": "http.response.body", "body": b"data: " + failure.text(is_oip) + b"\n\n", "more_body": True}
+            )
+            await call.write({"type": "http.response.body", "body": b""})
+            return failure.status
+        await call.reply(Reply(failure.status, failure.text(is_oip), headers=failure.headers))
+        return failure.status
+
+    def _note(self, call: Call, operation: Operation | None, scope: Scope, status: int) -> None:
+        """Count the request, and write its line of the log."""
+        seconds = time.perf_counter() - call.arrived
+        route = operation.path if operation is not None else "none"
+        self.metrics.http(scope["method"], route, status, seconds)
+        if self.traces is not None and call.trace is not None and operation is not None:
+            self.traces.end(call, call.trace, operation, status)
+        level = logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO  # probes come each second
+        if LOG.isEnabledFor(level):
+            client = scope.get("client") or ("", 0)
+            line = {
+                "request_id": call.request_id,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "seconds": round(seconds, 6),
+                "client": client[0],
+                **call.facts,
+            }
+            note(level, call.request_id, status, line)
+
+
+def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
+    """What a browser asks before a page of another host may call: without a key, and told nothing but the methods."""
+
+    async def answer(call: Call) -> Reply:
+        headers = [
+            (b"access-control-allow-methods", ", ".join(methods).encode()),
+            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+            (b"access-control-max-age", b"600"),
+        ]
+        return Reply(204, b"", headers=headers)
+
+    return Operation("OPTIONS", path, "preflight", "", answer, (), is_open=True)
+
+
+def _encoding(headers: Mapping[bytes, bytes], media: Media) -> str:
+    """How a body is compressed, "" for not at all; 415 for a type or an encoding that it may not have."""
+    kind, _, rest = headers.get(b"content-type", b"").partition(b";")
+    is_known = kind.strip().lower().decode("latin-1") in media.types
+    if not is_known or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
+        known = " or ".join(filter(None, media.types))
+        message = f"the body must be JSON in UTF-8, sent with the header Content-Type: {known}"
+        raise RefusalError(415, message, code="unsupported_media_type")
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
+    if encoding == "identity":
+        return ""
+    if encoding not in media.encodings:
+        message = f"the body may be compressed by {' or '.join(media.encodings)} alone" if media.encodings else (
+            "the body must not be compressed"
+        )  # fmt: skip
+        raise RefusalError(415, message, code="unsupported_media_type")
+    return encoding
+
+
+class _GoneError(Exception):
+    """The client went away while it was sending."""
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a Host header, without port and brackets; empty when the header is malformed."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found["name"] or found["address"]

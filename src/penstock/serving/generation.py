@@ -1,0 +1,156 @@
+"""Prompts through the engine for the completion routes: begun, read as they grow, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import QueueFullError, UnavailableError
+from penstock.api_errors import RefusalError
+from penstock.json_schema import Members, Whole
+
+if TYPE_CHECKING:
+    from penstock.engine.options import RequestOptions
+    from penstock.engine.params import SamplingParams
+    from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.serving.call import Call
+
+__all__ = ["USAGE", "Generation", "Take", "TakeNow", "refuse_together", "usage"]
+
+Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
+"""What is done with a piece: the prompt's number, its answer, the piece."""
+TakeNow = Callable[[int, "Answer", "Delta"], bool]
+"""The same without waiting; False, and nothing is done, where it would have to wait."""
+
+MOST_AT_ONCE: Final = 32
+"""Prompts of one HTTP request that are open at a time: the others wait here, not in the engine's queue."""
+_RETRY_S: Final = 0.05
+_COUNT: Final = Whole(0, 2**53)
+
+USAGE: Final = Members(
+    "Usage",
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": Members("PromptTokensDetails", {"cached_tokens": _COUNT}, ("cached_tokens",)),
+    },
+    ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"),
+)
+
+
+def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
+    """Tokens as OpenAI counts them."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+class Generation:
+    """The prompts of one HTTP request.  ``num_*`` are sums over them."""
+
+    def __init__(self, call: Call, backend: Backend, params: SamplingParams, options: RequestOptions) -> None:
+        self._call, self._backend, self._params, self._options = call, backend, params, options
+        self._taking = asyncio.Lock()
+        self._metrics = call.metrics.of_model(backend.name)
+        self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
+
+    async def run(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None = None) -> None:
+        """Answer all prompts; each piece goes to ``take``, one at a time.  The first error ends all of them.
+
+        ``take_now`` gets pieces instead where it need not wait: then no task is woken for them.
+        """
+        try:
+            if len(prompts) == 1:
+                await self._answer(0, prompts[0], take, take_now)
+            else:
+                await self._answer_all(prompts, take, take_now)
+        except BaseException as error:
+            self._metrics.finished["abort" if isinstance(error, asyncio.CancelledError) else "error"] += 1
+            raise
+        finally:
+            facts = self._call.facts
+            facts["prompt_tokens"], facts["completion_tokens"] = self.num_prompt_tokens, self.num_output_tokens
+
+    async def _answer_all(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None) -> None:
+        todo = iter(range(len(prompts)))
+
+        async def work() -> None:
+            for index in todo:
+                await self._answer(index, prompts[index], take, take_now, is_first=index == 0)
+
+        tasks = [asyncio.create_task(work()) for _ in range(min(MOST_AT_ONCE, len(prompts)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _begin(self, ids: Sequence[int], is_first: bool) -> Answer:
+        """Only a request's first prompt is refused by a full queue; the others wait for a place."""
+        while True:
+            try:
+                call = self._call
+                return await self._backend.submit(ids, self._params, self._options, request_id=call.request_id)
+            except QueueFullError:
+                if is_first:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+
+    async def _answer(
+        self, index: int, ids: Sequence[int], take: Take, take_now: TakeNow | None, is_first: bool = True
+    ) -> None:
+        metrics, params = self._metrics, self._params
+        last: dict[int, float] = {}
+        counts: dict[int, int] = {}
+        sent = time.perf_counter()
+
+        def note(delta: Delta) -> None:
+            now, count = time.perf_counter(), len(delta.token_ids)
+            before = last.get(delta.index)
+            if before is not None:
+                if count:
+                    metrics.between(now - before, count)
+            elif count and not last:
+                metrics.first_token(now - self._call.arrived)
+            last[delta.index] = now
+            counts[delta.index] = counts.get(delta.index, 0) + count
+
+        async with await self._begin(ids, is_first) as answer:
+            if take_now is not None:
+
+                def offer(delta: Delta) -> bool:
+                    if self._taking.locked() or not take_now(index, answer, delta):
+                        return False
+                    note(delta)
+                    return True
+
+                answer.take_now = offer
+            async for delta in answer:
+                note(delta)
+                if delta.finish_reason is not None:
+                    if delta.finish_reason == "abort":
+                        raise UnavailableError("the model was closed before the answer was done")
+                    metrics.finished[delta.finish_reason] += 1
+                async with self._taking:
+                    await take(index, answer, delta)
+            num_prompt, num_output = answer.num_prompt_tokens or len(ids), sum(counts.values())
+            metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
+        if self._call.trace is not None:
+            self._call.trace.note(sent, answer.timings, params.n)
+        metrics.asked(params.n, params.max_tokens, max(counts.values(), default=0))
+        self.num_prompt_tokens += num_prompt
+        self.num_output_tokens += num_output
+        self.num_cached_tokens += answer.num_cached_tokens
+
+
+def refuse_together(is_wrong: bool, message: str, param: str) -> None:
+    """400 for fields that do not go together."""
+    if is_wrong:
+        raise RefusalError(400, message, param=param, code="invalid_value")

@@ -1,0 +1,76 @@
+"""gRPC's standard health service: the service under the name "", each model under its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import NotFoundError
+from penstock.serving.proto import health_pb2 as pb
+from penstock.serving.grpc.gateway import NO_KEY, GrpcCall, Method
+from penstock.api_errors import RefusalError
+
+if TYPE_CHECKING:
+    from penstock.llm.backend import Models
+
+__all__ = ["HealthMethods"]
+
+SERVICE: Final = "grpc.health.v1.Health"
+MAX_WATCHERS: Final = 256
+_LOOK_S: Final = 0.2
+_Status = pb.HealthCheckResponse.ServingStatus
+
+
+class HealthMethods:
+    """Check and Watch.  Like ``/health/ready`` they ask for no key, but names of models are told with one alone."""
+
+    def __init__(self) -> None:
+        self._num_watchers = 0
+
+    def methods(self) -> list[Method]:
+        """The methods of the service."""
+        return [
+            Method(f"{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
+            Method(f"{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
+        ]
+
+    async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:
+        name = _name(call)
+        status = _status(call.door.http.models, name)
+        if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
+            raise NotFoundError(f"there is no model {name[:128]!r} here")
+        return pb.HealthCheckResponse(status=status)
+
+    async def _watch(self, call: GrpcCall) -> None:
+        """Each change, as it is seen, until the client leaves or the service stops."""
+        name, last, stopping = _name(call), None, call.door.stopping
+        most = MAX_WATCHERS if call.is_known else MAX_WATCHERS // 2  # strangers leave room for the others
+        if self._num_watchers >= most:
+            raise RefusalError(429, f"{most} clients watch already", code="too_many_requests")
+        self._num_watchers += 1
+        try:
+            while not stopping.is_set():
+                status = _status(call.door.http.models, name)
+                if status != last:
+                    await call.write(pb.HealthCheckResponse(status=status))
+                    last = status
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._num_watchers -= 1
+        raise RefusalError(503, "the service is stopping", code="draining")
+
+
+def _name(call: GrpcCall) -> str:
+    name: str = call.message.service
+    if name and not call.is_known:
+        raise RefusalError(401, NO_KEY, code="invalid_api_key")
+    return name
+
+
+def _status(models: Models, name: str) -> _Status:
+    try:
+        asked = [models.get(name)] if name else models.list()
+    except NotFoundError:
+        return pb.HealthCheckResponse.SERVICE_UNKNOWN
+    is_ready = not models.is_draining and any(one.is_ready for one in asked)
+    return pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING

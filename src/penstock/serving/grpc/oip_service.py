@@ -1,0 +1,238 @@
+"""``inference.GRPCInferenceService``: the Open Inference Protocol over gRPC, and Triton's stream of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from penstock.errors import UnavailableError
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.request_fields import MAX_NAME_CHARS
+from penstock.serving.grpc.gateway import GoneError, GrpcCall, Method, Outcome, trailers_of
+from penstock.tensors import InferRequest, InferResponse
+from penstock.serving.json_bounds import decode
+from penstock.serving.oip.dispatch import answer, found_method, language_model, run_method
+from penstock.serving.oip.model_config import config
+from penstock.serving.oip.messages import message_of, read_message, set_parameter
+from penstock.serving.oip.repository import load, unload
+from penstock.serving.oip.state import EXTENSIONS, index, is_model_ready, metadata, server_metadata, statistics
+from penstock.serving.oip.tensor_codec import MAX_ID_CHARS
+from penstock.api_errors import CODES, MAX_MESSAGE_CHARS, RefusalError
+
+__all__ = ["SERVICE", "oip_methods"]
+
+SERVICE: Final = "inference.GRPCInferenceService"
+FINAL: Final = "triton_final_response"
+MOST_OF_STREAM: Final = 128
+"""Requests of one stream that are open at a time; no more are read meanwhile."""
+_LARGE_REQUEST: Final = 1 << 16
+
+
+def oip_methods() -> list[Method]:
+    """The methods of the service."""
+    return [
+        # Their messages are empty, and are not read: anybody may send some.
+        Method(f"{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
+        Method(f"{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
+        Method(f"{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
+        Method(f"{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
+        Method(f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
+        Method(f"{SERVICE}/ModelConfig", pb.ModelConfigRequest, _model_config),
+        Method(f"{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
+        Method(f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
+        Method(f"{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
+        Method(f"{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest, _index),
+        Method(f"{SERVICE}/RepositoryModelLoad", pb.RepositoryModelLoadRequest, _load, is_admin=True),
+        Method(f"{SERVICE}/RepositoryModelUnload", pb.RepositoryModelUnloadRequest, _unload, is_admin=True),
+    ]
+
+
+async def _live(call: GrpcCall) -> pb.ServerLiveResponse:
+    return pb.ServerLiveResponse(live=True)
+
+
+async def _ready(call: GrpcCall) -> pb.ServerReadyResponse:
+    """As ``/health/ready``."""
+    return pb.ServerReadyResponse(ready=call.request({}).is_ready())
+
+
+async def _metadata(call: GrpcCall) -> pb.ServerMetadataResponse:
+    return pb.ServerMetadataResponse(**server_metadata(EXTENSIONS))
+
+
+async def _model_ready(call: GrpcCall) -> pb.ModelReadyResponse:
+    name, version = call.message.name, call.message.version
+    try:
+        return pb.ModelReadyResponse(ready=is_model_ready(call.request({}), name, version))
+    except UnavailableError:
+        return pb.ModelReadyResponse(ready=False)
+
+
+async def _model_metadata(call: GrpcCall) -> pb.ModelMetadataResponse:
+    return pb.ModelMetadataResponse(**metadata(call.request({}), call.message.name, call.message.version))
+
+
+async def _model_config(call: GrpcCall) -> pb.ModelConfigResponse:
+    found = config(call.request({}), call.message.name, call.message.version)
+    return pb.ModelConfigResponse(config=pb.ModelConfig(**found))
+
+
+async def _statistics(call: GrpcCall) -> pb.ModelStatisticsResponse:
+    return pb.ModelStatisticsResponse(**statistics(call.request({}), call.message.name, call.message.version))
+
+
+async def _index(call: GrpcCall) -> pb.RepositoryIndexResponse:
+    _check_repository(call)
+    return pb.RepositoryIndexResponse(models=index(call.request({}), call.message.ready))
+
+
+async def _load(call: GrpcCall) -> pb.RepositoryModelLoadResponse:
+    _check_repository(call)
+    await load(call.request({}), call.message.model_name, _parameters(call.message.parameters))
+    return pb.RepositoryModelLoadResponse()
+
+
+async def _unload(call: GrpcCall) -> pb.RepositoryModelUnloadResponse:
+    _check_repository(call)
+    await unload(call.request({}), call.message.model_name, _parameters(call.message.parameters))
+    return pb.RepositoryModelUnloadResponse()
+
+
+def _check_repository(call: GrpcCall) -> None:
+    if call.message.repository_name:
+        message = "repository_name must be empty: there is one repository, without a name"
+        raise RefusalError(400, message, param="repository_name", code="unsupported_parameter")
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    return {name: getattr(one, one.WhichOneof("parameter_choice") or "string_param") for name, one in given.items()}
+
+
+async def _read(message: pb.ModelInferRequest) -> InferRequest:
+    return await decode(message.ByteSize(), lambda: read_message(message))
+
+
+async def _written(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:
+    if sum(one.array.nbytes for one in response.outputs) < _LARGE_REQUEST:
+        return message_of(response, model, request_id)
+    return await asyncio.to_thread(message_of, response, model, request_id)
+
+
+async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
+    """One answer, whole."""
+    message = call.message
+    request = await _read(message)
+    name, response = await answer(
+        call.request({}), request, message.model_name, message.model_version, call.remaining_s
+    )  # fmt: skip
+    return await _written(response, name, message.id)
+
+
+class _Stream:
+    """The requests of one stream, side by side; their responses are written one at a time."""
+
+    def __init__(self, call: GrpcCall) -> None:
+        self._call = call
+        self._writing = asyncio.Lock()
+        self._places = asyncio.Semaphore(MOST_OF_STREAM)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_read = 0
+        self._is_stopped = False
+        """Ended by the service, and not by the client's last request."""
+
+    async def run(self) -> None:
+        """Until the client has sent its last request and all are answered, or the service stops."""
+        self._owner = asyncio.current_task()
+        stopping = asyncio.ensure_future(self._call.door.stopping.wait())
+        try:
+            while (data := await self._next(stopping)) is not None:
+                self._num_read += 1
+                task = asyncio.ensure_future(self._answer(data, f"{self._call.request_id}.{self._num_read}"))
+                self._tasks.add(task)
+                task.add_done_callback(self._ended)
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            stopping.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._is_stopped:
+            raise RefusalError(503, "the service is stopping", code="draining")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._places.release()
+
+    async def _next(self, stopping: asyncio.Future[Any]) -> bytes | None:
+        """The next request, once there is a place for it; None after the last."""
+        await self._places.acquire()
+        reading = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            self._is_stopped = not reading.done()
+            return None if self._is_stopped else reading.result()
+        finally:
+            reading.cancel()
+
+    async def _answer(self, data: bytes, request_id: str) -> None:
+        """One request: what goes wrong with it is a response of its own, and the others go on."""
+        rpc = self._call
+        one = GrpcCall(rpc.door, _ONE_OF_STREAM, rpc.context, request_id, rpc.headers, rpc.is_known)
+        outcome, message = Outcome(), pb.ModelInferRequest()
+        with rpc.door.counted(outcome, one), rpc.door.opened():
+            message = await one.parsed(data)
+            await self._respond(one, message)
+        if outcome.refusal is not None:
+            await self._send(_failed(message, outcome.refusal, request_id))
+
+    async def _respond(self, one: GrpcCall, message: pb.ModelInferRequest) -> None:
+        request, call = await _read(message), one.request({})
+        model, version = message.model_name, message.model_version
+        method = found_method(call, model, version)
+        if method is not None:
+            await self._write(await run_method(call, method, request, one.remaining_s), method.name, message.id, True)
+            return
+        inference = await language_model(call, request, model, version, one.remaining_s)
+
+        async def send(response: InferResponse, is_last: bool) -> None:
+            await self._write(response, inference.name, message.id, is_last)
+
+        if call.body.get("stream", True):
+            await inference.pieces(send)
+        else:
+            await send(await inference.whole(), True)
+
+    async def _write(self, response: InferResponse, model: str, request_id: str, is_last: bool) -> None:
+        found = await _written(response, model, request_id)
+        set_parameter(found, FINAL, is_last)
+        await self._send(pb.ModelStreamInferResponse(infer_response=found))
+
+    async def _send(self, response: pb.ModelStreamInferResponse) -> None:
+        async with self._writing:
+            try:
+                await self._call.write(response)
+            except GoneError:
+                if self._owner is not None:
+                    self._owner.cancel()
+                raise
+
+
+def _failed(message: pb.ModelInferRequest, refusal: RefusalError, request_id: str) -> pb.ModelStreamInferResponse:
+    """What a request of a stream is refused with; the parameters say what a status and trailing metadata would."""
+    found = pb.ModelStreamInferResponse(error_message=str(refusal)[:MAX_MESSAGE_CHARS])
+    response = found.infer_response
+    response.id, response.model_name = message.id[:MAX_ID_CHARS], message.model_name[:MAX_NAME_CHARS]
+    response.parameters["code"].string_param = CODES[refusal.status].grpc
+    for name, text in trailers_of(request_id, refusal):
+        response.parameters[name].string_param = text
+    response.parameters[FINAL].bool_param = True
+    return found
+
+
+async def _stream_infer(call: GrpcCall) -> None:
+    """Requests as they come, answered side by side."""
+    await _Stream(call).run()
+
+
+_ONE_OF_STREAM: Final = Method(f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _infer, is_work=True)

@@ -1,0 +1,67 @@
+"""gRPC's server reflection: which services there are, and the files that describe them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.serving.proto import health_pb2, oip_pb2
+from penstock.serving.proto import reflection_pb2 as pb
+from penstock.serving.grpc.gateway import GrpcCall, Method
+
+__all__ = ["reflection_methods"]
+
+NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The same messages under both; older clients ask under the second."""
+_FILES: Final = (oip_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, pb.DESCRIPTOR)
+_NOT_FOUND: Final = 5
+_INVALID: Final = 3
+MAX_REQUESTS: Final = 1000
+
+
+def reflection_methods() -> list[Method]:
+    """The one method, under both names of the service."""
+    return [Method(f"{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES]
+
+
+async def _info(call: GrpcCall) -> None:
+    """Answer requests one after the other."""
+    for _ in range(MAX_REQUESTS):
+        data = await call.next()
+        if data is None:
+            return
+        request = await call.parsed(data)
+        response = pb.ServerReflectionResponse(valid_host=request.host, original_request=request)
+        _answer(request, response)
+        await call.write(response)
+
+
+def _answer(request: pb.ServerReflectionRequest, response: pb.ServerReflectionResponse) -> None:
+    kind = request.WhichOneof("message_request")
+    found: Any = None
+    if kind == "list_services":
+        names = sorted(one.full_name for file in _FILES for one in file.services_by_name.values())
+        response.list_services_response.service.extend(pb.ServiceResponse(name=name) for name in names)
+        return
+    if kind == "file_by_filename":
+        found = next((file for file in _FILES if file.name == request.file_by_filename), None)
+    elif kind == "file_containing_symbol":
+        found = _file_of(request.file_containing_symbol)
+    elif kind is None:
+        response.error_response.error_code = _INVALID
+        response.error_response.error_message = "the request asks for nothing"
+        return
+    if found is None:  # extensions among them, of which there are none
+        response.error_response.error_code = _NOT_FOUND
+        response.error_response.error_message = "there is nothing of that name"
+        return
+    response.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
+
+
+def _file_of(symbol: str) -> Any:
+    """The file of a service, method, message, field or enumeration, by its full name."""
+    for file in _FILES:
+        try:
+            return file.pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            continue
+    return None

@@ -1,0 +1,1 @@
+"""The HTTP listener and the routes that belong to no protocol.  It knows nothing of engines."""

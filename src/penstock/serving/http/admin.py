@@ -1,0 +1,117 @@
+"""The admin listener: routes that change a service's models, on a socket of its own and never at the public door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import (
+    FileAccessError,
+    InvalidArgumentError,
+    InvalidFileError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from penstock.serving.http.app import description_of
+from penstock.serving.call import Call, Reply, json_reply
+from penstock.serving.gateway import Door
+from penstock.serving.operations import NAME, Operation, Routes
+from penstock.api_errors import RefusalError
+from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.json_schema import Choice, Members, Text
+from penstock.serving.http.status import MODEL_STATUS, STATUS, model_status, status
+
+if TYPE_CHECKING:
+    from penstock.llm.backend import Models
+    from penstock.serving.model_changes import Changes
+    from penstock.serving.metrics import Metrics
+
+__all__ = ["MAX_CONNECTIONS", "admin_operations", "make_admin"]
+
+MAX_CONNECTIONS: Final = 64
+_PATH: Final = Text(1, 4096)
+_NOTES: Final = {
+    "path": "An absolute path on the service's machine: a bundle, or a checkpoint's folder.",
+    "name": "What requests call it; that of the file unless given.",
+}
+LOAD: Final = Members("LoadRequest", {"path": _PATH, "name": Text(1, 128, NAME)}, ("path",), _NOTES)
+UPDATE: Final = Members("UpdateRequest", {"path": _PATH}, ("path",), _NOTES)
+UNLOADED: Final = Members("Unloaded", {"id": Text(), "state": Choice(("unloaded",))}, ("id", "state"))
+
+
+class _Routes:
+    """The handlers, over the changes that they ask for."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+
+    async def load(self, call: Call) -> Reply:
+        """Load a bundle under a name of its own."""
+        with _refusals_of_files():
+            backend = await self._changes.load(_absolute(call.body["path"]), call.body.get("name", ""))
+        call.facts["model"] = backend.name
+        return json_reply(model_status(backend, call.metrics))
+
+    async def update(self, call: Call) -> Reply:
+        """Switch a model to other weights."""
+        name = call.facts["model"] = call.path_values["model"]
+        with _refusals_of_files():
+            backend = await self._changes.update(name, _absolute(call.body["path"]))
+        return json_reply(model_status(backend, call.metrics))
+
+    async def unload(self, call: Call) -> Reply:
+        """Drain a model and give its memory back."""
+        name = call.facts["model"] = call.path_values["model"]
+        await self._changes.unload(name)
+        return json_reply({"id": name, "state": "unloaded"})
+
+
+def admin_operations(changes: Changes) -> list[Operation]:
+    """Every route of the admin listener."""
+    routes = _Routes(changes)
+    table = [
+        Operation("GET", "/admin/models", "admin_models", "Models and workers, as /status has them.", status, STATUS),
+        Operation(
+            "POST", "/admin/models/load", "load_model", "Load a model.", routes.load, MODEL_STATUS, LOAD,
+            refusals=(429, 503, 504),
+        ),
+        Operation(
+            "POST", "/admin/models/{model}/update", "update_model", "Switch a model to other weights.",
+            routes.update, MODEL_STATUS, UPDATE, refusals=(404, 429, 503, 504),
+        ),
+        Operation(
+            "POST", "/admin/models/{model}/unload", "unload_model", "Drain a model and give its memory back.",
+            routes.unload, UNLOADED, refusals=(404, 429, 503, 504),
+        ),
+    ]  # fmt: skip
+    table.append(description_of(table))
+    return table
+
+
+def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Door:
+    """The application of the admin listener.
+
+    It asks for no key: who may open its socket is the owner.  Its limits are the defaults, for a load may take longer
+    than the public door gives an answer.  ``metrics`` are the public door's, so that both tell the same latencies.
+    """
+    settings = DoorSettings(limits=DoorLimits(num_connections=MAX_CONNECTIONS))
+    return Door(Routes(admin_operations(changes)), models, settings, metrics=metrics)
+
+
+def _absolute(path: str) -> str:
+    if not Path(path).is_absolute() or "\0" in path:
+        raise InvalidArgumentError(f"path must be absolute, for the service has a folder of its own, not {path!r:.200}")
+    return path
+
+
+@contextmanager
+def _refusals_of_files() -> Iterator[None]:
+    """Whoever asks here chose the file and may read why it does not open, which the public door tells nobody."""
+    try:
+        yield
+    except (InvalidFileError, FileAccessError, UnsupportedError) as error:
+        raise RefusalError(400, str(error), param="path", code="invalid_model") from error
+    except OutOfMemoryError as error:
+        raise RefusalError(503, str(error), code="out_of_memory", retry_after_s=30) from error

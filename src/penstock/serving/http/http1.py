@@ -1,0 +1,357 @@
+"""uvicorn's HTTP/1.1, whose parser knows no bounds, with those of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from penstock.serving.call import DIRECT_BODY, Headers
+from penstock.api_errors import CODES
+from penstock.serving.http.transport import Transport
+
+__all__ = ["MAX_REFUSED", "TOO_MANY_CONNECTIONS", "BoundedProtocol"]
+
+MAX_REFUSED: Final = 64
+"""Connections above ``num_connections`` that may read at leisure why they are refused."""
+_REFUSED_S: Final = 1.0
+"""How long they may take."""
+
+_SEND_BYTES: Final = 1 << 17
+_RECEIVE_BYTES: Final = 1 << 16
+_PHRASES: Final = {
+    400: "Bad Request",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+_CHUNKED: Final = [b"chunked"]
+
+
+class _RefusedError(Exception):
+    """Raised in a callback of the parser to stop it; ``_refusal`` says why."""
+
+
+class _Together:
+    """Stands for a connection's transport while a whole answer is written, which then goes out in one piece."""
+
+    __slots__ = ("_cycle", "_pieces", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport: Any = cycle.transport
+        self._pieces: list[bytes] = []
+
+    def __enter__(self) -> None:
+        self._cycle.transport = self  # type: ignore[assignment]
+
+    def __exit__(self, *_error: object) -> None:
+        self._cycle.transport = self._transport
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            self._transport.write(b"".join(self._pieces))
+            self._pieces.clear()
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._pieces.clear()
+        self._transport.abort()
+
+
+class _DirectBody:
+    """The rest of an answer that has begun in chunks, without a message, a coroutine and a look at each for a piece."""
+
+    __slots__ = ("_cycle", "on_gone")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self._cycle.disconnected
+
+    def together(self) -> _Together:
+        return _Together(self._cycle)
+
+    def break_off(self) -> None:
+        self.on_gone = None
+        self._cycle.disconnected = True
+        self._cycle.transport.abort()
+
+    @property
+    def is_free(self) -> bool:
+        cycle = self._cycle
+        return (
+            cycle.response_started
+            and bool(cycle.chunked_encoding)
+            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+            and cycle.scope["method"] != "HEAD"
+        )
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.response_started or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        found, lines = [STATUS_LINE[status]], 2
+        for named in (cycle.default_headers, headers):
+            for name, value in named:
+                found += (name, b": ", value, b"\r\n")
+            lines += len(named)
+        if not cycle.keep_alive:
+            found.append(b"connection: close\r\n")
+            lines += 1
+        found.append(b"\r\n")
+        head = b"".join(found)
+        if head.count(b"\n") != lines or head.count(b"\r") != lines:
+            raise ValueError("a header holds the end of a line")
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+        return True
+
+    def write(self, piece: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
+def _refusal(status: int, message: str) -> bytes:
+    """An error response outside of the application, after which the connection is closed."""
+    error = {"message": message, "type": CODES[status].type, "param": None, "code": None}
+    body = json.dumps({"error": error}).encode()
+    lines = [
+        f"HTTP/1.1 {status} {_PHRASES[status]}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+    ]
+    if CODES[status].is_retriable:
+        lines.append("retry-after: 1")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+TOO_MANY_CONNECTIONS: Final = _refusal(503, "Too many open connections. Retry later.")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection.  The application is a Door, whose limits hold from the first byte on.
+
+    ``connected`` is called when the connection is made, and counts among the open ones.
+    """
+
+    def __init__(self, config: Any, *arguments: Any, connected: Callable[[], None], **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        self._connected = connected
+        self._limits = config.app.settings.limits
+        self._arrivals = config.app.arrivals
+        self._timer: asyncio.TimerHandle | None = None
+        self._direct: deque[_DirectBody] = deque()  # of the requests that came and are not answered: in their order
+        self._num_bytes = 0
+        self._num_unparsed = 0
+        self._refusal = (400, "Malformed HTTP request.")
+        self._is_in_body = False
+        self._is_upgrade = False
+        self._held: tuple[int, int, str] | None = None
+        """A refusal that waits for responses to earlier requests: how many requests it follows, status, message."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection; refuse it where ``num_connections`` are open."""
+        self._connected()
+        limits = self._limits
+        is_full = len(self.connections) >= limits.num_connections
+        linger_s = min(limits.body_s, _REFUSED_S) if is_full else limits.body_s
+        self._way = Transport(transport, lambda: self._is_in_body, linger_s, limits.write_s)
+        super().connection_made(self._way)  # type: ignore[arg-type]
+        if hasattr(transport, "max_size"):  # asyncio reads 256 KiB: thousands of requests or chunks in one turn
+            transport.max_size = _RECEIVE_BYTES
+        own = transport.get_extra_info("socket")
+        if own is not None:  # else the system takes megabytes for a reader who takes nothing
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+            if own.family != socket.AF_UNIX:  # else a small piece waits 40 ms for an acknowledgement
+                own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_full:
+            self._is_in_body = True  # its request may be on its way
+            self.transport.write(TOO_MANY_CONNECTIONS)
+            self.transport.close()
+        else:
+            self._arrivals.opened(self)
+            self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._arrivals.spoke(self)
+        self._stop_timer()
+        self._way.ended()
+        super().connection_lost(exc)
+        while self._direct:
+            on_gone = self._direct.popleft().on_gone
+            if on_gone is not None:
+                on_gone()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; the first bytes of a request start its clock."""
+        if self.transport.is_closing() or self._held is not None:
+            return
+        self._arrivals.spoke(self)
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            if self._is_in_body:  # of a request that was answered before all of it was here: nobody reads it
+                self._timer = self.loop.call_later(self._limits.body_s, self._way.end)
+            else:
+                self._expect_headers()
+        self._num_unparsed += len(data)
+        self._parse(data)
+        # The parser keeps half a header to itself, however long it grows.
+        is_head = not self._is_in_body and self._held is None and not self.transport.is_closing()
+        if is_head and self._num_unparsed > self._limits.header_bytes:
+            self._refuse(431, "The headers are too large.")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what came, as uvicorn does, but read on behind an ``Upgrade`` header.
+
+        The parser stops behind the headers of a request to upgrade and would take its body for the next request.  A
+        server may ignore the header (RFC 9110 section 7.8): a new parser reads the same headers without it, then the
+        rest.
+        """
+        self._unset_keepalive_if_required()
+        pieces: list[bytes | memoryview] = [data]
+        try:
+            while pieces:
+                piece = pieces.pop()
+                try:
+                    self.parser.feed_data(piece)
+                except HttpParserUpgrade as stop:
+                    pieces += (memoryview(piece)[stop.args[0] :], self._head_without_upgrade())
+                    self.parser = HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        except HttpParserError:
+            self.logger.warning("Request refused: %s", self._refusal[1])
+            self.send_400_response(self._refusal[1])
+
+    def _head_without_upgrade(self) -> bytes:
+        """The request line and headers that were parsed last, as bytes, without ``Upgrade``."""
+        parts = [self.parser.get_method(), b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                parts += (name, b": ", value, b"\r\n")
+        return b"".join((*parts, b"\r\n"))
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._num_bytes = 0
+        self._is_upgrade = False
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or a trailer behind a chunked body, which is ignored: it must not count as a header."""
+        self._count(len(name) + len(value) + 4)
+        if not self._is_in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The application takes over."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop(501, "Unsupported method: CONNECT. This server is not a proxy.")
+            self._is_upgrade = True  # ``_parse`` reads the headers again
+            return
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and codings != _CHUNKED:
+            self._stop(501, "Unsupported Transfer-Encoding. Expected chunked.")
+        self._stop_timer()
+        self._is_in_body = True
+        super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
+            direct = _DirectBody(self.cycle)
+            self._direct.append(direct)
+            self.cycle.scope[DIRECT_BODY] = direct  # type: ignore[typeddict-unknown-key]
+
+    def on_message_complete(self) -> None:
+        """All of a request is here; where its answer is, too, the connection rests as behind any other answer."""
+        if self._is_upgrade:
+            return
+        self._is_in_body = False
+        self._num_unparsed = 0
+        super().on_message_complete()
+        if self._timer is not None:
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """The next request may come."""
+        if self._direct:
+            self._direct.popleft()
+        if self._held is not None:
+            self._held = self._held[0] - 1, *self._held[1:]
+            if not self._held[0]:
+                self._write_refusal(*self._held[1:])
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser gave up; what our own callbacks raise ends here, too."""
+        self._refuse(*self._refusal)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        limits = self._limits
+        if self._num_bytes > limits.header_bytes or len(self.headers) >= limits.num_headers:
+            self._stop(431, "The headers are too many or too large.")
+
+    def _stop(self, status: int, message: str) -> None:
+        """Stop the parser inside a callback and refuse the request."""
+        self._refusal = status, message
+        raise _RefusedError
+
+    def _expect_headers(self) -> None:
+        self._num_unparsed = 0
+        self._timer = self.loop.call_later(self._limits.header_s, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer outside of the application, behind the responses to earlier requests, and close the connection."""
+        self._stop_timer()
+        # The refused request is among the unanswered ones if the application has it already.
+        is_own = self._is_in_body and self.cycle is not None and not self.cycle.response_complete
+        num_before = len(self._direct) - is_own
+        if num_before > 0 and not self.transport.is_closing():
+            self._held = num_before, status, message
+        else:
+            self._write_refusal(status, message)
+
+    def _write_refusal(self, status: int, message: str) -> None:
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(_refusal(status, message))
+        self._is_in_body = status in (431, 501)  # the rest of the request is on its way
+        self.transport.close()

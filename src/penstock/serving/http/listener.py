@@ -1,0 +1,152 @@
+"""The listener: uvicorn on a socket of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from penstock.errors import FileAccessError, InvalidFileError
+from penstock.serving.http.acceptor import Acceptor
+from penstock.serving.http.http1 import MAX_REFUSED, TOO_MANY_CONNECTIONS, BoundedProtocol
+from penstock.serving.http.unix_socket import UnixSocket
+
+if TYPE_CHECKING:
+    from penstock.serving.gateway import Door
+    from penstock.serving.settings import DoorLimits, DoorSettings
+
+__all__ = ["Listener", "check_tls"]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with another way to accept connections; it leaves signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets=[])
+        config, connections = self.config, self.server_state.connections
+        limits: DoorLimits = config.app.settings.limits  # type: ignore[union-attr]
+
+        def make(connected: Callable[[], None]) -> BoundedProtocol:
+            return BoundedProtocol(config, self.server_state, self.lifespan.state, connected=connected)
+
+        def is_full(num_opening: int) -> bool:
+            return num_opening + len(connections) >= limits.num_connections + MAX_REFUSED
+
+        for one in sockets or ():
+            acceptor = Acceptor(one, make, is_full, TOO_MANY_CONNECTIONS, config.ssl, limits.header_s)
+            self.servers.append(acceptor)  # type: ignore[arg-type]
+
+
+class Listener:
+    """The door on a socket.  ``open`` binds it, ``serve`` answers until ``stop`` is called.
+
+    With ``path`` it is a unix socket of its owner's alone, else a port.
+    """
+
+    def __init__(self, app: Door, settings: DoorSettings, path: Path | None = None) -> None:
+        self._settings = settings
+        self.door = app
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._unix: UnixSocket | None = None
+        check_tls(settings)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                loop="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                proxy_headers=False,
+                timeout_keep_alive=int(settings.limits.keep_alive_s),
+                ssl_certfile=settings.tls_certificate,
+                ssl_keyfile=settings.tls_key,
+            )
+        )
+
+    @property
+    def connections(self) -> Collection[object]:
+        """Those that are open."""
+        return self._server.server_state.connections
+
+    def open(self) -> str:
+        """Bind the address; returns the URL.  FileAccessError when the system refuses it; those of UnixSocket."""
+        settings = self._settings
+        if self._path is not None:
+            self._unix = UnixSocket(self._path)
+            self._socket = self._unix.socket
+            return f"unix:{self._unix.path}"
+        try:
+            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+            self._socket = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+        except OSError as error:
+            raise FileAccessError(f"{settings.host}:{settings.port}: {error.strerror or error}") from error
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        scheme = "http" if settings.tls_certificate is None else "https"
+        return f"{scheme}://{host}:{self._socket.getsockname()[1]}"
+
+    async def serve(self) -> None:
+        """Answer requests; returns once ``stop`` was called and what ran has ended."""
+        if self._socket is None:
+            self.open()
+        if self._socket is not None:
+            try:
+                await self._server.serve(sockets=[self._socket])
+            finally:
+                self.close()
+
+    def stop(self, at_once: bool = False) -> None:
+        """Take no more connections; requests that run may end unless ``at_once``."""
+        self._server.should_exit = True
+        if at_once:
+            self._server.force_exit = True
+
+    def reload_tls(self) -> None:
+        """Use the certificate and key that lie in the files now for new connections; they must have been checked."""
+        tls, settings = self._server.config.ssl, self._settings
+        if tls is not None and settings.tls_certificate is not None:
+            tls.load_cert_chain(settings.tls_certificate, settings.tls_key, password=_no_password)
+
+    def close(self) -> None:
+        """Give the socket back; nothing happens when there is none."""
+        if self._unix is not None:
+            self._unix.close()
+        elif self._socket is not None:
+            self._socket.close()
+
+
+def check_tls(settings: DoorSettings) -> None:
+    """Refuse files that are no certificate and its key, before anything runs.  uvicorn's own words name neither."""
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise FileAccessError(f"{name}: {path}: {error.strerror}") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidFileError(
+            f"tls_certificate {certificate} and tls_key {key}: expected a certificate and its key in PEM, "
+            f"the key without a password: {error}"
+        ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")

@@ -1,0 +1,258 @@
+"""``/metrics`` in Prometheus' text format, under the names that vLLM uses, so that its dashboards work.
+
+Latencies are taken at the door: from the moment a request was let in to the moment a piece of its answer is handed to
+the connection.  What the engines count comes from their figures.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine.stats import STEP_TOKENS
+
+if TYPE_CHECKING:
+    from penstock.engine.stats import EngineFigures
+    from penstock.llm.backend import Models
+    from penstock.servables.lifecycle.repository import Servables
+
+__all__ = ["CONTENT_TYPE", "WINDOW", "Metrics", "ModelMetrics"]
+
+WINDOW: Final = 1000
+"""Of how many latest values the percentiles of ``/status`` are."""
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_SHORT: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
+_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_LONG: Final = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 480.0, 1920.0)
+_COUNTS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
+_FEW: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+_HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SHORT),
+    "inter_token_latency_seconds": ("Between the tokens of an answer.", _TOKEN),
+    "request_time_per_output_token_seconds": ("Mean time between the tokens of an answer.", _TOKEN),
+    "e2e_request_latency_seconds": ("From a request's arrival to its last token.", _LONG),
+    "request_queue_time_seconds": ("From a request's arrival in the engine to its first step.", _LONG),
+    "request_prefill_time_seconds": ("From a request's first step to its first token.", _LONG),
+    "request_decode_time_seconds": ("From a request's first token to its last.", _LONG),
+    "request_inference_time_seconds": ("From a request's first step to its last token.", _LONG),
+    "request_prompt_tokens": ("Tokens of a prompt.", _COUNTS),
+    "request_generation_tokens": ("Tokens of an answer.", _COUNTS),
+    "request_max_num_generation_tokens": ("Tokens of the longest answer to a prompt.", _COUNTS),
+    "request_params_max_tokens": ("Tokens that an answer may have at most, as a request says.", _COUNTS),
+    "request_params_n": ("Answers asked for by a request.", _FEW),
+}
+
+
+class _Histogram:
+    """Counts of values by upper bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Note a value, ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def lines(self, name: str, labels: str) -> Iterable[str]:
+        """As text: cumulative counts, sum and count."""
+        seen = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            le = "+Inf" if bound == float("inf") else repr(bound)
+            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{le}"}} {seen}'
+        yield f"{name}_sum{{{labels}}} {self.total!r}"
+        yield f"{name}_count{{{labels}}} {seen}"
+
+
+class ModelMetrics:
+    """What the door notes of one model's requests."""
+
+    def __init__(self) -> None:
+        self.histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self._first_token = self.histograms["time_to_first_token_seconds"]
+        self._between = self.histograms["inter_token_latency_seconds"]
+        self._latest: dict[str, deque[float]] = {
+            name: deque(maxlen=WINDOW) for name in ("first_token_s", "between_tokens_s", "e2e_s")
+        }
+        self._latest_between = self._latest["between_tokens_s"]
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self.last_ended_ms = 0
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of a request came."""
+        self._first_token.add(seconds)
+        self._latest["first_token_s"].append(seconds)
+
+    def between(self, seconds: float, num_tokens: int) -> None:
+        """Further tokens came together, so long after those before them."""
+        self._between.add(seconds / num_tokens, num_tokens)
+        self._latest_between.append(seconds / num_tokens)
+
+    def percentiles(self, name: str) -> dict[str, float] | None:
+        """The median and the 99th percentile of the latest values; None before the first."""
+        values = sorted(self._latest[name])
+        if not values:
+            return None
+        return {"p50": values[len(values) // 2], "p99": values[min(len(values) - 1, len(values) * 99 // 100)]}
+
+    def ended(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
+        """A prompt's answers are done: tokens of prompt and of all answers, seconds since arrival, the engine's own."""
+        note = self.histograms
+        note["e2e_request_latency_seconds"].add(seconds)
+        self._latest["e2e_s"].append(seconds)
+        self.last_ended_ms = time.time_ns() // 1_000_000
+        note["request_prompt_tokens"].add(num_prompt)
+        note["request_generation_tokens"].add(num_output)
+        if timings:
+            decode_s = max(0.0, timings["total_s"] - timings["first_token_s"])
+            note["request_queue_time_seconds"].add(timings["queued_s"])
+            note["request_prefill_time_seconds"].add(timings["prefill_s"])
+            note["request_decode_time_seconds"].add(decode_s)
+            note["request_inference_time_seconds"].add(timings["prefill_s"] + decode_s)
+            if timings["per_token_s"]:
+                note["request_time_per_output_token_seconds"].add(timings["per_token_s"])
+        self.prompt_tokens += num_prompt
+        self.output_tokens += num_output
+
+    def asked(self, n: int, max_tokens: int | None, longest: int) -> None:
+        """What a request said, and the tokens of its longest answer."""
+        note = self.histograms
+        note["request_params_n"].add(n)
+        note["request_max_num_generation_tokens"].add(longest)
+        if max_tokens is not None:
+            note["request_params_max_tokens"].add(max_tokens)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Metrics:
+    """All that ``/metrics`` shows.  Routes and models bound its size: no label holds what a client wrote."""
+
+    def __init__(self, models: Models) -> None:
+        self.started = time.perf_counter()
+        self._models = models
+        self._of_model: dict[str, ModelMetrics] = {}
+        self._http: Counter[tuple[str, str, int]] = Counter()
+        self._http_seconds: dict[str, _Histogram] = {}
+        self._grpc: Counter[tuple[str, str]] = Counter()
+        self._grpc_seconds: dict[str, _Histogram] = {}
+        self.servables: Servables | None = None
+
+    def of_model(self, name: str) -> ModelMetrics:
+        """Those of one model, which is loaded."""
+        found = self._of_model.get(name)
+        if found is None:
+            found = self._of_model[name] = ModelMetrics()
+        return found
+
+    def http(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._http[(method if route != "none" else "", route, status)] += 1
+        histogram = self._http_seconds.get(route)
+        if histogram is None:
+            histogram = self._http_seconds[route] = _Histogram(_LONG)
+        histogram.add(seconds)
+
+    def grpc(self, path: str, code: str, seconds: float) -> None:
+        """A request over gRPC was answered: the method's path, and the code's name."""
+        self._grpc[path, code] += 1
+        histogram = self._grpc_seconds.get(path)
+        if histogram is None:
+            histogram = self._grpc_seconds[path] = _Histogram(_LONG)
+        histogram.add(seconds)
+
+    def text(self) -> bytes:
+        """The page, as Prometheus' text format 0.0.4 has it."""
+        out: list[str] = []
+        served = self._models.list()
+        figures = {one.name: one.figures() for one in served}
+        names = [one.name for one in served]
+        labels = {name: f'model_name="{_escaped(name)}",engine="0"' for name in {*names, *self._of_model}}
+        self._engines(out, {labels[name]: found for name, found in figures.items() if found is not None})
+        for name, (note, _) in _HISTOGRAMS.items():
+            _head(out, f"vllm:{name}", "histogram", note)
+            for model, of_model in self._of_model.items():
+                out += of_model.histograms[name].lines(f"vllm:{name}", labels[model])
+        _head(out, "vllm:prompt_tokens_total", "counter", "Tokens of prompts.")
+        out += [
+            f"vllm:prompt_tokens_total{{{labels[name]}}} {one.prompt_tokens}" for name, one in self._of_model.items()
+        ]
+        _head(out, "vllm:generation_tokens_total", "counter", "Tokens of answers.")
+        out += [
+            f"vllm:generation_tokens_total{{{labels[name]}}} {one.output_tokens}"
+            for name, one in self._of_model.items()
+        ]
+        _head(out, "vllm:request_success_total", "counter", "Answers that ended, by reason.")
+        for name, one in self._of_model.items():
+            for reason in ("stop", "length", "abort", "error"):
+                line = f'vllm:request_success_total{{{labels[name]},finished_reason="{reason}"}} {one.finished[reason]}'
+                out.append(line)
+        self._service(out)
+        if self.servables is not None:
+            from penstock.servables.lifecycle.report import metric_lines
+
+            out += metric_lines(self.servables)
+        return ("\n".join(out) + "\n").encode()
+
+    def _engines(self, out: list[str], figures: Mapping[str, EngineFigures]) -> None:
+        rows = (
+            ("num_requests_running", "gauge", "Requests that take part in steps.", "num_running"),
+            ("num_requests_waiting", "gauge", "Requests that wait for a place.", "num_waiting"),
+            ("kv_cache_usage_perc", "gauge", "Share of pages that requests hold; 1 is all.", "page_use"),
+            ("num_preemptions_total", "counter", "Requests that gave up their pages.", "num_preemptions"),
+            ("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", "num_prompt_tokens"),
+            ("prefix_cache_hits_total", "counter", "Prompt tokens that were shared.", "num_cached_tokens"),
+        )
+        for name, kind, note, field in rows:
+            _head(out, f"vllm:{name}", kind, note)
+            out += [f"vllm:{name}{{{labels}}} {getattr(found, field)}" for labels, found in figures.items()]
+        _head(out, "vllm:iteration_tokens_total", "histogram", "Tokens that a step computes.")
+        for labels, found in figures.items():
+            steps = _Histogram(tuple(map(float, STEP_TOKENS)))
+            steps.counts = [found.num_steps_by.get(name, 0) for name in (*map(str, STEP_TOKENS), "")]
+            steps.total = float(found.num_step_tokens)
+            out += steps.lines("vllm:iteration_tokens_total", labels)
+        _head(out, "penstock:steps_total", "counter", "Steps of the engine.")
+        out += [f"penstock:steps_total{{{labels}}} {found.num_steps}" for labels, found in figures.items()]
+
+    def _service(self, out: list[str]) -> None:
+        _head(out, "penstock:model_ready", "gauge", "1 while the model's engine turns and takes requests.")
+        for one in self._models.list():
+            out.append(f'penstock:model_ready{{model_name="{_escaped(one.name)}"}} {int(one.is_ready)}')
+        _head(out, "penstock:worker_restarts_total", "counter", "Workers that ended unasked, by cause.")
+        for one in self._models.list():
+            for cause, count in one.deaths().items():
+                labels = f'model_name="{_escaped(one.name)}",cause="{cause}"'
+                out.append(f"penstock:worker_restarts_total{{{labels}}} {count}")
+        _head(out, "http_requests_total", "counter", "HTTP requests by route and status; 499: the client went away.")
+        for (method, route, status), count in self._http.items():
+            out.append(f'http_requests_total{{method="{method}",handler="{route}",status="{status}"}} {count}')
+        _head(out, "http_request_duration_seconds", "histogram", "From arrival to the end of the answer.")
+        for route, histogram in self._http_seconds.items():
+            out += histogram.lines("http_request_duration_seconds", f'handler="{route}"')
+        _head(out, "grpc_server_handled_total", "counter", "gRPC requests by method and code, those of streams too.")
+        for (path, code), count in self._grpc.items():
+            out.append(f'grpc_server_handled_total{{{_grpc_labels(path)},grpc_code="{code}"}} {count}')
+        _head(out, "grpc_server_handling_seconds", "histogram", "From arrival to the end of the answer.")
+        for path, histogram in self._grpc_seconds.items():
+            out += histogram.lines("grpc_server_handling_seconds", _grpc_labels(path))
+
+
+def _grpc_labels(path: str) -> str:
+    service, _, method = path.removeprefix("/").rpartition("/")
+    return f'grpc_service="{service}",grpc_method="{method}"'
+
+
+def _head(out: list[str], name: str, kind: str, note: str) -> None:
+    out += [f"# HELP {name} {note}", f"# TYPE {name} {kind}"]

@@ -1,0 +1,218 @@
+"""Who answers a request of the Open Inference Protocol, and how: a language model, or a method of a servable."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.config import show
+from penstock.engine.options import MAX_PRIORITY
+from penstock.errors import DeadlineError, NotFoundError
+from penstock.serving.request_parsing import check_count, options_of, prompts_of, sampling_of
+from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
+from penstock.serving.generation import Generation, Take, TakeNow
+from penstock.tensors import InferRequest, InferResponse, Method
+from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
+from penstock.api_errors import RefusalError
+from penstock.json_schema import Flag, MisfitError, Whole
+
+if TYPE_CHECKING:
+    from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.serving.call import Call
+
+__all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "run_method"]
+
+_GRACE_S: Final = 5.0
+_LARGE: Final = 1 << 14
+_TIMEOUT: Final = Whole(1000, int(MAX_TIMEOUT_S * 1e6))
+_PRIORITY: Final = Whole(-MAX_PRIORITY, MAX_PRIORITY)
+_HINT: Final = "triton_enable_empty_final_response"  # the last response of ours never is empty
+
+
+def found_method(call: Call, name: str, version: str) -> Method | None:
+    """The method of that name; None when it can only be a language model's.  NotFoundError, UnavailableError."""
+    if call.methods is None or not name:
+        return None
+    found = call.methods.find(name, version)
+    if found is not None:
+        call.facts["model"], call.facts["version"] = found.name, found.version
+    return found
+
+
+def model_called(call: Call, name: str) -> Backend:
+    """The language model of a name, which must be there; NotFoundError."""
+    if not name:
+        raise RefusalError(400, "name is missing", param="name", code="missing_required_parameter")
+    call.facts["model"] = name[:128]
+    return _known(call, name)
+
+
+def _known(call: Call, name: str) -> Backend:
+    """The language model of a name; NotFoundError, which names the servables, too."""
+    try:
+        return call.models.get(name)
+    except NotFoundError:
+        if call.methods is None:
+            raise
+        ready = [one.name for one in call.methods.index() if one.state == "READY"]
+        there = dict.fromkeys([*(one.name for one in call.models.list()), *ready])
+        raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(there) or 'none'}") from None
+
+
+def check_version(backend: Backend, version: str, found: int = 0) -> None:
+    """404 for a version that does not answer (``found``, else the one that would)."""
+    there = str(found or backend.card.version)
+    if version not in ("", there):
+        raise RefusalError(
+            404, f"{backend.name} has version {there}, not {version[:32]!r}", param="model_version",
+            code="version_not_found",
+        )  # fmt: skip
+
+
+async def answer(
+    call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
+) -> tuple[str, InferResponse]:
+    """The whole answer to a request, and the name of what gave it; the client waits for ``remaining_s`` seconds."""
+    method = found_method(call, model, version)
+    if method is not None:
+        return method.name, await run_method(call, method, request, remaining_s)
+    inference = await language_model(call, request, model, version, remaining_s)
+    if call.body.get("stream"):
+        message = "stream is true, but this answers once: ModelStreamInfer and generate_stream stream"
+        raise RefusalError(400, message, param="stream", code="invalid_value")
+    response = await inference.whole()
+    return inference.name, response
+
+
+async def language_model(
+    call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
+) -> Inference:
+    """A request to a language model, checked: beside the event loop when it is large.  NotFoundError before all."""
+    if model:
+        _known(call, model)
+    is_large = any(one.array.size > _LARGE for one in request.inputs.values())
+    asked = (await asyncio.to_thread(asked_of, request, model, version)) if is_large else (
+        asked_of(request, model, version)
+    )  # fmt: skip
+    return Inference(call, asked, remaining_s)
+
+
+async def run_method(call: Call, method: Method, request: InferRequest, remaining_s: float = math.inf) -> InferResponse:
+    """What a method of a servable answers; in the log it goes by the call's id, whatever the body calls it."""
+    if call.models.is_draining:
+        raise RefusalError(503, "the service is stopping", code="draining")
+    seconds, priority, is_each = min(call.settings.limits.request_s, remaining_s), 0, False
+    for name, value in request.parameters.items():
+        if name == "timeout":
+            seconds = min(_TIMEOUT.check(value, name) / 1e6, seconds)
+        elif name == "priority":
+            priority = _PRIORITY.check(value, name)
+        elif name == "per_instance_errors":
+            is_each = Flag().check(value, name)
+        elif name == _HINT:
+            Flag().check(value, name)
+        else:
+            raise MisfitError(
+                name[:MAX_NAME_CHARS],
+                f"the parameter {show(name)} is not known; servables know timeout, priority and "
+                "per_instance_errors", "unknown",
+            )  # fmt: skip
+    if seconds <= 0:
+        raise DeadlineError("the deadline was over when the request came")
+    return await method.infer(
+        InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
+    )  # fmt: skip
+
+
+class Inference:
+    """One request to a language model, from what it asks to its answers."""
+
+    def __init__(self, call: Call, asked: Asked, remaining_s: float = math.inf) -> None:
+        call.body = {**asked.body, "model": asked.model} if asked.model else asked.body
+        self._call, self._asked, self._remaining_s = call, asked, remaining_s
+        self._version = 0
+        self._num_finished = 0
+
+    @property
+    def name(self) -> str:
+        """Of the model, once it answers."""
+        return self._backend.name
+
+    @property
+    def id(self) -> str:
+        """As the client calls the request."""
+        return self._asked.id
+
+    async def whole(self) -> InferResponse:
+        """All answers."""
+        choices: dict[int, Choice] = {}
+
+        def keep(index: int, answer: Answer, delta: Delta) -> bool:
+            self._add(choices.setdefault(index, Choice(index)), answer, delta)
+            return True
+
+        async def take(index: int, answer: Answer, delta: Delta) -> None:
+            keep(index, answer, delta)
+
+        await self._run(take, keep)
+        return self._response([choices[index] for index in sorted(choices)])
+
+    async def pieces(self, send: Callable[[InferResponse, bool], Awaitable[None]]) -> None:
+        """A response for each piece of text, and whether it is the last."""
+        choices: dict[int, Choice] = {}
+
+        async def take(index: int, answer: Answer, delta: Delta) -> None:
+            choice = choices.setdefault(index, Choice(index))
+            self._add(choice, answer, delta)
+            if not delta.text and delta.finish_reason is None:
+                return  # half a character
+            del choices[index]
+            self._num_finished += delta.finish_reason is not None
+            await send(self._response([choice]), self._num_finished == self._num_answers)
+
+        await self._run(take)
+
+    def _add(self, choice: Choice, answer: Answer, delta: Delta) -> None:
+        if not self._version:
+            check_version(self._backend, self._asked.version, answer.version)
+            self._version = answer.version
+        choice.texts.append(delta.text)
+        choice.token_ids += delta.token_ids
+        choice.finish_reason = delta.finish_reason or ""
+        choice.num_prompt_tokens = answer.num_prompt_tokens
+
+    def _response(self, choices: list[Choice]) -> InferResponse:
+        return response_of(self._asked, self._version, choices)
+
+    async def _run(self, take: Take, take_now: TakeNow | None = None) -> None:
+        """The answers' pieces, by the number of the answer."""
+        asked, call = self._asked, self._call
+        body, backend = call.body, call.model()
+        self._backend = backend
+        check_version(backend, asked.version)
+        given = await prompts_of(backend, asked.prompt, asked.prompt_name, body)
+        check_count(len(given), body)
+        own = {"best_of": body["best_of"]} if "best_of" in body else {}
+        params = sampling_of(body, **own)
+        self._num_answers = len(given) * params.n
+
+        async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
+            await take(prompt * params.n + delta.index, answer, delta)
+
+        def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
+            return take_now is not None and take_now(prompt * params.n + delta.index, answer, delta)
+
+        limit_s = min(call.settings.limits.request_s, self._remaining_s)
+        seconds = min(body.get("timeout", limit_s), limit_s)
+        if seconds <= 0:
+            raise DeadlineError("the deadline was over when the request came")
+        run = Generation(call, backend, params, options_of(body, limit_s, call.client))
+        try:
+            async with asyncio.timeout(seconds + _GRACE_S):
+                await run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None)
+        except DeadlineError:  # the engine's own, which is a TimeoutError, too
+            raise
+        except TimeoutError:
+            raise DeadlineError(f"no answer within {seconds:g} s") from None

@@ -1,0 +1,122 @@
+"""A language model's answer to one text over REST: Triton's generate extension, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.config import show
+from penstock.serving.call import Call, Events, Reply, json_reply
+from penstock.serving.request_fields import TOKENS
+from penstock.serving.generation import refuse_together
+from penstock.serving.oip.language import INFER, OUTPUTS, Asked, seconds_of
+from penstock.serving.oip.dispatch import Inference, found_method
+from penstock.serving.oip.tensor_codec import MAX_ID_CHARS
+from penstock.api_errors import RefusalError
+from penstock.json_schema import Either, Items, Members, Shape, Text, Whole
+
+if TYPE_CHECKING:
+    from penstock.tensors import InferResponse
+
+__all__ = ["GENERATE", "GENERATE_ANSWER", "GENERATE_EVENT", "generate", "generate_stream"]
+
+GENERATE: Final = Members(
+    "GenerateRequest",
+    {
+        "id": Text(0, MAX_ID_CHARS),
+        "text_input": Text(),
+        "input_ids": TOKENS,
+        "parameters": Members("GenerateParameters", INFER.fields),
+        **INFER.fields,
+    },
+    (),
+    {
+        "text_input": "Either this or input_ids.",
+        "parameters": "The same fields as beside it; not in both places.",
+        "timeout": "Microseconds after which the request ends with 504.",
+    },
+)
+_COUNT: Final = Whole(0, 2**31)
+_IDS: Final = Items(Whole(0, 2**31), 0, None)
+_HEAD: Final[dict[str, Shape]] = {"id": Text(), "model_name": Text(), "model_version": Text()}
+_ONE: Final[dict[str, Shape]] = {
+    "text_output": Text(),
+    "finish_reason": Text(),
+    "output_ids": _IDS,
+    "index": _COUNT,
+    "num_prompt_tokens": _COUNT,
+    "num_output_tokens": _COUNT,
+}
+_ALWAYS: Final = ("model_name", "model_version", *_ONE)
+GENERATE_EVENT: Final = Members("GenerateEvent", {**_HEAD, **_ONE}, _ALWAYS)
+GENERATE_ANSWER: Final = Members(
+    "GenerateResponse",
+    {**_HEAD, **{name: Either((shape, Items(shape, 0, None)), "one or several") for name, shape in _ONE.items()}},
+    _ALWAYS,
+)
+
+
+async def generate(call: Call) -> Reply:
+    """The whole answer; of several each field is a list."""
+    inference = _inference(call, is_stream=False)
+    response = await inference.whole()
+    columns = _columns(response)
+    several = len(columns["index"]) > 1
+    return json_reply(
+        {**_head(inference, response), **{k: v if several else v[0] for k, v in columns.items()}}
+    )  # fmt: skip
+
+
+async def generate_stream(call: Call) -> None:
+    """An event for each piece of an answer; the last has a ``finish_reason``."""
+    inference, events = _inference(call, is_stream=True), Events(call)
+
+    async def send(response: InferResponse, is_last: bool) -> None:
+        columns = {name: values[0] for name, values in _columns(response).items()}
+        event = json.dumps({**_head(inference, response), **columns}, separators=(",", ":"))
+        await events.write(f"data: {event}\n\n".encode())
+
+    await inference.pieces(send)
+    await events.end(b"")
+
+
+def _inference(call: Call, is_stream: bool) -> Inference:
+    body, name, version = call.body, call.path_values["model"], call.path_values.get("version", "")
+    if found_method(call, name, version) is not None:
+        message = f"{show(name)} is a servable, which takes tensors: use infer"
+        raise RefusalError(400, message, param="model", code="not_a_language_model")
+    given = {key: value for key, value in body.items() if key in INFER.fields}
+    for key, value in body.get("parameters", {}).items():
+        refuse_together(key in given, f"{key} is there twice: beside parameters and in them", key)
+        given[key] = value
+    refuse_together(
+        given.get("stream", is_stream) is not is_stream,
+        f"stream must be {str(is_stream).lower()} here: there are generate and generate_stream",
+        "stream",
+    )
+    refuse_together(
+        ("text_input" in body) is ("input_ids" in body), "there must be either text_input or input_ids", "text_input"
+    )
+    prompt_name = "text_input" if "text_input" in body else "input_ids"
+    asked = Asked(
+        id=body.get("id", ""), model=name, version=version, prompt=body[prompt_name], prompt_name=prompt_name, rank=1,
+        body=seconds_of(given), outputs=tuple(OUTPUTS),
+    )  # fmt: skip
+    return Inference(call, asked)
+
+
+def _head(inference: Inference, response: InferResponse) -> dict[str, Any]:
+    head = {"model_name": inference.name, "model_version": response.version}
+    return {"id": inference.id, **head} if inference.id else head
+
+
+def _columns(response: InferResponse) -> dict[str, list[Any]]:
+    """By output what each answer has of it."""
+    found: dict[str, list[Any]] = {}
+    for one in response.outputs:
+        values = one.array.tolist()
+        found[one.name] = [value.decode() for value in values] if one.datatype == "BYTES" else values
+    found["output_ids"] = [
+        ids[:count] for ids, count in zip(found["output_ids"], found["num_output_tokens"], strict=True)
+    ]
+    return found

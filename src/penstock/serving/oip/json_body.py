@@ -1,0 +1,301 @@
+"""Requests and answers of the Open Inference Protocol as JSON, with its extension for tensors as bytes behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.config import parse_json, show
+from penstock.errors import InvalidFileError
+from penstock.serving.call import encoded
+from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.serving.json_bounds import check_counts
+from penstock.serving.oip.tensor_codec import (
+    MAX_DIMS,
+    MAX_ID_CHARS,
+    MAX_NAME_CHARS,
+    MAX_TENSORS,
+    What,
+    as_float32,
+    bfloat16_of,
+    byte_array,
+    check_head,
+    check_new,
+    frozen,
+    raw_array,
+    raw_of,
+    wrong,
+)
+from penstock.api_errors import RefusalError
+from penstock.json_schema import (
+    Anything,
+    Choice,
+    Either,
+    Entries,
+    Flag,
+    Items,
+    Members,
+    Number,
+    Text,
+    Whole,
+    optional,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["INFER_ANSWER", "INFER_REQUEST", "Asking", "body_of", "read_body"]
+
+_SIZE: Final = Whole(0, 2**63 - 1)
+_NAME: Final = Text(1, MAX_NAME_CHARS)
+_DATATYPE: Final = Choice(tuple(DTYPES))
+_PARAMETERS: Final = Entries(
+    ".{1,256}",
+    Either((Text(), Flag(), Whole(-(2**63), 2**64 - 1), Number(-1e308, 1e308)), "a text, a number, true or false"),
+    MAX_TENSORS,
+)
+_INPUT: Final = Members(
+    "InferInput",
+    {
+        "name": _NAME,
+        "datatype": _DATATYPE,
+        "shape": Items(_SIZE, 0, MAX_DIMS),
+        "parameters": Members("InferInputParameters", {"binary_data_size": _SIZE}),
+        "data": Anything(),
+    },
+    ("name", "datatype", "shape"),
+    {"data": "The elements, nested by the shape or flat; not with binary_data_size, whose bytes come behind the JSON."},
+)
+_WANTED: Final = Members(
+    "InferRequestedOutput",
+    {"name": _NAME, "parameters": Members("InferOutputParameters", {"binary_data": Flag()})},
+    ("name",),
+)
+INFER_REQUEST: Final = Members(
+    "InferRequest",
+    {
+        "id": Text(0, MAX_ID_CHARS),
+        "model_name": Text(0, MAX_NAME_CHARS),
+        "model_version": optional(Text(0, MAX_NAME_CHARS)),
+        "parameters": _PARAMETERS,
+        "inputs": Items(_INPUT, 1, MAX_TENSORS),
+        "outputs": Items(_WANTED, 0, MAX_TENSORS),
+    },
+    ("inputs",),
+    {
+        "model_name": "That of the path, which some clients repeat here.",
+        "model_version": "As model_name.",
+        "parameters": "binary_data_output: all outputs as bytes; others are the model's.",
+    },
+)
+_OUTPUT: Final = Members(
+    "InferOutput",
+    {
+        "name": Text(),
+        "datatype": _DATATYPE,
+        "shape": Items(_SIZE, 0, None),
+        "parameters": Members("InferOutputSize", {"binary_data_size": _SIZE}),
+        "data": Items(Anything(), 0, None),
+    },
+    ("name", "datatype", "shape"),
+)
+INFER_ANSWER: Final = Members(
+    "InferResponse",
+    {
+        "id": Text(),
+        "model_name": Text(),
+        "model_version": Text(),
+        "parameters": _PARAMETERS,
+        "outputs": Items(_OUTPUT, 0, None),
+    },
+    ("model_name", "model_version", "outputs"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request, and which outputs its client wants as bytes: ``binary`` by name, else ``is_binary``.
+
+    ``told``: what the body says to be the path's, by its field's name; empty texts are left out.
+    """
+
+    request: InferRequest
+    is_binary: bool
+    binary: Mapping[str, bool]
+    told: Mapping[str, str]
+
+    def check_path(self, name: str, version: str) -> None:
+        """MisfitError when the body names another model than the path."""
+        for field, there in (("model_name", name), ("model_version", version)):
+            if self.told.get(field, there) != there:
+                raise wrong(field, f"{field} must be that of the path, {show(there)}, not {show(self.told[field])}")
+
+
+def read_body(data: bytes, json_bytes: int) -> Asking:
+    """What a body says whose first ``json_bytes`` are JSON.  MisfitError, InvalidFileError.
+
+    The bytes behind are those of the inputs with ``binary_data_size``, in their order.
+    """
+    if json_bytes > len(data):
+        raise InvalidFileError(f"body: expected {show(json_bytes)} bytes of JSON, found {len(data)} in all")
+    head = data[:json_bytes]
+    check_counts(head, "body")
+    body = INFER_REQUEST.check(parse_json(head, "body", max_values=len(head), lets_threads_run=True), "")
+    parameters = body.get("parameters", {})
+    is_binary = Flag().check(parameters.pop("binary_data_output", False), "binary_data_output")
+    rest, at = memoryview(data)[json_bytes:], 0
+    inputs: dict[str, Tensor] = {}
+    for index, one in enumerate(body["inputs"]):
+        name = one["name"]
+        check_new(name, inputs, index)
+        num_bytes = one.get("parameters", {}).get("binary_data_size")
+        if num_bytes is None:
+            array = _array(one, What(name))
+        else:
+            if one.get("data") is not None:
+                raise wrong(name, f"the input {show(name)} must have data or binary_data_size, not both")
+            if num_bytes > len(rest) - at:
+                raise wrong(name, f"the input {show(name)} has {num_bytes} bytes, but {len(rest) - at} are left")
+            array = raw_array(name, one["datatype"], one["shape"], rest[at : at + num_bytes])
+            at += num_bytes
+        inputs[name] = Tensor(name, one["datatype"], array)
+    if at != len(rest):
+        raise InvalidFileError(f"body: expected {at} bytes behind the JSON, by binary_data_size, found {len(rest)}")
+    binary: dict[str, bool] = {}
+    for one in body.get("outputs", ()):
+        if one["name"] in binary:
+            raise wrong(one["name"], f"the output {show(one['name'])} is asked for twice")
+        binary[one["name"]] = one.get("parameters", {}).get("binary_data", is_binary)
+    told = {name: body[name] for name in ("model_name", "model_version") if body.get(name)}
+    return Asking(InferRequest(body.get("id", ""), inputs, tuple(binary), parameters), is_binary, binary, told)
+
+
+def _array(one: Mapping[str, Any], what: What) -> NDArray[Any]:
+    """The elements of an input that came as JSON."""
+    name, datatype, shape, data = one["name"], one["datatype"], one["shape"], one.get("data")
+    count = check_head(name, datatype, shape)
+    if data is None:
+        raise wrong(name, f"{what} has neither data nor binary_data_size", "missing")
+    if not isinstance(data, list):
+        raise wrong(name, f"{what} must have a list as data, not {show(data)}")
+    elements = _flat(data, shape, name, what)
+    if len(elements) != count:
+        raise wrong(name, f"{what} has {show(count)} elements by its shape, but {len(elements)} in data")
+    kinds = set(map(type, elements))
+    allowed = _KINDS.get(datatype, {int})
+    if kinds - allowed:
+        found = next(element for element in elements if type(element) not in allowed)
+        raise wrong(name, f"{what} is {datatype}: data must be {_WORDS.get(datatype, 'integers')}, not {show(found)}")
+    if datatype == "BYTES":
+        return byte_array([text.encode() for text in elements], shape)
+    return frozen(_numbers(elements, datatype, name, what).reshape(tuple(shape)))
+
+
+_FLOATS: Final = ("FP16", "BF16", "FP32", "FP64")
+_KINDS: Final[dict[str, set[type]]] = {"BOOL": {bool}, "BYTES": {str}, **{name: {int, float} for name in _FLOATS}}
+"""What an element may be; of the others an integer."""
+_WORDS: Final = {"BOOL": "true or false", "BYTES": "texts", **dict.fromkeys(_FLOATS, "numbers")}
+
+
+def _flat(data: list[Any], shape: Sequence[int], name: str, what: What) -> list[Any]:
+    """The elements in row-major order, whether they come flat or nested by the shape."""
+    level = data
+    if not any(type(one) is list for one in level[:1]):
+        return level
+    for dim, size in enumerate(shape):
+        if dim == 0:
+            if len(level) != size:
+                raise wrong(name, f"{what} has {size} rows by its shape, but {len(level)} in data")
+            continue
+        if any(type(one) is not list or len(one) != size for one in level):
+            raise wrong(name, f"{what} must have lists of {size} at level {dim} of its data, by its shape")
+        level = list(chain.from_iterable(level))
+    return level
+
+
+_FEW: Final = 1 << 10
+_LARGEST: Final = {name: float(np.finfo(DTYPES[name]).max) for name in _FLOATS if name != "BF16"}
+
+
+def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArray[Any]:
+    kind = DTYPES[datatype]
+    if kind.kind in "iu" and datatype != "BF16":
+        bounds = np.iinfo(kind)
+        if elements and (min(elements) < bounds.min or max(elements) > bounds.max):
+            raise wrong(name, f"{what} is {datatype}, but holds numbers beyond {bounds.min} to {bounds.max}")
+        return np.array(elements, kind)
+    if datatype == "BOOL":
+        return np.array(elements, kind)
+    if len(elements) <= _FEW and datatype != "BF16" and elements:
+        largest = _LARGEST[datatype]
+        if -largest <= min(elements) and max(elements) <= largest:
+            return np.array(elements, kind)
+    try:
+        wide = np.array(elements, "<f8")
+    except OverflowError:
+        wide = np.array([math.inf])
+    with np.errstate(over="ignore"):
+        found = wide.astype("<f4" if datatype == "BF16" else kind)
+    if datatype == "BF16":
+        rounded = bfloat16_of(found)
+        found = as_float32(rounded)
+    if not np.isfinite(found).all():
+        raise wrong(name, f"{what} is {datatype}, but holds numbers that it cannot hold")
+    return rounded if datatype == "BF16" else found
+
+
+def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes, int | None]:
+    """An answer's body, and how many of its bytes are JSON where others follow.
+
+    400 for an output that JSON cannot hold, which the client may have as bytes.
+    """
+    outputs, raws = [], []
+    for one in response.outputs:
+        found: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": [*one.array.shape]}
+        if asking.binary.get(one.name, asking.is_binary):
+            raws.append(raw_of(one.datatype, one.array))
+            found["parameters"] = {"binary_data_size": len(raws[-1])}
+        else:
+            found["data"] = _listed(one)
+        outputs.append(found)
+    head: dict[str, Any] = {"model_name": model, "model_version": response.version, "outputs": outputs}
+    if asking.request.request_id:
+        head["id"] = asking.request.request_id
+    if response.parameters:
+        head["parameters"] = dict(response.parameters)
+    try:
+        text = encoded(head).encode()
+    except ValueError:
+        raise _not_finite(response.outputs) from None
+    return (b"".join((text, *raws)), len(text)) if raws else (text, None)
+
+
+def _listed(tensor: Tensor) -> list[Any]:
+    """The elements as JSON has them."""
+    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    values: list[Any] = array.ravel().tolist()
+    if tensor.datatype == "BYTES":
+        try:
+            return [value.decode() for value in values]
+        except UnicodeDecodeError:
+            raise _not_json(tensor.name, "bytes that are no text in UTF-8") from None
+    return values
+
+
+def _not_finite(outputs: Sequence[Tensor]) -> RefusalError:
+    """For what the encoder refused, which are numbers alone."""
+    for one in outputs:
+        array = as_float32(one.array) if one.datatype == "BF16" else one.array
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return _not_json(one.name, "numbers that are not finite")
+    raise ValueError("an answer that is no JSON")
+
+
+def _not_json(name: str, what: str) -> RefusalError:
+    message = f"the output {show(name)} holds {what}, which JSON cannot: ask for it with binary_data true"
+    return RefusalError(400, message, param=name, code="not_json")

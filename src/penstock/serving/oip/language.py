@@ -1,0 +1,216 @@
+"""Language models in the Open Inference Protocol: what a request asks of one, and its answers as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.config import parse_json, show
+from penstock.validation import MAX_TOKEN
+from penstock.engine.params import MAX_ANSWERS
+from penstock.errors import InvalidFileError
+from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S, OPTIONS, SAMPLING, TOKENS
+from penstock.tensors import InferRequest, InferResponse, Tensor
+from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
+from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
+
+if TYPE_CHECKING:
+    from penstock.llm.backend import ModelCard
+
+__all__ = ["INFER", "OUTPUTS", "Asked", "Choice", "asked_of", "inputs_of", "response_of", "seconds_of"]
+
+INFER: Final = Members(
+    "a request to a language model",
+    {
+        **SAMPLING,
+        "max_tokens": Whole(1, MAX_TOKEN),
+        "best_of": Whole(1, MAX_ANSWERS),
+        **{name: shape for name, shape in OPTIONS.items() if name != "timeout"},
+        "timeout": Whole(1000, int(MAX_TIMEOUT_S * 1e6)),
+        "user": Text(0, MAX_NAME_CHARS),
+        "stream": Flag(),
+        **{name: Nothing("/v1/completions has it") for name in ("echo", "logprobs")},
+    },
+)
+"""Parameters of a request, or inputs of the same names; ``timeout`` has microseconds, as its clients send them."""
+_PROMPTS: Final = ("text_input", "input_ids")
+_LISTS: Final = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids")
+_OBJECTS: Final = ("logit_bias",)
+_HINTS: Final = ("triton_enable_empty_final_response",)  # the last response of ours never is empty
+MAX_JSON_BYTES: Final = 1 << 16
+
+OUTPUTS: Final[dict[str, str]] = {
+    "text_output": "BYTES",
+    "finish_reason": "BYTES",
+    "output_ids": "INT32",
+    "index": "INT32",
+    "num_prompt_tokens": "INT32",
+    "num_output_tokens": "INT32",
+}
+"""What may be asked for, and its datatype; all of them unless a request names some."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checked request.  ``prompt`` is as ``/v1/completions`` has it, given in the input ``prompt_name``; ``rank`` is
+    that of its tensor, which outputs take over.  ``body`` has the fields of INFER and, in seconds, ``timeout``.
+    """
+
+    id: str
+    model: str
+    version: str
+    prompt: Any
+    prompt_name: str
+    rank: int
+    body: dict[str, Any]
+    outputs: tuple[str, ...]
+
+
+@dataclass
+class Choice:
+    """What is sent of one answer: all of it, or a piece."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    num_prompt_tokens: int = 0
+
+
+def asked_of(request: InferRequest, model: str, version: str) -> Asked:
+    """Everything that a request says, or MisfitError with the name of what is wrong."""
+    inputs, given = dict(request.inputs), dict(request.parameters)
+    for name in _HINTS:
+        Flag().check(given.pop(name, False), name)
+    values = {name: _object(value, name) if name in _OBJECTS else value for name, value in given.items()}
+    prompts = [inputs.pop(name) for name in _PROMPTS if name in inputs]
+    for name, tensor in inputs.items():
+        if name in values:
+            raise MisfitError(name, f"{show(name)[1:-1]} is both an input and a parameter")
+        if name == "timeout" or name not in INFER.fields:
+            message = f"the input {show(name)} is not known: prompts are {' or '.join(_PROMPTS)}"
+            raise MisfitError(name[:200], message, "unknown")
+        values[name] = _value(tensor)
+    if len(prompts) != 1:
+        raise MisfitError(
+            "inputs", "inputs must have either text_input or input_ids", "value" if prompts else "missing"
+        )
+    body = seconds_of(INFER.check(values, ""))
+    (tensor,) = prompts
+    prompt = _texts(tensor) if tensor.name == "text_input" else _ids(tensor)
+    return Asked(
+        id=request.request_id, model=model, version=version, prompt=prompt, prompt_name=tensor.name,
+        rank=tensor.array.ndim, body=body, outputs=_outputs(request.outputs),
+    )  # fmt: skip
+
+
+def seconds_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Fields of INFER with ``timeout`` in seconds."""
+    if "timeout" in body:
+        body["timeout"] /= 1e6
+    return body
+
+
+def _outputs(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in OUTPUTS:
+            message = f"the output {show(name)} is not known; there are {', '.join(OUTPUTS)}"
+            raise MisfitError(name[:200] or "outputs", message, "unknown")
+    return tuple(names or OUTPUTS)
+
+
+def _decoded(tensor: Tensor) -> list[Any]:
+    size = tensor.array.size
+    if size > MAX_ELEMENTS:
+        raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; it may have {MAX_ELEMENTS}")
+    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    values = [value for piece in in_pieces(array.ravel()) for value in piece.tolist()]
+    if tensor.datatype != "BYTES":
+        return values
+    try:
+        return [value.decode() for value in values]
+    except UnicodeDecodeError:
+        raise MisfitError(tensor.name, f"the input {tensor.name} must be text in UTF-8") from None
+
+
+def _value(tensor: Tensor) -> Any:
+    """Of an input that is a field of INFER, whose shape is checked with it."""
+    values = _decoded(tensor)
+    if tensor.name in _LISTS:
+        return values
+    if len(values) != 1:
+        raise MisfitError(tensor.name, f"the input {tensor.name} must have one element, not {len(values)}")
+    return _object(values[0], tensor.name) if tensor.name in _OBJECTS else values[0]
+
+
+def _object(value: Any, name: str) -> Any:
+    """A field that is an object, given as the text of its JSON."""
+    if not isinstance(value, str):
+        raise MisfitError(name, f"{name} must be the text of a JSON object, not {show(value)}")
+    try:
+        return parse_json(value.encode(), name, max_bytes=MAX_JSON_BYTES)
+    except InvalidFileError as error:
+        raise MisfitError(name, str(error)) from None
+
+
+def _texts(tensor: Tensor) -> str | list[str]:
+    shape = tensor.array.shape
+    if tensor.datatype != "BYTES" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+        raise MisfitError(
+            tensor.name, f"text_input must be BYTES of shape [n] or [n, 1], not {tensor.datatype} of {show([*shape])}"
+        )
+    if not 1 <= shape[0] <= MAX_PROMPTS:
+        raise MisfitError(tensor.name, f"text_input must have 1 to {MAX_PROMPTS} texts, not {shape[0]}")
+    texts: list[str] = _decoded(tensor)
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
+    shape = tensor.array.shape
+    if tensor.datatype not in ("INT32", "INT64") or len(shape) not in (1, 2) or 0 in shape:
+        raise MisfitError(
+            tensor.name,
+            f"input_ids must be INT32 or INT64 of shape [tokens] or [n, tokens], none of them 0, "
+            f"not {tensor.datatype} of {show([*shape])}",
+        )
+    num_prompts = 1 if len(shape) == 1 else shape[0]
+    if num_prompts > MAX_PROMPTS:
+        raise MisfitError(tensor.name, f"input_ids must have at most {MAX_PROMPTS} rows, not {num_prompts}")
+    ids: list[int] = TOKENS.check(_decoded(tensor), "input_ids")
+    if num_prompts == 1:
+        return ids
+    return [ids[at : at + shape[1]] for at in range(0, len(ids), shape[1])]
+
+
+def response_of(asked: Asked, version: int, choices: Sequence[Choice]) -> InferResponse:
+    """Answers, or pieces of some, as the outputs that were asked for: a row each."""
+    shape = (len(choices), 1) if asked.rank == 2 else (len(choices),)
+    outputs = []
+    for name in asked.outputs:
+        if name == "output_ids":
+            longest = max(len(one.token_ids) for one in choices)
+            rows = [one.token_ids + [-1] * (longest - len(one.token_ids)) for one in choices]
+            array = frozen(np.array(rows, np.int32).reshape(len(choices), longest))
+        elif OUTPUTS[name] == "BYTES":
+            array = byte_array([_COLUMNS[name](one).encode() for one in choices], shape)
+        else:
+            array = frozen(np.array([_COLUMNS[name](one) for one in choices], np.int32).reshape(shape))
+        outputs.append(Tensor(name, OUTPUTS[name], array))
+    return InferResponse(str(version), outputs)
+
+
+_COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
+    "text_output": lambda one: "".join(one.texts),
+    "finish_reason": lambda one: one.finish_reason,
+    "index": lambda one: one.index,
+    "num_prompt_tokens": lambda one: one.num_prompt_tokens,
+    "num_output_tokens": lambda one: len(one.token_ids),
+}
+
+
+def inputs_of(card: ModelCard) -> tuple[str, str]:
+    """Name and datatype of the input that every request to a model needs."""
+    return ("text_input", "BYTES") if card.has_tokenizer else ("input_ids", "INT32")

@@ -1,0 +1,151 @@
+"""Requests and answers of the Open Inference Protocol as protobuf has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.config import show
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.serving.oip.tensor_codec import (
+    MAX_TENSORS,
+    byte_array,
+    check_head,
+    check_id,
+    check_new,
+    frozen,
+    in_pieces,
+    raw_array,
+    raw_of,
+    wrong,
+)
+from penstock.json_schema import MisfitError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["message_of", "read_message", "set_parameter"]
+
+_FIELDS: Final = {
+    "BOOL": "bool_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+"""The field of typed contents; FP16 and BF16 have none."""
+_SIZE: Final = "binary_data_size"
+_NARROW: Final = frozenset({"INT8", "INT16", "UINT8", "UINT16"})
+"""Datatypes whose field holds more than they do."""
+
+
+def read_message(message: pb.ModelInferRequest) -> InferRequest:
+    """Everything that a request says but model and version; MisfitError with the name of what is wrong.
+
+    Numbers of raw contents stay where they are; ``parameters`` are as they came.
+    """
+    check_id(message.id)
+    raws = message.raw_input_contents
+    if len(message.inputs) > MAX_TENSORS:
+        raise MisfitError("inputs", f"inputs must be at most {MAX_TENSORS} tensors, not {len(message.inputs)}")
+    if raws and len(raws) != len(message.inputs):
+        raise MisfitError(
+            "raw_input_contents",
+            f"raw_input_contents must have one entry for each of {len(message.inputs)} inputs, not {len(raws)}",
+        )
+    found: dict[str, Tensor] = {}
+    for index, one in enumerate(message.inputs):
+        name = one.name
+        check_new(name, found, index)
+        if one.parameters:
+            _check_parameters(one, raws[index] if raws else None)
+        found[name] = Tensor(name, one.datatype, _array(one, raws[index] if raws else None))
+    return InferRequest(message.id, found, _outputs(message), _parameters(message.parameters))
+
+
+def _check_parameters(message: Any, raw: bytes | None) -> None:
+    """An input has none, but that some clients say here, too, how many bytes are in raw_input_contents."""
+    what = f"the input {show(message.name)}"
+    for name, size in _parameters(message.parameters).items():
+        if name != _SIZE or raw is None:
+            raise wrong(message.name, f"{what} has a parameter {show(name)}, which is not known", "unknown")
+        if size != len(raw):
+            raise wrong(message.name, f"{what} has {len(raw)} bytes, and {_SIZE} is {show(size)}")
+
+
+def _array(message: Any, raw: bytes | None) -> NDArray[Any]:
+    name = message.name
+    if raw is None:
+        return _typed(message)
+    if message.HasField("contents"):
+        raise wrong(name, f"the input {show(name)} must have contents or raw_input_contents, not both")
+    return raw_array(name, message.datatype, message.shape, raw)
+
+
+def _typed(message: Any) -> NDArray[Any]:
+    name, datatype, what = message.name, message.datatype, f"the input {show(message.name)}"
+    count = check_head(name, datatype, message.shape)
+    shape = tuple(message.shape)
+    field = _FIELDS.get(datatype)
+    if field is None:
+        raise wrong(name, f"{what} is {datatype}, which raw_input_contents alone can hold")
+    others = [one.name for one, _ in message.contents.ListFields() if one.name != field]
+    if others:
+        raise wrong(name, f"{what} is {datatype}: its elements belong into {field}, not into {others[0]}")
+    values = getattr(message.contents, field)
+    if len(values) != count:
+        raise wrong(name, f"{what} has {show(count)} elements by its shape, but {len(values)} in {field}")
+    if datatype == "BYTES":
+        return byte_array(list(values), shape)
+    array, at = np.empty(count, DTYPES[datatype]), 0
+    bounds = np.iinfo(DTYPES[datatype]) if datatype in _NARROW else None
+    for piece in in_pieces(values):
+        if bounds is not None and (min(piece) < bounds.min or max(piece) > bounds.max):
+            raise wrong(name, f"{what} is {datatype}, but holds numbers beyond {bounds.min} to {bounds.max}")
+        array[at : at + len(piece)] = piece
+        at += len(piece)
+    return frozen(array.reshape(shape))
+
+
+def _outputs(message: pb.ModelInferRequest) -> tuple[str, ...]:
+    """Names in the order that they were asked for."""
+    if len(message.outputs) > MAX_TENSORS:
+        raise MisfitError("outputs", f"outputs must be at most {MAX_TENSORS} names, not {len(message.outputs)}")
+    names: list[str] = []
+    for one in message.outputs:
+        if one.name in names:
+            raise wrong(one.name, f"the output {show(one.name)} is asked for twice")
+        if one.parameters:
+            text = f"the output {show(one.name)} has a parameter {show(min(one.parameters))}, which is not known"
+            raise wrong(one.name, text, "unknown")
+        names.append(one.name)
+    return tuple(names)
+
+
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a message's parameters; MisfitError for one that has none."""
+    found: dict[str, Any] = {}
+    for name, parameter in given.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise wrong(name, f"parameters[{show(name)}] has no value")
+        found[name] = getattr(parameter, choice)
+    return found
+
+
+def message_of(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:
+    """An answer with raw contents."""
+    found = pb.ModelInferResponse(model_name=model, model_version=response.version, id=request_id)
+    for one in response.outputs:
+        found.outputs.add(name=one.name, datatype=one.datatype, shape=one.array.shape)
+        found.raw_output_contents.append(raw_of(one.datatype, one.array))
+    for name, value in response.parameters.items():
+        set_parameter(found, name, value)
+    return found
+
+
+def set_parameter(message: Any, name: str, value: bool | int | float | str) -> None:
+    """Set a parameter of a message by the type of its value."""
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    setattr(message.parameters[name], kinds[type(value)], value)

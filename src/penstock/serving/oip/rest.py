@@ -1,0 +1,293 @@
+"""The Open Inference Protocol over REST: ``/v2``, with its extensions for binary tensors, statistics and repository."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidFileError
+from penstock.serving.call import Call, Reply, json_reply
+from penstock.serving.http.compression import ENCODINGS, accepted, deflated
+from penstock.tensors import DTYPES
+from penstock.serving.json_bounds import decode
+from penstock.serving.oip.dispatch import answer
+from penstock.serving.oip.model_config import MODEL_CONFIG, config
+from penstock.serving.oip.generate import GENERATE, GENERATE_ANSWER, GENERATE_EVENT, generate, generate_stream
+from penstock.serving.oip.json_body import INFER_ANSWER, INFER_REQUEST, Asking, body_of, read_body
+from penstock.serving.oip.repository import MAX_CONFIG_CHARS, load, unload
+from penstock.serving.oip.state import (
+    REST_EXTENSIONS,
+    index,
+    is_model_ready,
+    metadata,
+    server_metadata,
+    statistics,
+)
+from penstock.serving.operations import Media, Operation
+from penstock.api_errors import RefusalError
+from penstock.json_schema import Choice, Flag, Items, Members, Text, Whole
+
+if TYPE_CHECKING:
+    from penstock.tensors import InferResponse
+
+__all__ = ["oip_operations"]
+
+_LARGE: Final = 1 << 16
+_WORTH_PACKING: Final = 1 << 10
+_COUNT: Final = Whole(0, 2**64 - 1)
+_LENGTH_HEADER: Final = b"inference-header-content-length"
+
+_SPEC: Final = Members(
+    "TensorMetadata",
+    {"name": Text(), "datatype": Choice(tuple(DTYPES)), "shape": Items(Whole(-1, 2**63 - 1), 0, None)},
+    ("name", "datatype", "shape"),
+)
+_ALIVE: Final = Members("ServerLive", {"live": Flag()}, ("live",))
+_READY: Final = Members("ServerReady", {"ready": Flag()}, ("ready",))
+_MODEL_READY: Final = Members("ModelReady", {"name": Text(), "ready": Flag()}, ("name", "ready"))
+_SERVER: Final = Members(
+    "ServerMetadata",
+    {"name": Text(), "version": Text(), "extensions": Items(Text(), 0, None)},
+    ("name", "version", "extensions"),
+)
+_MODEL: Final = Members(
+    "ModelMetadata",
+    {
+        "name": Text(),
+        "versions": Items(Text(), 0, None),
+        "platform": Text(),
+        "inputs": Items(_SPEC, 0, None),
+        "outputs": Items(_SPEC, 0, None),
+    },
+    ("name", "versions", "platform", "inputs", "outputs"),
+)
+_DURATION: Final = Members("StatisticDuration", {"count": _COUNT, "ns": _COUNT}, ("count", "ns"))
+_PARTS: Final = ("compute_input", "compute_infer", "compute_output")
+_TIMES: Final = ("success", "fail", "queue", *_PARTS, "cache_hit", "cache_miss")
+_STATISTICS: Final = Members(
+    "ModelStatistics",
+    {
+        "name": Text(),
+        "version": Text(),
+        "last_inference": _COUNT,
+        "inference_count": _COUNT,
+        "execution_count": _COUNT,
+        "inference_stats": Members("InferStatistics", dict.fromkeys(_TIMES, _DURATION), _TIMES),
+        "batch_stats": Items(
+            Members(
+                "InferBatchStatistics",
+                {"batch_size": _COUNT, **dict.fromkeys(_PARTS, _DURATION)},
+                ("batch_size", *_PARTS),
+            ),
+            0,
+            None,
+        ),
+    },
+    ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats"),
+)
+_ALL_STATISTICS: Final = Members("StatisticsResponse", {"model_stats": Items(_STATISTICS, 0, None)}, ("model_stats",))
+_INDEX: Final = Items(
+    Members(
+        "ModelIndex",
+        {
+            "name": Text(),
+            "version": Text(),
+            "state": Choice(("READY", "LOADING", "UNLOADING", "UNAVAILABLE")),
+            "reason": Text(),
+        },
+        ("name", "version", "state", "reason"),
+    ),
+    0,
+    None,
+)
+_NOTHING: Final = Members("Done", {})
+_INDEX_REQUEST: Final = Members(
+    "RepositoryIndexRequest", {"ready": Flag()}, (), {"ready": "Those that are ready, alone."}
+)
+_LOAD_REQUEST: Final = Members(
+    "RepositoryLoadRequest",
+    {"parameters": Members("RepositoryLoadParameters", {"config": Text(0, MAX_CONFIG_CHARS)})},
+    (),
+    {"parameters": "config: the text of a JSON object, which settings hold."},
+)
+_UNLOAD_REQUEST: Final = Members(
+    "RepositoryUnloadRequest",
+    {"parameters": Members("RepositoryUnloadParameters", {"unload_dependents": Flag()})},
+)
+
+# The protocol's clients send no Content-Type, or one for all they do.
+_TYPES: Final = ("application/json", "application/octet-stream", "")
+_INFER: Final = Media(
+    types=_TYPES, encodings=tuple(ENCODINGS), is_raw=True,
+    headers={"Inference-Header-Content-Length": {"type": "integer", "minimum": 0}},
+)  # fmt: skip
+_PLAIN: Final = Media(types=_TYPES, is_optional=True)
+
+
+async def live(call: Call) -> Reply:
+    """The event loop turns."""
+    return json_reply({"live": True})
+
+
+async def ready(call: Call) -> Reply:
+    """As ``/health/ready``."""
+    if not call.is_ready():
+        raise RefusalError(503, "nothing is ready, or the service is stopping", code="not_ready")
+    return json_reply({"ready": True})
+
+
+async def server(call: Call) -> Reply:
+    """What runs."""
+    return json_reply(server_metadata(REST_EXTENSIONS))
+
+
+async def model(call: Call) -> Reply:
+    """What a model takes and gives."""
+    return json_reply(metadata(call, *_named(call)))
+
+
+async def model_config(call: Call) -> Reply:
+    """How a model is run."""
+    return json_reply(config(call, *_named(call)))
+
+
+async def model_ready(call: Call) -> Reply:
+    """Whether a request that comes now would be taken; 503 when not."""
+    name, version = _named(call)
+    if not is_model_ready(call, name, version):
+        raise RefusalError(503, f"{name} is not ready", param="model", code="not_ready")
+    return json_reply({"name": name, "ready": True})
+
+
+async def model_statistics(call: Call) -> Reply:
+    """Of a model, or of all."""
+    return json_reply(statistics(call, *_named(call)))
+
+
+async def repository_index(call: Call) -> Reply:
+    """What is there, ready or not."""
+    return json_reply(index(call, call.body.get("ready", False)))
+
+
+async def repository_load(call: Call) -> Reply:
+    """Load a servable."""
+    await load(call, call.path_values["model"], call.body.get("parameters", {}))
+    return json_reply({})
+
+
+async def repository_unload(call: Call) -> Reply:
+    """Unload a servable."""
+    await unload(call, call.path_values["model"], call.body.get("parameters", {}))
+    return json_reply({})
+
+
+def _named(call: Call) -> tuple[str, str]:
+    values = call.path_values
+    return values.get("model", ""), values.get("version", "")
+
+
+async def infer(call: Call) -> Reply:
+    """One answer, whole."""
+    json_bytes = _json_bytes(call)
+    try:
+        asking = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
+    except InvalidFileError as error:
+        raise RefusalError(400, str(error), code="invalid_json") from None
+    name, version = _named(call)
+    asking.check_path(name, version)
+    called, response = await answer(call, asking.request, name, version)
+    encoding = accepted(call.headers.get(b"accept-encoding", b""))
+    if sum(one.array.nbytes for one in response.outputs) < _LARGE:
+        return _reply(asking, called, response, encoding)
+    return await asyncio.to_thread(_reply, asking, called, response, encoding)
+
+
+def _json_bytes(call: Call) -> int:
+    """How much of the body is JSON."""
+    given = call.headers.get(_LENGTH_HEADER)
+    if given is None:
+        return len(call.data)
+    if not given.isdigit() or len(given) > 19:
+        message = "the header Inference-Header-Content-Length must be a number of bytes"
+        raise RefusalError(400, message, param="Inference-Header-Content-Length", code="invalid_header")
+    return int(given)
+
+
+def _reply(asking: Asking, model: str, response: InferResponse, encoding: str) -> Reply:
+    data, json_bytes = body_of(asking, model, response)
+    kind, headers = b"application/json", []
+    if json_bytes is not None:
+        kind, headers = b"application/octet-stream", [(_LENGTH_HEADER, b"%d" % json_bytes)]
+    if encoding and len(data) >= _WORTH_PACKING:
+        data = deflated(data, encoding)
+        headers.append((b"content-encoding", encoding.encode()))
+    return Reply(200, data, kind, headers)
+
+
+def oip_operations() -> list[Operation]:
+    """Every route of the protocol."""
+    table = [
+        Operation("GET", "/v2", "server_metadata", "What runs, and its extensions.", server, _SERVER),
+        # As the published OpenAPI file has it, and its text has not.
+        Operation("GET", "/v2/", "server_metadata_of_folder", "As /v2.", server, _SERVER),
+        Operation("GET", "/v2/health/live", "server_live", "The service runs.", live, _ALIVE, is_open=True),
+        Operation(
+            "GET", "/v2/health/ready", "server_ready", "Something takes requests.", ready, _READY, refusals=(503,),
+            is_open=True,
+        ),
+        Operation(
+            "GET", "/v2/models/stats", "all_statistics", "Counts and times of all models.", model_statistics,
+            _ALL_STATISTICS,
+        ),
+        Operation(
+            "POST", "/v2/repository/index", "repository_index", "What is there, ready or not.", repository_index,
+            _INDEX, _INDEX_REQUEST, media=_PLAIN,
+        ),
+        Operation(
+            "POST", "/v2/repository/models/{model}/load", "repository_load", "Load a servable; an admin's key.",
+            repository_load, _NOTHING, _LOAD_REQUEST, refusals=_CHANGE, is_admin=True, media=_PLAIN,
+        ),
+        Operation(
+            "POST", "/v2/repository/models/{model}/unload", "repository_unload", "Unload a servable; an admin's key.",
+            repository_unload, _NOTHING, _UNLOAD_REQUEST, refusals=_CHANGE, is_admin=True, media=_PLAIN,
+        ),
+    ]  # fmt: skip
+    for path, suffix in (("/v2/models/{model}", ""), ("/v2/models/{model}/versions/{version}", "_version")):
+        table += _of_model(path, suffix)
+    return table
+
+
+_MAYBE: Final = (404, 503)
+_CHANGE: Final = (404, 429, 503, 504)
+_WORK: Final = (404, 429, 503, 504)
+
+
+def _of_model(path: str, suffix: str) -> list[Operation]:
+    """The routes of a model, of whichever version or of one."""
+    return [
+        Operation(
+            "POST", f"{path}/infer", f"infer{suffix}", "Tensors in, tensors out.", infer, INFER_ANSWER, INFER_REQUEST,
+            refusals=_WORK, media=_INFER, binary=True,
+        ),
+        Operation(
+            "POST", f"{path}/generate", f"generate{suffix}", "A language model's whole answer to a text.", generate,
+            GENERATE_ANSWER, GENERATE, refusals=_WORK, media=Media(_TYPES),
+        ),
+        Operation(
+            "POST", f"{path}/generate_stream", f"generate_stream{suffix}", "The same piece by piece.",
+            generate_stream, (), GENERATE, GENERATE_EVENT, _WORK, media=Media(_TYPES),
+        ),
+        Operation("GET", path, f"model_metadata{suffix}", "What it takes and gives.", model, _MODEL, refusals=_MAYBE),
+        Operation(
+            "GET", f"{path}/config", f"model_config{suffix}", "How it is run.", model_config, MODEL_CONFIG,
+            refusals=_MAYBE,
+        ),
+        Operation(
+            "GET", f"{path}/ready", f"model_ready{suffix}", "It takes requests.", model_ready, _MODEL_READY,
+            refusals=_MAYBE,
+        ),
+        Operation(
+            "GET", f"{path}/stats", f"model_statistics{suffix}", "Counts and times.", model_statistics,
+            _ALL_STATISTICS, refusals=_MAYBE,
+        ),
+    ]  # fmt: skip

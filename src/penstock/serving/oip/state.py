@@ -1,0 +1,160 @@
+"""What is served and how it does, in the terms of the Open Inference Protocol and of its statistics and repository
+extensions: plain objects, which are JSON over REST and messages over gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock import __version__
+from penstock.llm.backend import known_card
+from penstock.tensors import Method, MethodStatistics
+from penstock.serving.oip.language import OUTPUTS, inputs_of
+from penstock.serving.oip.dispatch import check_version, found_method, model_called
+from penstock.api_errors import without_folders
+
+if TYPE_CHECKING:
+    from penstock.llm.backend import Backend
+    from penstock.serving.call import Call
+    from penstock.serving.metrics import Metrics
+
+__all__ = ["EXTENSIONS", "REST_EXTENSIONS", "index", "is_model_ready", "metadata", "server_metadata", "statistics"]
+
+EXTENSIONS: Final = ("model_configuration", "model_repository", "parameters", "schedule_policy", "statistics")
+REST_EXTENSIONS: Final = ("binary_tensor_data", "generate", *EXTENSIONS)
+"""What is built of Triton's; over gRPC all tensors are binary, and streams need no extension."""
+_STATES: Final = {
+    "loading": "LOADING", "ready": "READY", "updating": "READY", "failed": "UNAVAILABLE", "draining": "UNLOADING"
+}  # fmt: skip
+_NS: Final = 1e9
+
+
+def server_metadata(extensions: tuple[str, ...]) -> dict[str, Any]:
+    """What runs, and what it speaks."""
+    return {"name": "penstock", "version": __version__, "extensions": [*extensions]}
+
+
+def metadata(call: Call, name: str, version: str) -> dict[str, Any]:
+    """What a model takes and gives."""
+    method = found_method(call, name, version)
+    if method is not None:
+        return {
+            "name": name, "versions": [*method.versions], "platform": "penstock_servable",
+            "inputs": [_spec(one.name, one.datatype, one.shape) for one in method.inputs],
+            "outputs": [_spec(one.name, one.datatype, one.shape) for one in method.outputs],
+        }  # fmt: skip
+    backend = model_called(call, name)
+    check_version(backend, version)
+    outputs = [
+        _spec(one, datatype, (-1, -1) if one == "output_ids" else (-1,)) for one, datatype in OUTPUTS.items()
+    ]  # fmt: skip
+    return {
+        "name": backend.name, "versions": [str(backend.card.version)], "platform": "penstock",
+        "inputs": [_spec(*inputs_of(backend.card), (-1,))], "outputs": outputs,
+    }  # fmt: skip
+
+
+def _spec(name: str, datatype: str, shape: Iterable[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": [*shape]}
+
+
+def is_model_ready(call: Call, name: str, version: str) -> bool:
+    """Whether a request that comes now would be taken."""
+    method = found_method(call, name, version)
+    if method is not None:
+        return method.is_ready and not call.models.is_draining
+    backend = model_called(call, name)
+    is_ready = backend.is_ready and not call.models.is_draining
+    if is_ready:
+        check_version(backend, version)
+    return is_ready
+
+
+def statistics(call: Call, name: str = "", version: str = "") -> dict[str, Any]:
+    """Of one model, of one version of it, or of all that are loaded; sums since it was loaded."""
+    methods = [*call.methods.list()] if call.methods is not None else []
+    if name:
+        method = found_method(call, name, version)
+        if method is None:
+            backend = model_called(call, name)
+            check_version(backend, version)
+            return {"model_stats": [_of_backend(backend, call.metrics)]}
+        methods = [one for one in methods if one.name == method.name] if not version else [method]
+        return {"model_stats": [_of_method(one) for one in methods or [method]]}
+    ready = [one for one in call.models.list() if known_card(one) is not None]
+    return {"model_stats": [*(_of_backend(one, call.metrics) for one in ready), *map(_of_method, methods)]}
+
+
+def _duration(count: int = 0, ns: float = 0) -> dict[str, int]:
+    return {"count": count, "ns": int(ns)}
+
+
+def _entry(name: str, version: str, counts: MethodStatistics, batches: list[dict[str, Any]]) -> dict[str, Any]:
+    done, none = counts.num_success, _duration()
+    return {
+        "name": name, "version": version, "last_inference": counts.last_inference_ms,
+        "inference_count": counts.num_inferences, "execution_count": counts.num_executions,
+        "inference_stats": {
+            "success": _duration(done, counts.success_ns), "fail": _duration(counts.num_fail, counts.fail_ns),
+            "queue": _duration(done, counts.queue_ns), "compute_input": none,
+            "compute_infer": _duration(done, counts.compute_ns), "compute_output": none,
+            "cache_hit": none, "cache_miss": none,
+        },
+        "batch_stats": batches,
+    }  # fmt: skip
+
+
+def _of_method(method: Method) -> dict[str, Any]:
+    counts, none = method.statistics, _duration()
+    batches = [
+        {"batch_size": size, "compute_input": none, "compute_infer": _duration(*found), "compute_output": none}
+        for size, found in sorted(counts.batch_sizes.items())
+    ]
+    return _entry(method.name, method.version, counts, batches)
+
+
+def _of_backend(backend: Backend, metrics: Metrics) -> dict[str, Any]:
+    """Of all its versions together, prompts through any door: the times are those of the metrics."""
+    noted, figures = metrics.of_model(backend.name), backend.figures()
+    ended, queued = noted.histograms["e2e_request_latency_seconds"], noted.histograms["request_queue_time_seconds"]
+    counts = MethodStatistics(
+        num_inferences=noted.finished["stop"] + noted.finished["length"],
+        num_executions=figures.num_steps if figures is not None else 0,
+        last_inference_ms=noted.last_ended_ms,
+        num_success=sum(ended.counts),
+        success_ns=int(ended.total * _NS),
+        num_fail=noted.finished["error"],
+        queue_ns=int(queued.total * _NS),
+        compute_ns=int(noted.histograms["request_inference_time_seconds"].total * _NS),
+    )
+    return _entry(backend.name, str(backend.card.version), counts, [])
+
+
+def index(call: Call, is_ready: bool = False) -> list[dict[str, str]]:
+    """Every version of everything; with ``is_ready`` those that are."""
+    found = [
+        {
+            "name": one.name,
+            "version": _version(one),
+            "state": _STATES[one.state],
+            "reason": without_folders(one.error)[:1000],
+        }
+        for one in call.models.list()
+    ]
+    if call.methods is not None:
+        found += [
+            {
+                "name": one.name,
+                "version": one.version,
+                "state": one.state,
+                "reason": without_folders(one.reason)[:1000],
+            }
+            for one in call.methods.index()
+        ]
+    return [one for one in found if one["state"] == "READY" or not is_ready]
+
+
+def _version(backend: Backend) -> str:
+    card = known_card(backend)
+    return "" if card is None else str(card.version)

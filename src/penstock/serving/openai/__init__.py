@@ -1,0 +1,1 @@
+"""OpenAI's routes: bodies in, responses and events out."""

@@ -1,0 +1,241 @@
+"""``POST /v1/completions``: OpenAI's text completions, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.serving.request_parsing import (
+    beside,
+    beside_if,
+    check_count,
+    isolated_tokenizer,
+    options_of,
+    prompts_of,
+    sampling_of,
+    tokenizer_of,
+)
+from penstock.serving.call import Call, Events, Reply, json_reply, quoted
+from penstock.serving.generation import USAGE, Generation, refuse_together, usage
+from penstock.serving.openai.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
+from penstock.json_schema import Choice, Items, Members, Text, Whole, optional
+
+if TYPE_CHECKING:
+    from penstock.engine.request import TokenLogprobs
+    from penstock.text.tokenizer import Tokenizer
+    from penstock.llm.backend import Answer, Backend, Delta
+
+__all__ = ["COMPLETION_ANSWER", "COMPLETION_EVENT", "complete"]
+
+_REASON: Final = Choice(("stop", "length"))
+_CHOICE: Final[dict[str, Any]] = {"index": Whole(0, 2**31), "text": Text(), "logprobs": optional(TEXT_LOGPROBS)}
+
+
+def _answer(title: str, choice: Members, count: Any, required: tuple[str, ...]) -> Members:
+    fields = {
+        "id": Text(),
+        "object": Choice(("text_completion",)),
+        "created": Whole(0, 2**53),
+        "model": Text(),
+        "system_fingerprint": Text(),
+        "choices": Items(choice, 0, None),
+        "usage": count,
+    }
+    return Members(title, fields, required)
+
+
+_ALWAYS: Final = ("id", "object", "created", "model", "system_fingerprint", "choices")
+COMPLETION_ANSWER: Final = _answer(
+    "CompletionResponse",
+    Members("CompletionChoice", {**_CHOICE, "finish_reason": _REASON}, (*_CHOICE, "finish_reason")),
+    USAGE,
+    (*_ALWAYS, "usage"),
+)
+COMPLETION_EVENT: Final = _answer(
+    "CompletionEvent",
+    Members("CompletionPiece", {**_CHOICE, "finish_reason": optional(_REASON)}, (*_CHOICE, "finish_reason")),
+    optional(USAGE),
+    _ALWAYS,
+)
+
+
+class _Text:
+    """One choice as it grows."""
+
+    def __init__(self, backend: Backend, ids: list[int], echo: str | None, with_logprobs: bool) -> None:
+        self._ids, self._echo = ids, echo
+        self._logprobs = TextLogprobs(tokenizer_of(backend), len(echo or "")) if with_logprobs else None
+        self.texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.finish_reason = ""
+
+    def take(self, delta: Delta, before: list[TokenLogprobs | None] | None) -> tuple[str, dict[str, Any] | None]:
+        """The new text and its log-probabilities; the echoed prompt comes with the first."""
+        text, found = delta.text, None
+        if self._logprobs is not None:
+            if self._echo is not None and before is not None:
+                found = self._logprobs.prompt(self._ids, before)
+            own = self._logprobs.of(delta.token_ids, delta.logprobs or [])
+            found = own if found is None else joined([found, own])
+        if self._echo is not None:
+            text, self._echo = self._echo + text, None
+        return text, found
+
+    def keep(self, text: str, found: dict[str, Any] | None, finish_reason: str | None) -> None:
+        """For an answer that is sent whole."""
+        self.texts.append(text)
+        if found is not None:
+            self.logprobs.append(found)
+        self.finish_reason = finish_reason or self.finish_reason
+
+    def choice(self, index: int) -> dict[str, Any]:
+        """The whole choice."""
+        logprobs = joined(self.logprobs) if self._logprobs is not None else None
+        return {
+            "index": index, "text": "".join(self.texts), "logprobs": logprobs, "finish_reason": self.finish_reason
+        }  # fmt: skip
+
+
+async def complete(call: Call) -> Reply | None:
+    """Continue one prompt or several."""
+    body, backend = call.body, call.model()
+    _refuse_what_does_not_go_together(body)
+    num_top, is_echo, is_stream = body.get("logprobs"), body.get("echo", False), body.get("stream", False)
+    given = await prompts_of(backend, body["prompt"], "prompt", body)
+    check_count(len(given), body)
+    prompts = [ids for ids, _ in given]
+    echoes: list[str | None] = [None] * len(prompts)
+    if is_echo:
+        for i, (_, text) in enumerate(given):
+            echoes[i] = text if text is not None else await _text_of(backend, prompts[i])
+    head = _head(call, backend)
+    if body.get("max_tokens") == 0:
+        return await _echo_alone(call, backend, prompts, echoes, head)
+    own: dict[str, Any] = {"logprobs": num_top}
+    if is_echo and num_top is not None:
+        own["prompt_logprobs"] = num_top
+    if "best_of" in body:
+        own["best_of"] = body["best_of"]
+    params = sampling_of(body, **own)
+    run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s, call.client))
+    n = params.n
+    texts = {
+        i * n + j: _Text(backend, prompts[i], echoes[i], num_top is not None)
+        for i in range(len(prompts))
+        for j in range(n)
+    }
+    slow = isolated_tokenizer(backend) if num_top is not None else None
+    if is_stream:
+        await _stream(call, run, prompts, texts, head, slow)
+        return None
+
+    def keep(i: int, answer: Answer, delta: Delta) -> bool:
+        text = texts[i * n + delta.index]
+        text.keep(*text.take(delta, answer.prompt_logprobs if not text.texts else None), delta.finish_reason)
+        return True
+
+    async def take(i: int, answer: Answer, delta: Delta) -> None:
+        await beside_if(slow, keep, i, answer, delta)
+
+    await run.run(prompts, take, keep if slow is None else None)
+    return _whole(head, [text.choice(index) for index, text in texts.items()], run)
+
+
+async def _text_of(backend: Backend, ids: list[int]) -> str:
+    tokenizer = tokenizer_of(backend)
+    text: str = await beside(tokenizer, len(ids), tokenizer.decode, ids)
+    return text
+
+
+def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
+    is_echo, is_stream = body.get("echo", False), body.get("stream", False)
+    n = body.get("n", 1)
+    refuse_together(
+        body.get("max_tokens") == 0 and not is_echo, "max_tokens must be above 0 without echo", "max_tokens"
+    )
+    refuse_together(body.get("max_tokens") == 0 and is_stream, "max_tokens must be above 0 with stream", "max_tokens")
+    for name in ("n", "best_of"):
+        refuse_together(
+            body.get("max_tokens") == 0 and body.get(name, 1) > 1, f"{name} must be 1 where max_tokens is 0", name
+        )
+    refuse_together(
+        is_echo and body.get("truncate_prompt_tokens") == -1, "echo needs to know where a prompt is cut: give a number "
+        "of tokens", "truncate_prompt_tokens",
+    )  # fmt: skip
+    refuse_together("stream_options" in body and not is_stream, "stream_options needs stream", "stream_options")
+    refuse_together(is_stream and body.get("best_of", n) > n, "best_of must be n with stream", "best_of")
+
+
+def _head(call: Call, backend: Backend) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{call.request_id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": backend.name,
+        "system_fingerprint": f"v{backend.card.version}",
+    }
+
+
+def _whole(head: dict[str, Any], choices: list[dict[str, Any]], run: Generation) -> Reply:
+    counts = usage(run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens)
+    return json_reply({**head, "choices": choices, "usage": counts})
+
+
+async def _echo_alone(
+    call: Call, backend: Backend, prompts: list[list[int]], echoes: list[str | None], head: dict[str, Any]
+) -> Reply:
+    """``max_tokens`` 0: the prompt is the answer, with its log-probabilities when they are asked for."""
+    num_top, options = call.body.get("logprobs"), options_of(call.body, call.settings.limits.request_s, call.client)
+    choices = []
+    for index, (ids, echo) in enumerate(zip(prompts, echoes, strict=True)):
+        found = None
+        if num_top is not None:
+            score = await backend.score(ids, num_top, options, request_id=call.request_id)
+            tokenizer = tokenizer_of(backend)
+            listed = TextLogprobs(tokenizer, len(echo or ""))
+            found = await beside(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
+        choices.append({"index": index, "text": echo, "logprobs": found, "finish_reason": "length"})
+    return json_reply({**head, "choices": choices, "usage": usage(sum(map(len, prompts)), 0, 0)})
+
+
+async def _stream(
+    call: Call,
+    run: Generation,
+    prompts: list[list[int]],
+    texts: dict[int, _Text],
+    head: dict[str, Any],
+    slow: Tokenizer | None,
+) -> None:
+    """One event per step and choice.  The texts around what changes are made once.  ``slow``: a tokenizer of another
+    process that writes the log-probabilities."""
+    n, events = len(texts) // len(prompts), Events(call)
+    with_usage = call.body.get("stream_options", {}).get("include_usage", False)
+    begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
+    end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
+    begun = set()
+
+    def event(i: int, answer: Answer, delta: Delta) -> bytes:
+        index = i * n + delta.index
+        is_first = index not in begun
+        begun.add(index)
+        text, found = texts[index].take(delta, answer.prompt_logprobs if is_first else None)
+        if not text and found is None and delta.finish_reason is None:
+            return b""  # half a character
+        logprobs = "null" if found is None else json.dumps(found, separators=(",", ":"))
+        reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
+        choice = f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
+        return (begin + choice + end).encode()
+
+    async def take(i: int, answer: Answer, delta: Delta) -> None:
+        await events.write(await beside_if(slow, event, i, answer, delta))
+
+    def take_now(i: int, answer: Answer, delta: Delta) -> bool:
+        return events.write_now(lambda: event(i, answer, delta))
+
+    await run.run(prompts, take, take_now if slow is None else None)
+    last = b"data: [DONE]\n\n"
+    if with_usage:
+        counts = json.dumps(usage(run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens))
+        last = f'{begin}],"usage":{counts}}}\n\n'.encode() + last
+    await events.end(last)

@@ -1,0 +1,98 @@
+"""Log-probabilities as OpenAI's two routes write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.json_schema import Entries, Items, Members, Number, Text, Whole, optional
+
+if TYPE_CHECKING:
+    from penstock.engine.request import TokenLogprobs
+    from penstock.text.tokenizer import Tokenizer
+
+__all__ = ["CHAT_LOGPROBS", "TEXT_LOGPROBS", "ChatLogprobs", "TextLogprobs", "joined"]
+
+LEAST: Final = -9999.0
+"""The log-probability of what cannot come, as OpenAI writes it: JSON has no infinity."""
+
+_LOGPROB: Final = Number(LEAST, 0.001)
+_BYTES: Final = optional(Items(Whole(0, 255), 0, None))
+_TOP: Final = Members(
+    "TopLogprob", {"token": Text(), "logprob": _LOGPROB, "bytes": _BYTES}, ("token", "logprob", "bytes")
+)
+_ENTRY: Final = Members(
+    "TokenLogprob", {**_TOP.fields, "top_logprobs": Items(_TOP, 0, None)}, (*_TOP.required, "top_logprobs")
+)
+CHAT_LOGPROBS: Final = Members("ChatLogprobs", {"content": Items(_ENTRY, 0, None)}, ("content",))
+TEXT_LOGPROBS: Final = Members(
+    "TextLogprobs",
+    {
+        "tokens": Items(Text(), 0, None),
+        "token_logprobs": Items(optional(_LOGPROB), 0, None),
+        "top_logprobs": Items(optional(Entries(r"(?s:.*)", _LOGPROB, 64)), 0, None),
+        "text_offset": Items(Whole(0, 2**53), 0, None),
+    },
+    ("tokens", "token_logprobs", "top_logprobs", "text_offset"),
+)
+
+
+class ChatLogprobs:
+    """Entries of ``choices[].logprobs.content``."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, listed: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The entries of some tokens."""
+        content = [
+            {**self._entry(one.token_id, one.logprob), "top_logprobs": [self._entry(*pair) for pair in one.top]}
+            for one in listed
+        ]
+        return {"content": content}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        data = self._tokenizer.token_bytes(token) if "\ufffd" in text else b""
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(data or text.encode())}
+
+
+class TextLogprobs:
+    """``choices[].logprobs`` of a text that grows: offsets count characters from its beginning.
+
+    ``num_chars`` of a prompt that is echoed lie before the answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_chars: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._offset = num_chars
+
+    def prompt(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """Those of an echoed prompt."""
+        before = TextLogprobs(self._tokenizer)
+        found = before.of(ids, listed)
+        return found | {"text_offset": [min(offset, self._offset) for offset in found["text_offset"]]}
+
+    def of(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """Those of the next tokens."""
+        offsets = []
+        for token in ids:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push(token))
+        return {
+            "tokens": [self._text(token) for token in ids],
+            "token_logprobs": [None if one is None else max(one.logprob, LEAST) for one in listed],
+            "top_logprobs": [
+                None if one is None else {self._text(i): max(value, LEAST) for i, value in one.top} for one in listed
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several of the same kind, one behind the other."""
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]} if parts else {}

@@ -1,0 +1,1 @@
+"""Protocol buffer messages and their generated code."""

@@ -1,0 +1,279 @@
+"""A service: the HTTP door, the models behind it and their workers, from the first line to the last request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from penstock.errors import InvalidFileError
+from penstock.serving.model_changes import Changes
+from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.http.open_files import fitting_connections, raise_limit
+from penstock.serving.workers.worker_group import Patience
+from penstock.serving.startup_banner import greeting
+from penstock.serving.http.listener import Listener, check_tls
+from penstock.logs import tell
+from penstock.serving.workers.primary import Primary, WorkerDoor
+from penstock.serving.workers.remote_model import RemoteBackend
+from penstock.serving.workers.remote_models import RemoteModels
+from penstock.serving.settings import DoorSettings
+
+if TYPE_CHECKING:
+    from penstock.serving.arrivals import Arrivals
+    from penstock.serving.grpc.listener import GrpcListener
+    from penstock.servables.lifecycle.repository import Servables
+    from penstock.serving.traces import Traces
+
+__all__ = ["ServiceSettings", "run_service"]
+
+_DESCRIPTORS_OF_WORKER: Final = 8
+"""Descriptors that a worker process takes here: its standard input and its socket, twice while it is replaced."""
+_DESCRIPTORS_OF_SERVABLES: Final = 128
+"""Descriptors for the processes of a folder of servables."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each.
+    ``worker_door``: where workers of other machines join.  ``admin_socket``: where models are loaded and unloaded.
+    ``otlp_traces_endpoint``: the URL that spans of requests are sent to; "" makes none.  ``servables``: folders that
+    hold some.
+    """
+
+    models: tuple[tuple[str, str], ...]
+    num_workers: int = 1
+    options: ModelOptions = field(default_factory=ModelOptions)
+    door: DoorSettings = field(default_factory=DoorSettings)
+    patience: Patience = field(default_factory=Patience)
+    worker_door: WorkerDoor | None = None
+    admin_socket: Path | None = None
+    otlp_traces_endpoint: str = ""
+    servables: tuple[Path, ...] = ()
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C: the first one drains, the second one ends at once.  SIGHUP reloads keys and certificates.
+
+    A signal to end that was ignored when the process began stays ignored.
+    """
+
+    def __init__(self, on_second: Callable[[], None], reload: Callable[[], None]) -> None:
+        self.first: signal.Signals | None = None
+        self.asked = asyncio.Event()
+        self._on_second = on_second
+        loop = asyncio.get_running_loop()
+        known = (signal.SIGTERM, signal.SIGINT)
+        self._taken = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in self._taken:
+            loop.add_signal_handler(number, self._take, number)
+        loop.add_signal_handler(signal.SIGHUP, reload)
+
+    def _take(self, number: signal.Signals) -> None:
+        if self.first is None:
+            self.first = number
+            self.asked.set()
+        else:
+            self._on_second()
+
+    def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (*self._taken, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def run_service(settings: ServiceSettings) -> int:
+    """Serve until a signal asks to end, then let open requests end; the exit status.
+
+    Raises what opening the address or loading a model raised; nothing is left then.
+    """
+    limit = raise_limit()
+    settings = _within(settings, limit)
+    primary = Primary(settings.patience, door=settings.worker_door)
+    models = RemoteModels(primary, settings.options, settings.num_workers)
+    primary.adopt = models.adopt
+    servables = _servables(models, primary, settings)
+    traces = _traces(settings)
+    # This reads keys and certificate: nothing runs yet.
+    listeners, changes = _listeners(models, servables, settings, traces, primary.arrivals)
+    stop_now = asyncio.Event()
+
+    def hurry() -> None:
+        stop_now.set()
+        for listener in listeners.values():
+            listener.stop(at_once=True)
+
+    signals = _Signals(hurry, lambda: _reload(listeners, primary, settings.door))
+    tasks: list[asyncio.Future[Any]] = []
+    try:
+        await primary.open()
+        urls = {name: listener.open() for name, listener in listeners.items()}
+        serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
+        asked = asyncio.ensure_future(signals.asked.wait())
+        loading = asyncio.ensure_future(_load(models, servables, settings))
+        tasks += [serving, asked, loading]
+        await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            gc.freeze()  # what the start made is here to stay: else each full collection looks at it for 0.1 s
+            _say(greeting(urls, models, servables, settings, primary.port, limit), sys.stdout)
+            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        if signals.first is not None:
+            _say(f"penstock: {signals.first.name}: open requests end, then the service", sys.stderr)
+        loading.cancel()
+        await changes.close()
+        await _drain(models, servables, stop_now)
+        for listener in listeners.values():
+            listener.stop()
+        await serving
+        return 130 if signals.first is signal.SIGINT else 0
+    finally:
+        hurry()
+        await changes.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in listeners.values():
+            listener.close()
+        await _stop(models, servables)
+        await primary.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
+        signals.close()
+
+
+def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
+    """The settings with as many connections as the limit on open files leaves room for."""
+    door = settings.door
+    others = _DESCRIPTORS_OF_WORKER * settings.num_workers * max(1, len(settings.models))
+    others += _DESCRIPTORS_OF_SERVABLES * len(settings.servables)
+    if settings.admin_socket is not None:
+        from penstock.serving.http import admin
+
+        others += admin.MAX_CONNECTIONS
+    if settings.worker_door is not None:
+        from penstock.serving.workers import remote_worker_server
+
+        others += remote_worker_server.MAX_CONNECTIONS
+    num_listeners = 1 if door.grpc_port is None else 2
+    fitting = fitting_connections(door.limits.num_connections, limit, num_listeners, others)
+    return replace(settings, door=replace(door, limits=replace(door.limits, num_connections=fitting)))
+
+
+def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, settings: DoorSettings) -> None:
+    """Read the files of keys, certificate and TLS key again; a file that is wrong changes nothing but the log."""
+    public = listeners["http"]
+    if isinstance(public, Listener):
+        public.door.admission.reread()
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return
+    try:
+        check_tls(settings)
+        pair = key.read_bytes(), certificate.read_bytes()
+        for name, listener in listeners.items():
+            if name != "admin":
+                listener.reload_tls()
+        primary.replace_tls(*pair)
+    except (OSError, InvalidFileError) as error:
+        message = f"Failed to reload the TLS certificate, the old one stays in use: {error}"
+        tell("reload_failed", message, logging.ERROR, file=str(certificate))
+        return
+    tell("reloaded", f"Reloaded the TLS certificate {certificate}.", file=str(certificate))
+
+
+def _say(text: str, where: TextIO) -> None:
+    """What cannot be written, to a full disk or a pipe that nobody reads, ends no service."""
+    with suppress(OSError):
+        print(text, file=where, flush=True)
+
+
+def _traces(settings: ServiceSettings) -> Traces | None:
+    if not settings.otlp_traces_endpoint:
+        return None
+    from penstock.serving.traces import Traces
+
+    return Traces(settings.otlp_traces_endpoint)
+
+
+def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> Servables | None:
+    if not settings.servables:
+        return None
+    from penstock.serving.workers.private_models import HiddenModels
+    from penstock.servables.lifecycle.repository import Servables
+
+    def make(name: str, scheme: str | None) -> RemoteBackend:
+        options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
+        return RemoteBackend(name, primary, options, settings.num_workers)
+
+    found = Servables(settings.patience, HiddenModels(models, make), lambda: [one.name for one in models.list()])
+    models.taken_by = found.taken_by
+    return found
+
+
+def _listeners(
+    models: RemoteModels,
+    servables: Servables | None,
+    settings: ServiceSettings,
+    traces: Traces | None,
+    arrivals: Arrivals,
+) -> tuple[dict[str, Listener | GrpcListener], Changes]:
+    """The public doors, the admin's where it is asked for, and the changes that come through that one."""
+    from penstock.serving.http.app import make_app
+
+    door, changes = make_app(models, settings.door, traces, arrivals, methods=servables), Changes(models)
+    door.metrics.servables = servables
+    listeners: dict[str, Listener | GrpcListener] = {"http": Listener(door, door.settings)}
+    if settings.door.grpc_port is not None:
+        from penstock.serving.grpc.listener import GrpcListener
+
+        listeners["grpc"] = GrpcListener(door)
+    if settings.admin_socket is not None:
+        from penstock.serving.http.admin import make_admin
+
+        admin = make_admin(changes, models, door.metrics)
+        listeners["admin"] = Listener(admin, admin.settings, settings.admin_socket)
+    return listeners, changes
+
+
+async def _load(models: RemoteModels, servables: Servables | None, settings: ServiceSettings) -> None:
+    """Models first: servables may ask them."""
+    await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
+    if servables is not None:
+        for root in settings.servables:
+            await servables.open(root)
+
+
+async def _drain(models: RemoteModels, servables: Servables | None, stop_now: asyncio.Event) -> None:
+    """Until everything has ended, or a second signal came."""
+    closing = asyncio.ensure_future(_close(models, servables))
+    hurried = asyncio.ensure_future(stop_now.wait())
+    try:
+        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        hurried.cancel()
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+
+
+async def _close(models: RemoteModels, servables: Servables | None) -> None:
+    models.is_draining = True
+    if servables is not None:  # before the models that they ask
+        await servables.close()
+    await models.close()
+
+
+async def _stop(models: RemoteModels, servables: Servables | None) -> None:
+    if servables is not None:
+        await servables.stop()
+    await models.stop()

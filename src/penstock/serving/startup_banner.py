@@ -1,0 +1,105 @@
+"""What a service says when it is ready: where it answers, what it runs, what that takes, and something to try."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock import __version__
+
+if TYPE_CHECKING:
+    from penstock.serving.proto import wire_pb2 as pb
+    from penstock.tensors import Method
+    from penstock.serving.workers.remote_model import RemoteBackend
+    from penstock.serving.workers.remote_models import RemoteModels
+    from penstock.servables.lifecycle.repository import Servables
+    from penstock.serving.service import ServiceSettings
+
+__all__ = ["greeting"]
+
+_MIB: Final = 1 << 20
+_MOST_OF_TRIAL: Final = 128
+"""Numbers of a request to try: a line of more is no help."""
+
+
+def greeting(
+    urls: Mapping[str, str],
+    models: RemoteModels,
+    servables: Servables | None,
+    settings: ServiceSettings,
+    worker_port: int,
+    max_files: int,
+) -> str:
+    """The lines; ``urls`` by the names of the doors.  ``max_files`` is the limit on open files."""
+    url, door, context_len = urls["http"], settings.door, settings.options.limits.context_len
+    lines = [f"penstock {__version__} serves at {url}"]
+    for backend in models.list():
+        lines.append(f"  {backend.name}: {_described(backend, context_len)}")
+        lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
+    methods = [] if servables is None else [*servables.list()]
+    lines += [f"  {_method(one)}" for one in methods]
+    if "grpc" in urls:
+        tls = "" if door.tls_certificate is None else ", over TLS"
+        lines.append(f"  gRPC, the Open Inference Protocol v2, at {urls['grpc']}{tls}")
+    if "admin" in urls:
+        lines.append(f"  models are loaded, updated and unloaded at {urls['admin']}")
+    each = " each" if "grpc" in urls else ""
+    lines.append(f"  up to {door.limits.num_connections:,} connections{each}; the limit on open files is {max_files:,}")
+    if worker_port:
+        lines.append(f"  workers of other machines join at port {worker_port}")
+    trials: list[tuple[str, Any]] = []
+    if models.list():
+        trial = {"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32}
+        trials.append(("/v1/completions", trial))
+    trials += [one for one in map(_trial, methods) if one is not None][:1]
+    key = " -H 'Authorization: Bearer KEY'" if door.keys_file is not None else ""
+    for path, body in trials:
+        told = shlex.quote(json.dumps(body))
+        lines.append(f"  try: curl {url}{path}{key} -H 'Content-Type: application/json' -d {told}")
+    return "\n".join(lines)
+
+
+def _method(method: Method) -> str:
+    """A method with what it takes and gives, without the batch dimension."""
+    inputs, outputs = (
+        ", ".join(f"{one.name} {one.datatype}{[*one.shape[1:]]}" for one in ones)
+        for ones in (method.inputs, method.outputs)
+    )
+    return f"{method.name}, version {method.version}: {inputs} -> {outputs}"
+
+
+def _trial(method: Method) -> tuple[str, Any] | None:
+    """A request of one instance; None for one that would be long."""
+    tensors = []
+    for one in method.inputs:
+        shape = [1, *(max(1, size) for size in one.shape[1:])]
+        count = math.prod(shape)
+        if count > _MOST_OF_TRIAL:
+            return None
+        element: Any = {"BYTES": "hello", "BOOL": True}.get(one.datatype, 0)
+        tensors.append({"name": one.name, "datatype": one.datatype, "shape": shape, "data": [element] * count})
+    return f"/v2/models/{method.name}/infer", {"inputs": tensors}
+
+
+def _described(backend: RemoteBackend, context_len: int) -> str:
+    card, plans = backend.card, backend.plans()
+    text = f"{card.source}, {card.network}, {card.scheme}, context {card.max_len}"
+    if context_len > card.max_len:
+        text += f" (the model's; {context_len} was asked for)"
+    if plans:
+        workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
+        threads = "1 thread" if plans[0].num_threads == 1 else f"{plans[0].num_threads} threads"
+        each = "" if len(plans) == 1 else " each"
+        text += f"; {workers}, {threads}{each}, {plans[0].max_requests} requests a step"
+    return text
+
+
+def _plan(plan: pb.Plan) -> str:
+    rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes
+    return (
+        f"{plan.total_bytes / _MIB:,.0f} MiB: weights {plan.weight_bytes / _MIB:,.0f}, keys and values "
+        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), the rest {rest / _MIB:,.0f}"
+    )

@@ -1,0 +1,1 @@
+"""The primary and its workers: processes that each run one model, on this machine or another."""

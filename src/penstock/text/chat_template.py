@@ -1,0 +1,174 @@
+"""Chat templates: messages to a prompt, and a conversation's prompts, each of which goes on from the one before.
+
+A template comes with the model and is therefore hostile until proven otherwise: it runs in jinja2's immutable
+sandbox, with bounds on its size, on every value that it builds and on the time it takes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import jinja2
+from jinja2.exceptions import SecurityError
+
+from penstock.text.template_sandbox import template_environment
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+__all__ = ["TurnTokens", "check_messages", "encode_chat", "render_chat"]
+
+MAX_TEMPLATE_CHARS: Final = 1 << 20
+MAX_SECONDS: Final = 5.0
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """SecurityError in this thread when the block takes longer: looked at on every line that runs inside."""
+    end = time.monotonic() + seconds
+    before = sys.gettrace()
+
+    def watch(_frame: FrameType, _event: str, _argument: object) -> Any:
+        if time.monotonic() > end:
+            raise SecurityError(f"it takes longer than {seconds:g} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """Messages as a list of dicts with a role; InvalidArgumentError names the one that is wrong."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidArgumentError("messages must be a list of {'role': ..., 'content': ...} and not empty")
+    checked = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidArgumentError(f"messages[{index}] must be an object with a role, not {message!r}")
+        if "content" not in message and "tool_calls" not in message:
+            raise InvalidArgumentError(f"messages[{index}] has no content: it has {', '.join(map(repr, message))}")
+        if not isinstance(message.get("content"), (str, list, type(None))):
+            raise InvalidArgumentError(f"messages[{index}]: content must be text, not {message['content']!r}")
+        checked.append(dict(message))
+    return checked
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The prompt that a template makes of messages.
+
+    ``special_tokens`` maps "bos_token", "eos_token" ... to their text.  InvalidFileError when the template is
+    damaged or breaks a bound; InvalidArgumentError when it refuses the messages.
+    """
+    checked = check_messages(messages)
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise InvalidFileError(f"chat template: at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
+    try:
+        with _deadline(MAX_SECONDS):
+            compiled = template_environment().from_string(template)
+            text = compiled.render(
+                {**special_tokens, "messages": checked, "add_generation_prompt": add_generation_prompt, "tools": None}
+            )
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidFileError(f"chat template: line {error.lineno}: {error.message}") from error
+    except SecurityError as error:
+        raise InvalidFileError(f"chat template: {error}") from error
+    except jinja2.TemplateError as error:
+        raise InvalidArgumentError(f"messages: the chat template refuses them: {error}") from error
+    except Exception as error:  # whatever the code that a template becomes may raise
+        raise InvalidFileError(f"chat template: {type(error).__name__}: {error}") from error
+    return text
+
+
+def _template(tokenizer: Tokenizer) -> str:
+    if tokenizer.chat_template is None:
+        raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
+    return tokenizer.chat_template
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The token ids that messages become; UnsupportedError without a template, else errors are ``render_chat``'s."""
+    text = render_chat(_template(tokenizer), messages, tokenizer.special_tokens)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+class TurnTokens:
+    """The token ids of a conversation, kept from turn to turn.
+
+    A sampled answer often spells its text with other tokens than the tokenizer would, and the pages of what is spelt
+    anew are computed anew.  So the ids of the last prompt and of its answer stay for as far as the next prompt's text
+    begins with theirs, and only the rest is encoded::
+
+        prompt = tokens.prompt(messages)
+        result = llm.generate(prompt, params)
+        tokens.answered(result.token_ids)
+
+    UnsupportedError when the model has no chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._template = _template(tokenizer)
+        self._asked: tuple[str, list[int]] = ("", [])
+        self._known: tuple[str, list[int], list[int]] = ("", [], [])  # a prompt's text, its ids, those of the answer
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of the messages, the opening of the answer included.  Errors are ``render_chat``'s."""
+        text = render_chat(self._template, messages, self._tokenizer.special_tokens)
+        whole = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._go_on(text)
+        # Some tokenizers write the beginning of a text as they do not write its middle.
+        if self._spelt(ids) != self._spelt(whole):
+            ids = whole
+        self._asked = text, ids
+        return list(ids)
+
+    def answered(self, token_ids: Sequence[int]) -> None:
+        """The last ``prompt``'s answer, an end token included.  A turn without an answer needs no call."""
+        self._known = (*self._asked, list(token_ids))
+
+    def _go_on(self, text: str) -> list[int]:
+        """What is known of ``text``, and its rest encoded."""
+        start, prompt_ids, answer_ids = self._known
+        if not text.startswith(start):
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        num_answer, num_chars = self._follow(answer_ids, text[len(start) :])
+        rest = self._tokenizer.encode(text[len(start) + num_chars :], add_special_tokens=False)
+        return [*prompt_ids, *answer_ids[:num_answer], *rest]
+
+    def _follow(self, ids: Sequence[int], text: str) -> tuple[int, int]:
+        """As many of ``ids`` as write the beginning of ``text``, whole characters, and how long that is."""
+        detokenizer, num_chars, ends = self._tokenizer.detokenizer(), 0, [0]
+        for token in ids:
+            piece = detokenizer.push(token)
+            if self._tokenizer.is_special(token) or not text.startswith(piece, num_chars):
+                break
+            num_chars += len(piece)
+            ends.append(num_chars)
+        while len(ends) > 1 and self._is_open(ids[: len(ends) - 1]):
+            ends.pop()
+        return len(ends) - 1, ends[-1]
+
+    def _is_open(self, ids: Sequence[int]) -> bool:
+        """Whether a character is begun that the next token may complete."""
+        detokenizer = self._tokenizer.detokenizer()
+        for token in ids:
+            detokenizer.push(token)
+        return detokenizer.flush() != ""
+
+    def _spelt(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
