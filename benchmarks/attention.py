@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.graph.ir import DType, KvLayout
 from penstock.core.native import Context, CoreTensor, probe_bandwidth, probe_compute, run_op
+from penstock.graph.ir import DType, KvLayout
 
 HEADS, HEAD_DIM, PAGE, MAX_BYTES = 32, 64, 32, 1 << 30
 BYTES = {KvLayout.F32: 4.0, KvLayout.BF16: 2.0, KvLayout.INT8: 1.0 + 4 / HEAD_DIM}

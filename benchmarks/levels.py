@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.graph.ir import DType, KvLayout, Layout
 from penstock.core.native import Context, CoreTensor, cpu_levels, layout_bytes, pack, run_op
+from penstock.graph.ir import DType, KvLayout, Layout
 
 SIDE, CONTEXT, HEADS, KV_HEADS, HEAD_DIM, PAGE = 1024, 512, 8, 2, 64, 32
 LAYOUTS = {

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.graph.ir import DType, Layout
 from penstock.core.native import Context, layout_bytes, pack
+from penstock.graph.ir import DType, Layout
 
 LAYOUTS = {"f32": Layout.T16_F32, "bf16": Layout.T16_BF16, "w8a8": Layout.T16_I8, "w4a8": Layout.T16_I4G32}
 

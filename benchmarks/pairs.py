@@ -15,9 +15,9 @@ import time
 from typing import NamedTuple
 
 from benchmarks.steps import make_batch
+from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, probe_bandwidth
 from penstock.errors import PenstockError
 from penstock.graph.ir import KvLayout
-from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, probe_bandwidth
 
 SETTINGS = {"cpu": "", "kv": "bf16", "context": "128"}
 

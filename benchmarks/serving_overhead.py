@@ -28,9 +28,9 @@ from serving_client import Connection, Server, hang_up, pausing_loop, play
 from serving_figures import figures, outcome_of
 from traces import Request
 
+from penstock.engine.params import SamplingParams
 from penstock.llm.async_llm import AsyncLLM
 from penstock.llm.llm import LLM
-from penstock.engine.params import SamplingParams
 from penstock.runtime.program import ProgramLimits, pages_for
 
 FIRST_PROMPT, FIRST_NEW = 16, 4

@@ -19,8 +19,8 @@ import numpy as np
 
 from penstock import LLM, ProgramLimits, RequestOptions, SamplingParams
 from penstock.engine.request import Request
-from penstock.llm.stream import Stream
 from penstock.errors import DeadlineError
+from penstock.llm.stream import Stream
 
 MOST_LIVE = 24
 

@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.text.tokenizer import Tokenizer
 from penstock.core.native import Model
+from penstock.text.tokenizer import Tokenizer
 
 
 def prompt_of(bundle: Path, num_tokens: int) -> str:

@@ -16,10 +16,10 @@ from run_penstock import chosen
 from traces import MAX_BATCH, MAX_LEN, STEP_TOKENS, Event
 from traces import Request as Asked
 
-from penstock.llm.async_llm import AsyncLLM
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams
+from penstock.llm.async_llm import AsyncLLM
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits, pages_for
 

@@ -104,8 +104,8 @@ def measure(peer: Penstock, name: str) -> dict[str, object]:
 
 
 def first_token(launch: Launch) -> None:
-    from penstock.llm.llm import LLM
     from penstock.engine.request import SamplingParams
+    from penstock.llm.llm import LLM
 
     limits = ProgramLimits(max_requests=1, **chosen(launch))
     with LLM(launch.model, threads=launch.threads, limits=limits) as llm:

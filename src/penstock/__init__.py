@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.version import __version__
+
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
-    from penstock.llm.async_llm import AsyncLLM, AsyncStream
-    from penstock.llm.conversation import Conversation, Turn
-    from penstock.engine.pooling import Embedding
-    from penstock.llm.llm import LLM
+    from penstock.client.async_client import AsyncClient
+    from penstock.client.client import Client
+    from penstock.core.library import load_ops
     from penstock.engine.options import EngineOptions, RequestOptions
     from penstock.engine.params import SamplingParams
+    from penstock.engine.pooling import Embedding
     from penstock.engine.request import TokenLogprobs
-    from penstock.llm.result import Choice, Delta, Result, Score
-    from penstock.llm.stream import Stream
-    from penstock.llm.streamers import Streamer, TextStreamer
     from penstock.errors import (
         DeadlineError,
         FileAccessError,
@@ -33,7 +32,12 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedError,
     )
-    from penstock.core.library import load_ops
+    from penstock.llm.async_llm import AsyncLLM, AsyncStream
+    from penstock.llm.conversation import Conversation, Turn
+    from penstock.llm.llm import LLM
+    from penstock.llm.result import Choice, Delta, Result, Score
+    from penstock.llm.stream import Stream
+    from penstock.llm.streamers import Streamer, TextStreamer
     from penstock.models.loader import load_network
     from penstock.models.registry import register_network
     from penstock.offline.export import export
@@ -43,10 +47,6 @@ if TYPE_CHECKING:
     from penstock.ops.custom import custom_op
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
-    from penstock.client.async_client import AsyncClient
-    from penstock.client.client import Client
-
-__version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AsyncClient",

@@ -10,12 +10,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from penstock.config import ConfigReader, parse_object
-from penstock.llm.llm import LLM
-from penstock.engine.request import SamplingParams
-from penstock.text.tokenizer import Tokenizer
-from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.checkpoint.side_files import read_side_files
+from penstock.config import ConfigReader, parse_object
+from penstock.engine.request import SamplingParams
+from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.llm.llm import LLM
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from penstock.engine.params import ResolvedSampling
-from penstock.errors import InvalidFileError
 from penstock.checkpoint.generation import (
     GenerationConfig,
     find_chat_template,
     read_generation_config,
     read_tokenizer_config,
 )
+from penstock.engine.params import ResolvedSampling
+from penstock.errors import InvalidFileError
 
 
 def files(**contents: object) -> dict[str, bytes]:

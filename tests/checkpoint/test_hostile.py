@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import ConfigReader, parse_json, parse_object
-from penstock.errors import InvalidFileError, PenstockError
 from penstock.checkpoint import tensor_file
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.generation import find_chat_template, read_generation_config, read_tokenizer_config
 from penstock.checkpoint.tensor_file import MAX_TENSORS, parse_header
+from penstock.config import ConfigReader, parse_json, parse_object
+from penstock.errors import InvalidFileError, PenstockError
 from tests.checkpoint.folders import CONFIG, sound_tensors, write_folder
 
 INTERESTING = (b"\0", b"\xff", b"{", b"}", b"[", b"]", b'"', b",", b":", b"-", b"1e999", b"true", b"null", b"9" * 30,

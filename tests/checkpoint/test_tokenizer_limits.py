@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidFileError
-from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_GROWTH, check_tokenizer_file
+from penstock.errors import InvalidFileError
+from penstock.graph.tokenizer_compiler import compile_tokenizer
 from tests.core.tokenizer_kinds import KINDS
 from tests.engine.hostile_tokenizers import backtracks, grows, replace, vocab, words
 

@@ -15,8 +15,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
 from penstock.engine.request import TokenLogprobs
+from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
 from tests.cli.conftest import DEMO, FOLDER, environment
 
 TEMPLATE = (

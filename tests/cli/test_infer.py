@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
+from penstock.llm.llm import LLM
 from tests.cli.conftest import DEMO, Run
 
 PROMPT = "I love Beijing,because"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.errors import ServiceError
 from penstock.client.admin import AdminClient
+from penstock.errors import ServiceError
 from tests.cli.conftest import DEMO
 from tests.cli.test_serve import serving
 

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from penstock.bench.trace import chrome_trace
 from penstock.bench.profile import Row
+from penstock.bench.trace import chrome_trace
 from penstock.core.native import Model
 from penstock.core.spans import SPAN
 from tests.cli.conftest import DEMO, FOLDER

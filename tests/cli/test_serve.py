@@ -102,7 +102,13 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert process.wait(600) == 0
         assert not [child for child in found if child.is_running()]
         log = (tmp_path / "log").read_text()
-        unwanted = ("torch", "transformers", "opentelemetry", "penstock.serving.grpc.gateway", "penstock.serving.proto.oip_pb2")
+        unwanted = (
+            "torch",
+            "transformers",
+            "opentelemetry",
+            "penstock.serving.grpc.gateway",
+            "penstock.serving.proto.oip_pb2",
+        )
         assert not [line for line in log.splitlines() if line.rsplit("|", 1)[-1].strip() in unwanted]
         assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
 

@@ -7,7 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from penstock.core import native, library
+from penstock.core import library, native
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = (ROOT / "core" / "include" / "penstock.h").read_text()

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.native import Model, crc32
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.inspect import describe
 from penstock.graph.ir import Graph
-from penstock.core.native import Model, crc32
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.system_packages import skip_reason
 

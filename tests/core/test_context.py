@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.core import native
 from penstock.core.native import Context, CoreProgram, CoreTensor, Model, cpu_levels, op_schemas, run_op
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.ops.table import OPS
 from tests.core.steps import OPTIONS, batch, i32
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.graph.ir import Graph
 from penstock.core import spans
 from penstock.core.native import Context, CoreProgram, Model, ProgramOptions, StepBatch
+from penstock.graph.ir import Graph
 from tests.core.steps import i32
 from tests.core.tiny_graph import tiny_graph, write_bundle
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.native import Context, CoreProgram, Model, Penalties
+from penstock.errors import InvalidArgumentError
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.tiny_graph import VOCAB
 

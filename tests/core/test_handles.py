@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidArgumentError
-from penstock.core.native import CoreProgram, Model
 from penstock.core.library import ContextOptions, ModelInfoStruct, ModelOptions, check, library, sized
+from penstock.core.native import CoreProgram, Model
+from penstock.errors import InvalidArgumentError
 from tests.core.steps import OPTIONS, batch
 from tests.core.test_steps import PROMPT
 from tests.core.tiny_graph import VOCAB
@@ -124,8 +124,8 @@ def test_resize_that_fails_leaves_the_program(model: Model) -> None:
 
 
 def test_program_outlives_what_it_was_made_of(bundle_of: Callable[..., Path]) -> None:
-    from penstock.core.native import _options_struct
     from penstock.core.library import BatchStruct
+    from penstock.core.native import _options_struct
 
     context, model = opened(bundle_of())
     out = Handle()

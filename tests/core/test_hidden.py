@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Node
-from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from tests.core.steps import OPTIONS, batch, i32
 from tests.core.test_steps import PROMPT
 from tests.core.tiny_graph import HIDDEN, R, c, tiny_graph, tiny_values, value, write_bundle

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from penstock.core.native import Context, CoreProgram, Model, plan
 from penstock.graph.ir import Graph, Node
 from penstock.graph.passes.rewrite import order_values
-from penstock.core.native import Context, CoreProgram, Model, plan
 from tests.core.steps import OPTIONS, batch
 from tests.core.tiny_graph import HIDDEN, Builder, R, T, c, value, weight, write_bundle
 

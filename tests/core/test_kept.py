@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.graph.ir import KvLayout, Node, Operand
 from penstock.core import spans
 from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
+from penstock.graph.ir import KvLayout, Node, Operand
 from tests.core.steps import OPTIONS, batch, i32
 from tests.core.test_steps import PROMPT
 from tests.core.tiny_graph import HEAD_DIM, R, c, tiny_graph, value, write_bundle

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.core.native import POISON, Context, CoreProgram, Model, cpu_levels
 from penstock.errors import InvalidFileError
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Value
-from penstock.core.native import POISON, Context, CoreProgram, Model, cpu_levels
 from tests.core.steps import OPTIONS, batch
 from tests.core.tiny_graph import HEAD_DIM, HIDDEN, T, c, tiny_graph, value, weight, write_bundle
 

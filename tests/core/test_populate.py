@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.core.kv import KV_NUMBERS
+from penstock.core.native import Context, CoreProgram, Model
 from penstock.errors import InvalidArgumentError, InvalidFileError, OutOfMemoryError
 from penstock.graph.ir import KvLayout
-from penstock.core.native import Context, CoreProgram, Model
-from penstock.core.kv import KV_NUMBERS
 from penstock.runtime import native
 from penstock.runtime.machine import Memory, huge_pages
 from penstock.runtime.native import NativeProgram

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.native import Context, Sampling, cpu_levels, sample_logits
+from penstock.errors import InvalidArgumentError
 from tests.core.steps import i32, random_numbers, sampling
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]

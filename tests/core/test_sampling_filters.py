@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as processors
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.native import Biases, Context, Penalties, Sampling, cpu_levels, sample_logits
+from penstock.errors import InvalidArgumentError
 from tests.core.steps import i32, random_numbers, sampling
 from tests.core.test_sampling import uniform
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidArgumentError
 from penstock.core import spans
-from penstock.core.native import Context, CoreProgram, Model
 from penstock.core.library import NodeInfoStruct, check, library, sized
+from penstock.core.native import Context, CoreProgram, Model
+from penstock.errors import InvalidArgumentError
 from tests.core.steps import OPTIONS, batch
 from tests.core.tiny_graph import LINEAR_LAYOUTS, VOCAB
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.ir import DType, Graph, Value
+from penstock.core.library import PlanStruct, check, library, sized
 from penstock.core.native import (
     ALL_THREADS,
     EMPTY_KERNELS,
@@ -27,7 +26,8 @@ from penstock.core.native import (
     cpu_levels,
     plan,
 )
-from penstock.core.library import PlanStruct, check, library, sized
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.ir import DType, Graph, Value
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, stateless_graph, tiny_graph, value, write_bundle
 

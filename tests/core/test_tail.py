@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.native import ALL_THREADS, POISON, Biases, Context, CoreProgram, Model, Penalties, plan
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.ir import Graph
 from penstock.graph.passes.append_tail import append_tail
-from penstock.core.native import ALL_THREADS, POISON, Biases, Context, CoreProgram, Model, Penalties, plan
 from tests.core.steps import OPTIONS, batch, i32, sampling
 from tests.core.test_steps import PROMPT
 from tests.core.tiny_graph import VOCAB, tiny_graph, value, write_bundle

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tokenizers
 
+from penstock.core.library import check, library
+from penstock.core.native import Model
+from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.graph.tokenizer_segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
-from penstock.core.native import Model
-from penstock.core.library import check, library
-from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import KINDS, ROOT, segment_of
 

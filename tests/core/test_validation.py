@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import penstock.graph.metadata as metadata
+from penstock.core.native import Model, crc32, layout_bytes
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, Segment, Symbol, Value
-from penstock.core.native import Model, crc32, layout_bytes
 from penstock.ops.table import Op
 from tests.core.tiny_graph import B, P, R, T, c, tiny_graph, value, write_bundle
 

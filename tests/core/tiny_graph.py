@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.native import Context, layout_bytes, pack
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, State, Symbol, Value, Weight
 from penstock.graph.passes.append_tail import append_tail
-from penstock.core.native import Context, layout_bytes, pack
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, CONTEXT_LEN = 32, 4, 2, 8, 48, 101, 256
 LINEAR_LAYOUTS = {

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from penstock.errors import InvalidArgumentError
 from penstock.core import context as context_module
 from penstock.core import native
 from penstock.core.library import library, load_ops
+from penstock.errors import InvalidArgumentError
 from tests.core.steps import OPTIONS, batch, sampling
 from tests.core.tiny_graph import tiny_graph, tiny_values, write_bundle
 

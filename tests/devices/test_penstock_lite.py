@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.graph.ir import Graph
 from penstock.core.native import Model
+from penstock.graph.ir import Graph
 from penstock.runtime.program import ProgramLimits
 from tests.core.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 
 from penstock import LLM, SamplingParams
-from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.core.tokenizer_kinds import segment_of
 from tests.devices.conftest import DEMO

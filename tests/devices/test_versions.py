@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, lite, pipeline
-from penstock.errors import UnsupportedError
 from penstock.core import native
+from penstock.errors import UnsupportedError
 from tests.cli.conftest import environment
 from tests.devices.conftest import ROOT
 

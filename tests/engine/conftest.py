@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from penstock.engine import engine as engine_module
-from penstock.llm.llm import LLM
-from penstock.engine.options import EngineOptions
-from penstock.text.tokenizer import TextStream, Tokenizer
-from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.engine import engine as engine_module
+from penstock.engine.options import EngineOptions
+from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.llm.llm import LLM
 from penstock.runtime.open import Opened
 from penstock.runtime.program import ProgramLimits
+from penstock.text.tokenizer import TextStream, Tokenizer
 from tests.engine.fake_program import FakeProgram
 from tests.engine.requests import Later
 

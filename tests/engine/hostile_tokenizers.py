@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.metadata import read_metadata
+from penstock.core.native import Model
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.metadata import decode_metadata
-from penstock.core.native import Model
-from penstock.core.metadata import read_metadata
-from penstock.core.tokenizer import TOKENIZER_SEGMENT
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 BACKTRACKING = "(a|aa)+$"

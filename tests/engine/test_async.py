@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.llm.async_llm import AsyncLLM, AsyncStream
-from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
+from penstock.llm.async_llm import AsyncLLM, AsyncStream
+from penstock.llm.llm import LLM
 from tests.engine.conftest import FILES
 from tests.engine.requests import PARAMS, PROMPTS, prompt_of, run_alone
 from tests.serving.workers import until

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from penstock.text.chat_template import render_chat
 from penstock.engine.request import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.text.chat_template import render_chat
 from tests.engine.conftest import FILES
 
 MESSAGES = [

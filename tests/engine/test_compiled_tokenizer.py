@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.text.tokenizer import Tokenizer
-from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.graph.tokenizer_compiler import compile_tokenizer
-from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.checkpoint.side_files import read_side_files
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.text.tokenizer import Tokenizer
 from tests.core.tokenizer_kinds import KINDS, SAMPLES, text_of
 from tests.engine.conftest import stream_of
 

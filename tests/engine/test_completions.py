@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body, read_body
 from penstock.errors import InvalidArgumentError
+from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body, read_body
 from tests.cli.conftest import DEMO
 
 

@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from penstock.llm.async_llm import AsyncLLM
-from penstock.engine.pooling import Pooling
-from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions
+from penstock.engine.pooling import Pooling
 from penstock.engine.request import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
+from penstock.llm.async_llm import AsyncLLM
+from penstock.llm.llm import LLM
 from tests.engine.requests import PROMPTS, params_of, prompt_of
 
 

@@ -11,8 +11,8 @@ from contextlib import closing
 import pytest
 
 from penstock.engine.request import ResolvedSampling, SamplingParams, Status
-from penstock.llm.result import Delta
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
+from penstock.llm.result import Delta
 from tests.engine.requests import PARAMS, PROMPTS, prompt_of
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import SamplingParams, Status
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.llm.llm import LLM
 from tests.engine.requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
 
 

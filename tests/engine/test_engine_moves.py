@@ -15,12 +15,12 @@ from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from penstock.engine.pooling import Pooling
 from penstock.engine.engine import Engine
-from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling
+from penstock.engine.pooling import Pooling
 from penstock.engine.prefix import PageKeys
+from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.llm import engine_thread as feed_module
-from penstock.llm.engine_thread import IDLE_TURN_S, Feed, News
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, QueueFullError
+from penstock.llm import engine_thread as feed_module
+from penstock.llm.engine_thread import IDLE_TURN_S, Feed, News
 from tests.engine.requests import PARAMS, PROMPTS, run_alone
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)

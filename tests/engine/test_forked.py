@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import AsyncLLM, SamplingParams
-from penstock.llm.llm import LLM
 from penstock.errors import InvalidArgumentError
+from penstock.llm.llm import LLM
 from tests.engine.hostile_tokenizers import words
 
 REFUSAL = r"LLM: opened in process \d+ and used in its forked child \d+, where its threads do not exist"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.bench.measure import Bench, _Work, bench
+from penstock.core import native
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.bundle import read_graph
 from penstock.graph.passes.append_tail import append_tail
-from penstock.core import native
 from tests.cli.conftest import DEMO
 
 SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}

@@ -140,7 +140,9 @@ def test_failed_row_spares_the_next_batch(mode, path):
 
     with open_llm(mode, path, max_requests=2, context_len=64) as llm:
         program = llm.engine.program
-        plain = native.Sampling(zeros, ints, ones, ints.astype(np.uint64), np.zeros((2, 2), np.int64), rows, per_row=True)
+        plain = native.Sampling(
+            zeros, ints, ones, ints.astype(np.uint64), np.zeros((2, 2), np.int64), rows, per_row=True
+        )
         mask = np.zeros((2, (program.info.vocab_size + 31) // 32), np.uint32)
         mask[1] = 0xFFFFFFFF
         first = program.step(batch(7, 8, position=0), dataclasses.replace(plain, mask=mask))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
-from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.engine.requests import PROMPTS, prompt_of

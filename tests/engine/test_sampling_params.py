@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
-from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.params import ResolvedSampling
+from penstock.engine.prompt_logits import PromptScores
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from tests.cli.conftest import DEMO
 

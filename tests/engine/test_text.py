@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.text.tokenizer import StopMatcher, StopRules, TextStream, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.text.tokenizer import StopMatcher, StopRules, TextStream, Tokenizer
 from tests.engine.conftest import byte_fallback_json, byte_level_json, stream_of
 
 SAMPLES = ["the cat sat", "é日本🙂 x", " leading", "a\n\tb", "👩‍👩‍👧 family", "naïve – café", "plainplain", "日日日"]

@@ -10,10 +10,10 @@ import time
 import psutil
 import pytest
 
-from penstock.text.tokenizer import TextStream, Tokenizer
-from penstock.errors import InvalidArgumentError, InvalidFileError, TokenizerError
 from penstock.checkpoint import tokenizer_process
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
+from penstock.errors import InvalidArgumentError, InvalidFileError, TokenizerError
+from penstock.text.tokenizer import TextStream, Tokenizer
 from tests.engine.hostile_tokenizers import backtracks, grows, replace, words
 
 LONG = "a" * 200_000

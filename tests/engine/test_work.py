@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.bench.profile import Profile, _Profiler, profile
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.bench.profile import Profile, _Profiler, profile
+from penstock.core.native import Model
 from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
-from penstock.core.native import Model
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.cli.conftest import DEMO

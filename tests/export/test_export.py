@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.core import native
+from penstock.core.tokenizer import Tokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
-from penstock.core import native
-from penstock.core.tokenizer import Tokenizer
-from penstock.checkpoint.quantize import quantize_checkpoint
 from tests.invariants.checkpoints import write_checkpoint
 
 DEMO = Path(__file__).parents[2] / "demo"

@@ -9,9 +9,9 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from penstock.llm.llm import LLM
-from penstock.engine.params import SamplingParams
 from penstock.core import native
+from penstock.engine.params import SamplingParams
+from penstock.llm.llm import LLM
 
 __all__ = ["MAX_TOKENS", "PROMPTS", "WAYS", "Answers", "answers_of", "logits_of", "params_of"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.graph.export import export_bundle
 from penstock.core.native import Context, Model
+from penstock.graph.export import export_bundle
 from tests.invariants.checkpoints import write_checkpoint
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.graph.ir import KvLayout
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
+from penstock.graph.ir import KvLayout
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first

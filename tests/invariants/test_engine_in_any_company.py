@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from penstock.engine.pooling import embed
+from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
 from penstock.engine.engine import Engine
-from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.pooling import embed
+from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.request import Request, TokenLogprobs
-from penstock.llm.stream import Stream
 from penstock.graph.ir import KvLayout
-from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
+from penstock.llm.stream import Stream
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from tests.invariants.steps import LEVELS

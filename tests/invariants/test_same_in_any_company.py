@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.graph.ir import KvLayout
 from penstock.core.native import Context, Model
+from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from penstock import lite
+from penstock.core.metadata import read_metadata, stamp_of, stored_segments
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.replace_tail import with_tail
-from penstock.core.metadata import read_metadata, stamp_of, stored_segments
 from tests.lite.demo import BUNDLE, IDS, ask, build
 
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import lite
-from penstock.llm.llm import LLM
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.replace_tail import with_tail
+from penstock.llm.llm import LLM
 from tests.lite.demo import BUNDLE, IDS, ROOT, VOCAB, ask, build, tensors
 
 

@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock import lite
+from penstock.checkpoint.folder import Checkpoint
+from penstock.core.native import Model as CoreModel
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
-from penstock.core.native import Model as CoreModel
 from penstock.lite.update import pack_updates
-from penstock.checkpoint.folder import Checkpoint
 from tests.lite.demo import BUNDLE, FOLDER, IDS, ask, build
 
 LAYER = "model.layers.3."

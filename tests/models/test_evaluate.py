@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock import LLM, InvalidArgumentError, ProgramLimits
-from penstock.offline.lm_eval import Evaluator
 from penstock.graph.export import export_bundle
+from penstock.offline.lm_eval import Evaluator
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "demo" / "model"

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.config import ConfigReader, RopeConfig
-from penstock.errors import UnsupportedError
 from penstock.core.native import QuantizedRows
+from penstock.errors import UnsupportedError
 from penstock.nn import (
     Attention,
     Embedding,

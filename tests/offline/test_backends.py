@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from penstock import InferConfig, InferTask, pipeline
-from penstock.llm.llm import LLM
+from penstock.core import native
 from penstock.engine.params import SamplingParams
-from penstock.llm.result import Result
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.replace_tail import map_weights, with_tail
-from penstock.core import native
+from penstock.llm.llm import LLM
+from penstock.llm.result import Result
 from tests.lite.demo import BUNDLE, FOLDER, build
 from tests.offline.conftest import SCHEMES
 

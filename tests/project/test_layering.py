@@ -1,4 +1,4 @@
-"""The architecture, held by tests: imports point downwards, PyTorch stays where it belongs, files stay short."""
+"""The architecture: imports point downwards, PyTorch stays where it belongs, files and folders stay small."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "penstock"
+PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 LAYERS = (
     "cli",
     "serving",
+    "servables",
+    "bench",
     "offline",
+    "lite",
+    "llm",
     "engine",
+    "text",
     "runtime",
     "graph",
     "models",
+    "checkpoint",
     "nn",
     "quant",
     "ops",
-    "lite",
+    "core",
+    "processes",
 )  # top to bottom
-LEAVES = ("config", "errors", "env")
+LEAVES = ("api_errors", "config", "env", "errors", "json_schema", "logs", "tensors", "validation", "version")
+CLIENT_IMPORTS = ("penstock.client", "penstock.errors", "penstock.tensors", "penstock.serving.proto")
 FACADE = ("__init__", "auto", "servable")  # the public surface: above every layer but the command line, imports lazily
 TORCH_ALLOWED = (
     "models/",
@@ -39,6 +47,7 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MAX_CONFIG_FIELDS = 30
+MAX_FOLDER_FILES = 20
 BANNED_NAMES = ("utils", "common", "manager", "handler", "helpers", "misc", "mixin")
 
 
@@ -76,10 +85,14 @@ def test_imports_point_downwards(path: Path) -> None:
     relative = name_of(path)
     own = relative.split("/")[0].removesuffix(".py")
     if own in FACADE:
-        forbidden = [f"{line}: {name}" for line, name in imports_of(path) if name.startswith("penstock.cli")]
+        forbidden = [f"{line}: {name}" for line, name in imports_of(path) if name.startswith("penstock.cli.")]
         assert not forbidden, f"{relative} reaches up: {forbidden}"
         return
     if own == "__main__":
+        return
+    if own == "client":
+        foreign = [name for _, name in imports_of(path) if name.split(".")[0] == "penstock"]
+        assert all(name.startswith(CLIENT_IMPORTS) for name in foreign), f"{relative} imports {foreign}"
         return
     floor = len(LAYERS) if own in LEAVES else LAYERS.index(own)
     upward = [
@@ -138,7 +151,7 @@ def test_files_and_functions_stay_short(path: Path) -> None:
 
 
 def test_native_files_stay_short() -> None:
-    core = PACKAGE.parent / "core"
+    core = PACKAGE.parents[1] / "core"
     for path in sorted([*core.rglob("*.cpp"), *core.rglob("*.h")]):
         lines = path.read_text().count("\n")
         assert lines <= MAX_FILE_LINES, f"{path.name} has {lines} lines"
@@ -150,6 +163,14 @@ def test_no_checks_by_assert_and_no_unsafe_loading(path: Path) -> None:
         assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno} checks by assert"
     for line, name in imports_of(path):
         assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), f"{name_of(path)}:{line}"
+
+
+def test_folders_stay_small_and_say_what_they_may_know() -> None:
+    for folder in sorted({path.parent for path in modules()}):
+        relative = folder.relative_to(PACKAGE).as_posix()
+        files = [path for path in folder.glob("*.py") if not path.name.endswith(("_pb2.py", "__init__.py"))]
+        assert len(files) <= MAX_FOLDER_FILES or relative == "models", f"{relative} has {len(files)} files"
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{relative} has no docstring"
 
 
 def test_no_landfill_names() -> None:

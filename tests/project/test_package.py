@@ -56,25 +56,33 @@ def test_wheel_is_bound_to_no_python_version() -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source tree: the package's Python files without the native core, beside a pyproject.toml."""
+    """A source tree: the package's Python files without the native core, and a pyproject.toml."""
     root = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(Path(penstock.__file__).parent, root / "penstock", ignore=ignored)
+    shutil.copytree(Path(penstock.__file__).parent, root / "src" / "penstock", ignore=ignored)
     (root / "pyproject.toml").touch()
     return root
 
 
-def started_in(clone: Path, *arguments: str) -> list[str]:
-    """The lines on stderr of a Python that is started in the clone, and so imports it."""
+def started_in(clone: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python started in the clone with these environment variables."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
-    done = subprocess.run([sys.executable, *arguments], cwd=clone, env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=clone, env=env | variables, capture_output=True, text=True, check=False)
+
+
+def test_python_in_a_clone_imports_the_installed_package(clone: Path) -> None:
+    done = started_in(clone, "-c", "import penstock; print(penstock.__file__)")
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).is_relative_to(clone)
+
+
+def test_a_source_tree_says_that_it_has_no_library(clone: Path) -> None:
+    done = started_in(clone, "-m", "penstock", "inspect", __file__, PYTHONPATH=str(clone / "src"))
     assert done.returncode == 1
-    return done.stderr.splitlines()
-
-
-def test_the_source_tree_says_that_it_has_no_library(clone: Path) -> None:
-    (line,) = started_in(clone, "-m", "penstock", "inspect", __file__)
-    assert line.startswith(f"penstock: {clone} is the source tree, which has no native core: start Python in another")
-    lines = started_in(clone, "-c", f"import penstock; penstock.LLM({__file__!r})")
-    assert lines[-1].startswith(f"penstock.errors.UnsupportedError: {clone} is the source tree")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"penstock: {clone} is a source tree without the native core. Run `pip install {clone}`")
+    script = f"import penstock; penstock.LLM({__file__!r})"
+    lines = started_in(clone, "-c", script, PYTHONPATH=str(clone / "src")).stderr.splitlines()
+    assert lines[-1].startswith(f"penstock.errors.UnsupportedError: {clone} is a source tree")
     assert sum(line.startswith("Traceback") for line in lines) == 1

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.core import native
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.core import native
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.quant.matrix import joined, quantize_rows, stored_values
 from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
 

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from penstock import load_network
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
 from tests.invariants.checkpoints import write_checkpoint

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.checkpoint.folder import Checkpoint
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.runtime import cache as cache_module
 from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.llm.llm import LLM
 from penstock.graph.export import export_bundle
+from penstock.llm.llm import LLM
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
 from tests.cli.conftest import DEMO

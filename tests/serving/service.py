@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.llm.llm import LLM
+from penstock.llm.local_backend import LocalBackend, LocalModels
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
-from penstock.tensors import Methods
-from penstock.llm.local_backend import LocalBackend, LocalModels
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces
+from penstock.tensors import Methods
 
 SECONDS = 600.0  # of waiting for what must come: more than a machine may stand still
 _LOOKS = 12_000

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
+from penstock.json_schema import MisfitError
 from penstock.tensors import (
     DTYPES,
     InferRequest,
@@ -19,7 +20,6 @@ from penstock.tensors import (
     Tensor,
     TensorSpec,
 )
-from penstock.json_schema import MisfitError
 
 Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.api_errors import RefusalError
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.serving.call import Call
 from penstock.serving.http.admin import make_admin
 from penstock.serving.http.app import make_app
-from penstock.serving.call import Call
-from penstock.serving.model_changes import Changes
 from penstock.serving.http.listener import Listener
-from penstock.serving.metrics import Metrics
-from penstock.api_errors import RefusalError
-from penstock.serving.settings import DoorSettings
 from penstock.serving.http.unix_socket import UnixSocket
+from penstock.serving.metrics import Metrics
+from penstock.serving.model_changes import Changes
+from penstock.serving.settings import DoorSettings
 from tests.cli.test_serve import ask, serving
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
 

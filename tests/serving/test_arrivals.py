@@ -7,10 +7,10 @@ import socket
 import types
 from collections.abc import Callable
 
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.answer import NewsAnswer
-from penstock.serving.arrivals import FRESH_S, MOST_S, Arrivals
 from penstock.processes.frames import FrameStream
+from penstock.serving.arrivals import FRESH_S, MOST_S, Arrivals
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.worker_connection import OpenRequest, WorkerLink
 from tests.serving.workers import until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.answer import NewsAnswer
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import Blame
 from penstock.serving.workers.worker_connection import OpenRequest, WorkerLink
 

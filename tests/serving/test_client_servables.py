@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError, UnsupportedError
-from penstock.errors import InvalidArgumentError
 from penstock.client.tensors import InferResult
+from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.service import SECONDS, Service, address, until

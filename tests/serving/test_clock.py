@@ -12,18 +12,28 @@ import pytest
 import penstock
 from penstock.engine.options import RequestOptions
 from penstock.errors import DeadlineError
+from penstock.processes.supervision import Patience
 from penstock.serving.http.app import make_app
-from penstock.serving.workers.worker_group import Patience
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.test_cycles import Clients
 from tests.serving.workers import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
 
 SHOWN = {
-    "offline/batch_completions.py", "text/template_sandbox.py", "checkpoint/folder.py", "quant/folder.py", "runtime/cache.py",
-    "serving/openai/chat.py", "serving/openai/completions.py", "llm/local_backend.py", "logs.py", "serving/metrics.py",
-    "runtime/verify.py", "servables/lifecycle/loaded_version.py", "serving/traces.py",
-}  # fmt: skip
+    "checkpoint/folder.py",
+    "llm/local_backend.py",
+    "logs.py",
+    "offline/batch_completions.py",
+    "quant/folder.py",
+    "runtime/cache.py",
+    "runtime/verify.py",
+    "servables/lifecycle/loaded_version.py",
+    "serving/metrics.py",
+    "serving/openai/chat.py",
+    "serving/openai/completions.py",
+    "serving/traces.py",
+    "text/template_sandbox.py",
+}
 """Files that ask for the time of day: to show it, or to compare it with that of files."""
 
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import grpc
 
+from penstock.llm.answer import NewsAnswer
+from penstock.serving.grpc.listener import GrpcListener
+from penstock.serving.http.app import make_app
+from penstock.serving.http.listener import Listener
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.proto import wire_pb2 as wire
-from penstock.llm.answer import NewsAnswer
-from penstock.serving.http.app import make_app
-from penstock.serving.workers.worker_config import WorkerConfig
-from penstock.serving.grpc.listener import GrpcListener
-from penstock.serving.http.listener import Listener
-from penstock.serving.workers.failover import Journey
 from penstock.serving.settings import DoorSettings
+from penstock.serving.workers.failover import Journey
 from penstock.serving.workers.worker import Worker
+from penstock.serving.workers.worker_config import WorkerConfig
 from tests.serving.grpc_client import SERVICE
 from tests.serving.workers import DEMO, OPTIONS, service, until
 
@@ -102,7 +102,7 @@ def ours(kept: object) -> str:
     """What an object of this package is called; empty for others'."""
     code = getattr(kept, "f_code", None) or getattr(kept, "__code__", None) or getattr(kept, "cr_code", None)
     if code is not None:
-        return f"{type(kept).__name__} of {code.co_qualname}" if "/penstock/serving/" in code.co_filename else ""
+        return f"{type(kept).__name__} of {code.co_qualname}" if "/penstock/" in code.co_filename else ""
     name = f"{type(kept).__module__}.{type(kept).__qualname__}"
     return name if name.startswith("penstock.") else ""
 
@@ -164,7 +164,8 @@ def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch) -> None:
 COUNTED = """
 import gc
 from penstock.cli.main import main
-from penstock.serving import service, worker
+from penstock.serving import service
+from penstock.serving.workers import worker
 started = service.greeting
 def greeting(*given):
     print("frozen", gc.get_freeze_count(), "left", len(gc.get_objects()), flush=True)

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.logs import JsonLines
 from penstock.serving.http.app import operations
 from penstock.serving.keys import ApiKeys
-from penstock.logs import JsonLines
 from penstock.serving.operations import Routes
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.service import Service, until

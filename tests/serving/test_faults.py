@@ -22,10 +22,10 @@ import pytest
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
-from penstock.serving.workers.worker_group import Patience
+from penstock.processes.supervision import Patience
 from penstock.serving.metrics import Metrics
-from penstock.serving.workers.worker_process import COMMAND
 from penstock.serving.workers.remote_model import RemoteBackend
+from penstock.serving.workers.worker_process import COMMAND
 from tests.serving.faulty_worker import CROWD, DEADLY, LATE, STUCK
 from tests.serving.workers import OPTIONS, SEEDED, Service, faulty, pids, service, still, tokens_of, until
 

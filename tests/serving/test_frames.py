@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from penstock.errors import InternalError
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.processes.frames import FrameStream
+from penstock.serving.proto import wire_pb2 as pb
 from tests.serving.workers import until
 
 MOST = 1 << 22

@@ -15,12 +15,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from penstock.llm.llm import LLM
+from penstock.api_errors import CODES
 from penstock.errors import FileAccessError, QueueFullError, UnavailableError
-from penstock.serving.proto import oip_pb2 as pb
+from penstock.llm.llm import LLM
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.grpc.message_bounds import MAX_FIELDS
-from penstock.api_errors import CODES
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.cli.conftest import DEMO
 from tests.serving.grpc_client import SERVICE, call, channel, infer, infer_refused, refused, request, trailers

@@ -20,9 +20,9 @@ import grpc
 import psutil
 import pytest
 
-from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.http.app import make_app
 from penstock.serving.grpc.listener import GrpcListener
+from penstock.serving.http.app import make_app
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE
 from tests.serving.service import SECONDS

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from penstock.serving.grpc import compression
-from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.http.compression import inflated
-from penstock.serving.grpc.compression import ZLIB_FIELDS, encoding_of, unpacked
 from penstock.api_errors import RefusalError
+from penstock.serving.grpc import compression
+from penstock.serving.grpc.compression import ZLIB_FIELDS, encoding_of, unpacked
+from penstock.serving.http.compression import inflated
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE, Stream, call, tensor
 from tests.serving.service import SECONDS, Service

@@ -9,9 +9,8 @@ import grpc
 import numpy as np
 import pytest
 
-from penstock.serving.grpc import gateway
+from penstock.serving.grpc import gateway, health
 from penstock.serving.oip import language, messages, tensor_codec
-from penstock.serving.grpc import health
 from penstock.serving.proto import oip_pb2 as pb
 from tests.serving.grpc_client import SERVICE, call, channel, refused, request
 from tests.serving.service import KEY, SECONDS

@@ -9,8 +9,8 @@ import logging
 import grpc
 import pytest
 
-from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.grpc.gateway import GoneError, GrpcCall
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorSettings
 from tests.serving.grpc_client import SERVICE, call, channel, refused, request
 from tests.serving.service import SECONDS, until

@@ -8,8 +8,8 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.grpc.send_budget import Untaken
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.grpc_client import SERVICE, call, request
 from tests.serving.service import SECONDS, until

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.llm.llm import LLM
+from penstock.checkpoint import tokenizer_process
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidFileError, TokenizerError
-from penstock.checkpoint import tokenizer_process
+from penstock.llm.llm import LLM
 from penstock.serving.request_parsing import prompts_of
 from tests.engine.hostile_tokenizers import DEMO, backtracks, bundle_with, grows, replace, words
 from tests.serving.service import Service

@@ -17,10 +17,10 @@ import pytest
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
-from penstock.serving.workers.worker_group import Patience
-from penstock.serving.workers.remote_worker_client import read_token
-from penstock.serving.workers.primary import Primary, WorkerDoor
+from penstock.processes.supervision import Patience
 from penstock.serving.workers.messages import JOIN, bearer
+from penstock.serving.workers.primary import Primary, WorkerDoor
+from penstock.serving.workers.remote_worker_client import read_token
 from tests.cli.conftest import environment
 from tests.serving.workers import DEMO, faulty, pids, service, still, tokens_of, until
 

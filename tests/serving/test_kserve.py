@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.llm.llm import LLM
 from penstock.errors import InvalidFileError
-from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.oip.messages import read_message
 from penstock.json_schema import MisfitError
+from penstock.llm.llm import LLM
+from penstock.serving.oip.messages import read_message
+from penstock.serving.proto import oip_pb2 as pb
 from tests.cli.conftest import DEMO
 from tests.serving.service import Service
 

@@ -7,13 +7,13 @@ import gc
 import json
 import sys
 
-from penstock.llm.engine_thread import News
-from penstock.serving.workers import worker_connection as link_module
-from penstock.serving import metrics
 from penstock.llm.answer import NewsAnswer
+from penstock.llm.engine_thread import News
+from penstock.serving import metrics
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import DoorSettings
+from penstock.serving.workers import worker_connection as link_module
 from tests.serving.workers import DEMO, service
 
 NUM, CLIENTS = 200, 8

@@ -12,9 +12,9 @@ from types import FunctionType
 import pytest
 
 from penstock import config
-from penstock.errors import InvalidFileError
 from penstock.checkpoint.side_files import read_side_files
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
+from penstock.errors import InvalidFileError
 from penstock.serving import gateway
 from penstock.serving.json_bounds import (
     MAX_ESCAPES,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import FileAccessError, UnavailableError
-from penstock.serving.request_fields import CHAT, COMPLETION, EMBEDDING, TOKENIZE
 from penstock.api_errors import refusal_of, without_folders
+from penstock.errors import FileAccessError, UnavailableError
 from penstock.json_schema import MisfitError
+from penstock.serving.request_fields import CHAT, COMPLETION, EMBEDDING, TOKENIZE
 
 LENGTHS = [
     (COMPLETION, {"prompt": "x", "stop": ["a"] * 65}, "stop must be a list of 0 to 64 items, not of 65"),
@@ -69,7 +69,8 @@ def test_no_folder_of_the_server_reaches_a_client():
 
 
 def test_crashing_workers_leak_no_path():
-    from penstock.serving.workers.worker_group import Fleet, Patience
+    from penstock.processes.supervision import Patience
+    from penstock.serving.workers.worker_group import Fleet
 
     class Launcher:
         patience = Patience()

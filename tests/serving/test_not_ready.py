@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.http.app import make_app
-from penstock.serving.model_changes import Changes
-from penstock.serving.workers.worker_group import Patience
+from penstock.processes.supervision import Patience
 from penstock.serving.grpc.listener import GrpcListener
+from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
-from penstock.serving.workers.remote_models import RemoteModels
+from penstock.serving.model_changes import Changes
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.workers.remote_models import RemoteModels
 from tests.serving.grpc_client import SERVICE
 from tests.serving.service import SECONDS
 from tests.serving.test_admin import admin

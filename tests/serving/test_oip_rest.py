@@ -11,8 +11,8 @@ from tritonclient.utils import InferenceServerException
 
 from penstock import __version__
 from penstock.llm.llm import LLM
-from penstock.tensors import DTYPES
 from penstock.serving.settings import DoorSettings
+from penstock.tensors import DTYPES
 from tests.cli.conftest import DEMO
 from tests.serving.service import KEY, Service
 from tests.serving.stub_methods import EVERY_DATATYPE, StubMethods

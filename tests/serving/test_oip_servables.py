@@ -13,8 +13,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.tensors import DTYPES
 from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.tensors import DTYPES
 from tests.serving.grpc_client import SERVICE, Stream, call, channel, refused, trailers
 from tests.serving.service import KEY, SECONDS, Service, until
 from tests.serving.stub_methods import EVERY_DATATYPE, StubMethods

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.errors import ServiceError
 from penstock.client.async_client import AsyncClient
+from penstock.errors import ServiceError
 from tests.cli.test_serve import ask, serving
 from tests.serving.workers import DEMO, until
 

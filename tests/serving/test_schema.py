@@ -18,13 +18,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from penstock.api_errors import CODES
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
-from penstock.serving.http.app import operations
-from penstock.serving.request_fields import COMPLETION, SAMPLING
-from penstock.serving.http.openapi import describe
-from penstock.api_errors import CODES
 from penstock.json_schema import Number, Whole
+from penstock.serving.http.app import operations
+from penstock.serving.http.openapi import describe
+from penstock.serving.request_fields import COMPLETION, SAMPLING
 
 CHECKS = [
     not_a_server_error,

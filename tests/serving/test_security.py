@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.api_errors import CODES
+from penstock.json_schema import Either, Entries, Items, Members, Nothing, Shape, Text
+from penstock.llm.local_backend import LocalModels
+from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.http.admin import admin_operations
 from penstock.serving.http.app import operations
 from penstock.serving.model_changes import Changes
-from penstock.llm.local_backend import LocalModels
-from penstock.serving.grpc.oip_service import oip_methods
-from penstock.api_errors import CODES
 from penstock.serving.settings import DoorLimits
-from penstock.json_schema import Either, Entries, Items, Members, Nothing, Shape, Text
 from tests.cli.conftest import DEMO, start
 
 ROOT = Path(__file__).parents[2]

@@ -13,12 +13,12 @@ import time
 import psutil
 
 from penstock.engine.params import SamplingParams
-from penstock.serving.workers import worker_connection as link_module
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.answer import NewsAnswer
-from penstock.serving.workers.worker_group import Patience
-from penstock.serving.workers.worker_connection import FRESH_S, OpenRequest, WorkerLink
+from penstock.processes.supervision import Patience
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers import worker_connection as link_module
 from penstock.serving.workers.heartbeat import Pulse
+from penstock.serving.workers.worker_connection import FRESH_S, OpenRequest, WorkerLink
 from tests.cli.conftest import environment
 from tests.serving.workers import DEMO, faulty, pids, service, still, tokens_of, until
 
@@ -129,7 +129,7 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
 SCRIPT = """
 import asyncio, sys
 from penstock.engine.params import SamplingParams
-from penstock.serving.workers.worker_group import Patience
+from penstock.processes.supervision import Patience
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_models import RemoteModels
 

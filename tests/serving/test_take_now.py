@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.llm.engine_thread import News, Opening
 from penstock.llm.answer import NewsAnswer
+from penstock.llm.engine_thread import News, Opening
 
 
 async def rounds(number: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.serving.oip.json_body import read_body
 from penstock.serving.http.http1 import _DirectBody
+from penstock.serving.oip.json_body import read_body
 from tests.serving.service import Service
 from tests.serving.stub_methods import StubMethods
 

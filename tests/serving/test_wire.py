@@ -11,18 +11,18 @@ import pytest
 
 import penstock.serving
 from penstock import errors
-from penstock.llm.engine_thread import News, Opening
-from penstock.engine.stats import EngineFigures
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
+from penstock.engine.stats import EngineFigures
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
-from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
-from penstock.serving.workers import messages as wire
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.backend import ModelCard
-from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
+from penstock.llm.engine_thread import News, Opening
 from penstock.servables.process import stages_pb2
+from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers import messages as wire
+from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 
 FOLDER = Path(penstock.serving.__file__).parent
 

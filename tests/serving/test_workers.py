@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.llm.llm import LLM
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import (
@@ -28,13 +27,14 @@ from penstock.errors import (
     QueueFullError,
     UnavailableError,
 )
-from penstock.serving.workers import memory_check
-from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.llm.llm import LLM
 from penstock.processes.frames import FIRST_BYTES
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers import memory_check
 from penstock.serving.workers.private_folder import OwnFolder, remove_stale
-from penstock.serving.workers.worker_process import unwritten_bytes
 from penstock.serving.workers.worker import open_llm, ready
+from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.serving.workers.worker_process import unwritten_bytes
 from tests.cli.conftest import environment
 from tests.invariants.checkpoints import write_checkpoint
 from tests.serving.workers import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until

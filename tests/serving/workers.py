@@ -14,14 +14,14 @@ from unittest.mock import patch
 import psutil
 
 from penstock.engine.params import SamplingParams
+from penstock.processes.supervision import Patience
 from penstock.runtime.program import ProgramLimits
 from penstock.serving.workers import worker_connection as link_module
-from penstock.serving.workers.worker_config import ModelOptions
-from penstock.serving.workers.worker_group import Patience
 from penstock.serving.workers.primary import Primary
-from penstock.serving.workers.worker_process import COMMAND
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
+from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_process import COMMAND
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)

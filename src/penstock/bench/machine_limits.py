@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.graph.ir import DType
 from penstock.core import native
+from penstock.graph.ir import DType
 
 __all__ = ["Peaks"]
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.machine_limits import Peaks
+from penstock.bench.open_model import check_size, open_subject
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.bench.machine_limits import Peaks
 from penstock.engine.request import Request, ResolvedSampling, Status
-from penstock.bench.open_model import check_size, open_subject
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.validation import given_number, whole
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
+from penstock.validation import given_number, whole
 
 __all__ = ["Subject", "check_size", "open_subject"]
 

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.machine_limits import Peaks
+from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.bench.open_model import check_size, open_subject
 from penstock.bench.span_totals import Pass, tally
-from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
-from penstock.core import native, spans
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config import ConfigReader, show
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.core.native import QuantizedRows
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo, open_regular
+from penstock.config import ConfigReader, show
+from penstock.core.native import QuantizedRows
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 

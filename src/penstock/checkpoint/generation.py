@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.checkpoint.tokenizer_limits import check_json_size
 from penstock.config import ConfigReader, parse_object, show
 from penstock.errors import InvalidFileError
-from penstock.checkpoint.tokenizer_limits import check_json_size
 
 __all__ = [
     "GenerationConfig",

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.config import show
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.core.native import Context
 from penstock.checkpoint.folder import HEAD_NAME, Checkpoint
+from penstock.config import show
+from penstock.core.native import Context
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme

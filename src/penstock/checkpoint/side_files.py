@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.checkpoint.folder import SIDE_FILES, read_small_file
+from penstock.errors import FileAccessError, InvalidArgumentError
 
 __all__ = ["read_side_files"]
 

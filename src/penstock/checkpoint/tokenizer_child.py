@@ -15,7 +15,6 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.checkpoint.tokenizer_frames import (
     MAX_TEXT_BYTES,
     Operation,
@@ -26,6 +25,7 @@ from penstock.checkpoint.tokenizer_frames import (
     request_head,
     unpack_lists,
 )
+from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.tokenizer_file import LibraryTokenizer

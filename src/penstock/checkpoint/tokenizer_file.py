@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.checkpoint.tokenizer_limits import check_tokenizer_file
+from penstock.errors import InvalidFileError, UnsupportedError
 
 if TYPE_CHECKING:
     import tokenizers

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, TokenizerError, UnsupportedError
 from penstock.checkpoint.tokenizer_frames import (
     MAX_TEXT_BYTES,
     Operation,
@@ -34,6 +33,7 @@ from penstock.checkpoint.tokenizer_frames import (
     request_head,
     unpack_lists,
 )
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, TokenizerError, UnsupportedError
 
 __all__ = ["TokenizerProcess"]
 

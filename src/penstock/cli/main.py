@@ -12,32 +12,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from penstock import __version__
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
 
-COMMANDS = (
-    "run",
-    "infer",
-    "chat",
-    "serve",
-    "worker",
-    "models",
-    "batch",
-    "export",
-    "quantize",
-    "inspect",
-    "bench",
-    "profile",
-    "new",
-    "cache",
-    "doctor",
-)
+GROUPS = {
+    "run": ("run", "infer", "chat", "batch"),
+    "models": ("export", "quantize", "inspect", "cache"),
+    "service": ("serve", "worker", "models", "new"),
+    "measure": ("bench", "profile", "doctor"),
+}
+"""The folders of ``penstock.cli`` and the commands in each, in the order of the help."""
+COMMANDS = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
 _GRACE_SECONDS = 0.8
 _FIELDS = re.compile(r"[a-z][a-z0-9_]*( and [a-z][a-z0-9_]*)*(?=[ :])")
 
@@ -50,14 +41,14 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def make_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+def make_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of the whole command line, or of the subcommands named."""
     parser = _Parser(prog="penstock", description="Run, export, quantize and measure language models.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name in commands:
-        import_module(f"penstock.cli.{name}").add_parser(subparsers)
+        import_module(COMMANDS[name]).add_parser(subparsers)
     return parser
 
 

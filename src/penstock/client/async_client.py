@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ServiceError
 from penstock.client.client import CHUNK, DEFAULT_URL, Answer, Inputs, Messages
-from penstock.client.inference import Inference, OipCall
 from penstock.client.generate import Generated
-from penstock.client.servables import AsyncServables
 from penstock.client.http import Address, Events, Parsed, Question, Retries
+from penstock.client.inference import Inference, OipCall
+from penstock.client.servables import AsyncServables
+from penstock.errors import ServiceError
 
 if TYPE_CHECKING:
     from penstock.client.grpc import AsyncChannel

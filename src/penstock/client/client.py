@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import ServiceError
-from penstock.client.inference import Inference, OipCall
 from penstock.client.generate import Generated
-from penstock.client.servables import Servables
 from penstock.client.http import Address, Events, Parsed, Question, Retries
+from penstock.client.inference import Inference, OipCall
+from penstock.client.servables import Servables
+from penstock.errors import ServiceError
 
 if TYPE_CHECKING:
     from penstock.client.grpc import Channel

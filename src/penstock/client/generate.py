@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.client.http import Question, json_of
 from penstock.client.inference import Inference, path_of
 from penstock.client.tensors import InferResult
-from penstock.client.http import Question, json_of
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.tensors import DTYPES, Tensor
 
 __all__ = ["Generated"]

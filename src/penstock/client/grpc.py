@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import grpc
 
-from penstock.errors import InvalidArgumentError, ServiceError
+from penstock.client.http import MAX_ANSWER_BYTES, Address, Retries
 from penstock.client.inference import Inference, Rpc, read_response
 from penstock.client.tensors import InferResult
-from penstock.client.http import MAX_ANSWER_BYTES, Address, Retries
+from penstock.errors import InvalidArgumentError, ServiceError
 
 __all__ = ["AsyncChannel", "Channel"]
 

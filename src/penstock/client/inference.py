@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock.errors import InvalidArgumentError
-from penstock.client.tensors import InferResult, array_of, array_of_list, listed, raw_of, tensor_of
 from penstock.client.http import Parsed, Question, json_of
+from penstock.client.tensors import InferResult, array_of, array_of_list, listed, raw_of, tensor_of
+from penstock.errors import InvalidArgumentError
 from penstock.tensors import Tensor
 
 __all__ = ["Change", "Index", "Inference", "OfModel", "OipCall", "Rpc", "path_of"]

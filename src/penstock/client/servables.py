@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from penstock.errors import ServiceError
 from penstock.client.inference import Change, Index, OfModel, OipCall, version_of
+from penstock.errors import ServiceError
 
 __all__ = ["AsyncServables", "Servables"]
 

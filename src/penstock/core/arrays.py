@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.library import BatchStruct, SampledStruct, SamplingStruct, sized
+from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "ROW_MASKED", "ROW_NOT_FINITE", "ROW_OK", "Biases", "Penalties", "Sampled", "Sampling", "StepBatch", "batch_struct",

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import env
-from penstock.errors import InvalidArgumentError
 from penstock.core.library import ContextOptions, check, library, sized
 from penstock.core.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
+from penstock.errors import InvalidArgumentError
 
 __all__ = ["MAX_THREADS", "Context", "Handle", "address_of"]
 

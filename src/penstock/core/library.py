@@ -277,7 +277,7 @@ def library_file() -> Path:
 def _is_source_tree(path: Path) -> bool:
     """Return True if the library at ``path`` is missing because this package was never installed."""
     is_own = path.parent == Path(__file__).parent
-    return is_own and not path.exists() and (path.parents[2] / "pyproject.toml").is_file()
+    return is_own and not path.exists() and (path.parents[3] / "pyproject.toml").is_file()
 
 
 @functools.cache
@@ -289,8 +289,8 @@ def library() -> ctypes.CDLL:
     path = library_file()
     if _is_source_tree(path):
         raise UnsupportedError(
-            f"{path.parents[2]} is the source tree, which has no native core: start Python in another folder or with "
-            "-P (.venv/bin/python -P), so that it imports the installed package"
+            f"{path.parents[3]} is a source tree without the native core. Run `pip install {path.parents[3]}`, and "
+            "remove its src folder from PYTHONPATH."
         )
     try:
         lib = ctypes.CDLL(str(path))

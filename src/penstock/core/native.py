@@ -16,7 +16,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.arrays import (
     Biases,
     Penalties,
@@ -42,6 +41,7 @@ from penstock.core.library import (
     warn_of_newer,
 )
 from penstock.core.weights import QuantizedRows, crc32, layout_bytes
+from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.core.context import Handle, address_of
-from penstock.core.native import Model
 from penstock.core.library import TokenizerInfoStruct, check, library, sized
+from penstock.core.native import Model
+from penstock.errors import InvalidArgumentError, PenstockError
 
 __all__ = ["TOKENIZER_SEGMENT", "TextStream", "Tokenizer", "TokenizerInfo"]
 

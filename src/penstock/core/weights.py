@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.library import check, library
+from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "DTYPE_BYTES", "Data", "QuantizedRows", "check_finite", "crc32", "data_address", "groups_shape", "layout_bytes",

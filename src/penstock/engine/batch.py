@@ -7,10 +7,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from penstock.core.native import StepBatch
 from penstock.engine.pages import FREED, PageTables
 from penstock.engine.scheduler import Chunk
 from penstock.errors import InternalError
-from penstock.core.native import StepBatch
 
 __all__ = ["BatchLayout"]
 

@@ -16,20 +16,21 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
+from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout
 from penstock.engine.deadlines import Deadlines
-from penstock.engine.pooling import Pooling, pool
 from penstock.engine.fair_queue import heaviest
-from penstock.engine.stats import EngineFigures
 from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import check_num_top
+from penstock.engine.pooling import Pooling, pool
 from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, ResolvedSampling, Status, as_ours
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
+from penstock.engine.stats import EngineFigures
 from penstock.engine.tail import check_sampling
 from penstock.errors import (
     DeadlineError,
@@ -39,13 +40,12 @@ from penstock.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from penstock.core.forked import check_process, is_forked
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
+    from penstock.core.native import Sampled
     from penstock.engine.prompt_logits import PromptRows
     from penstock.text.tokenizer import TextStream
-    from penstock.core.native import Sampled
 
 __all__ = ["Engine"]
 

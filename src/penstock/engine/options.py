@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypedDict
 
-from penstock.validation import flag, given_number, nearest, number, set_fields, whole
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
+from penstock.validation import flag, given_number, nearest, number, set_fields, whole
 
 __all__ = [
     "PRIORITY_S",

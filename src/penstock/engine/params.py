@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
+from penstock.errors import InvalidArgumentError
 from penstock.validation import (
     MAX_TOKEN,
     bias_pairs,
@@ -26,7 +27,6 @@ from penstock.validation import (
     whole,
     word_ids,
 )
-from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.generation import GenerationConfig

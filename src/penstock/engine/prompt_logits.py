@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.native import Sampled
 from penstock.engine.request import Request, TokenLogprobs
 from penstock.engine.sampler import check_row, row_logprobs
-from penstock.core.native import Sampled
 from penstock.runtime.program import Program
 
 __all__ = ["PromptLogits", "PromptRows", "PromptScores"]

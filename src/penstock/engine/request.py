@@ -12,9 +12,9 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InternalError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.engine.pages import PageTables
     from penstock.engine.pooling import Pooling
     from penstock.engine.prompt_logits import PromptRows
-    from penstock.engine.pages import PageTables
     from penstock.engine.sampler import RowState
     from penstock.text.tokenizer import TextStream
 

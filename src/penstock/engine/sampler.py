@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.arrays import ROW_NOT_FINITE, ROW_OK
+from penstock.core.native import Biases, Penalties, Sampled, Sampling
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, TokenLogprobs
 from penstock.engine.scheduler import Chunk
 from penstock.errors import InternalError, InvalidArgumentError
-from penstock.core.arrays import ROW_NOT_FINITE, ROW_OK
-from penstock.core.native import Biases, Penalties, Sampled, Sampling
 
 __all__ = ["RowState", "SamplingRows", "accept_row", "check_row", "row_arrays", "row_logprobs"]
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.engine.fair_queue import FairOrder
-from penstock.engine.stats import STEP_TOKENS
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, Status
+from penstock.engine.stats import STEP_TOKENS
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS, pages_for
 

@@ -15,8 +15,8 @@ from penstock.errors import InvalidArgumentError, QueueFullError
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
-    from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.options import RequestOptions
+    from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.request import Request
 
 __all__ = ["OpenRequests", "finish_all", "run_prompts", "when_room"]

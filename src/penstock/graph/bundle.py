@@ -19,11 +19,11 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.metadata import FORMAT_MAJOR, FORMAT_MINOR, read_metadata
+from penstock.core.native import Model, crc32, layout_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.graph.ir import Graph, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
-from penstock.core.native import Model, crc32, layout_bytes
-from penstock.core.metadata import FORMAT_MAJOR, FORMAT_MINOR, read_metadata
 
 __all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "read_graph"]
 

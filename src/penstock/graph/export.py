@@ -16,16 +16,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.folder import Checkpoint
 from penstock.config import show
+from penstock.core import native
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.tokenizer_compiler import compile_tokenizer
-from penstock.core import native
-from penstock.core.tokenizer import TOKENIZER_SEGMENT
-from penstock.core.weights import check_finite
-from penstock.checkpoint.folder import Checkpoint
 from penstock.quant.matrix import SOURCE_DTYPES
 
 __all__ = ["ExportReport", "build_graph", "export_bundle"]

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from penstock.core.native import Model
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph, Weight
-from penstock.core.native import Model
 
 __all__ = ["describe"]
 

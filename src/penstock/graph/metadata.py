@@ -14,6 +14,7 @@ from typing import Any
 import flatbuffers
 from flatbuffers import number_types as types
 
+from penstock.core.metadata import Row, StoredWeight, stored_weights
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import (
     AttrValue,
@@ -30,7 +31,6 @@ from penstock.graph.ir import (
     Value,
     Weight,
 )
-from penstock.core.metadata import Row, StoredWeight, stored_weights
 from penstock.ops.table import find_op
 
 __all__ = ["decode_metadata", "encode_metadata"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.core.memory import can_map_segments, map_over
+from penstock.core.metadata import open_again, read_metadata
+from penstock.core.native import Model
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.passes.append_tail import append_tail, check_tail
-from penstock.core.native import Model
-from penstock.core.memory import can_map_segments, map_over
-from penstock.core.metadata import open_again, read_metadata
 
 __all__ = ["map_weights", "with_tail"]
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
+from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET, open_tokenizer_file
 from penstock.config import show
 from penstock.errors import PenstockError
 from penstock.graph.tokenizer_segment import (
@@ -37,8 +39,6 @@ from penstock.graph.tokenizer_segment import (
     TokenizerTables,
     encode_tables,
 )
-from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
-from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET, open_tokenizer_file
 
 __all__ = ["compile_tokenizer"]
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.core.library import load_ops
     from penstock.lite.device import Context
     from penstock.lite.group import ModelGroup
-    from penstock.core.library import load_ops
     from penstock.lite.model import Model, ModelType
     from penstock.lite.runner import ModelParallelRunner
     from penstock.lite.tensor import DataType, Tensor
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["Context", "DataType", "Model", "ModelGroup", "ModelParallelRunner", "ModelType", "Tensor", "load_ops"]
 
 _HOMES = {
-    "Context": "device",
-    "DataType": "tensor",
-    "Model": "model",
-    "ModelGroup": "group",
-    "ModelParallelRunner": "runner",
-    "ModelType": "model",
-    "Tensor": "tensor",
-    "load_ops": "library",
+    "Context": "penstock.lite.device",
+    "DataType": "penstock.lite.tensor",
+    "Model": "penstock.lite.model",
+    "ModelGroup": "penstock.lite.group",
+    "ModelParallelRunner": "penstock.lite.runner",
+    "ModelType": "penstock.lite.model",
+    "Tensor": "penstock.lite.tensor",
+    "load_ops": "penstock.core.library",
 }
 
 
@@ -41,6 +41,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock.lite' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"penstock.lite.{_HOMES[name]}"), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

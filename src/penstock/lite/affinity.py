@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.core import native as core
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import CpuOptions
 
 __all__ = ["BoundContext", "chosen_cores"]

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.core.context import MAX_THREADS
 from penstock.core.library import load_ops
+from penstock.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.core.forked import check_process
 from penstock.core.memory import map_over
 from penstock.core.metadata import open_again, read_metadata, stored_segments
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite.model import Model
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.core import native as core
+from penstock.core.forked import check_process, is_forked
+from penstock.core.metadata import check_same
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
-from penstock.core.forked import check_process, is_forked
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
-from penstock.core.metadata import check_same
 from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig, read_config
 from penstock.lite.tensor import Tensor, array_of

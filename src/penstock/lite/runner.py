@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from penstock.core.forked import check_process, is_forked
 from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.device import Context
-from penstock.core.forked import check_process, is_forked
 from penstock.lite.inputs import check_inputs, check_outputs, input_tensors
 from penstock.lite.model import ModelType, OpenModel
 from penstock.lite.sequences import Sequences

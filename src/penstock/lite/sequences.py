@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArgumentError
 from penstock.core import native
-from penstock.lite.affinity import BoundContext
 from penstock.core.kv import KV_NUMBERS, kv_layout_of, pages_for
+from penstock.errors import InvalidArgumentError
+from penstock.lite.affinity import BoundContext
 from penstock.lite.settings import ModelConfig
 
 __all__ = ["OutputSpec", "Sequences", "output_specs"]

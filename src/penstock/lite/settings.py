@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.core.kv import KV_LAYOUTS
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 __all__ = ["ModelConfig", "read_config", "read_values"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArgumentError
 from penstock.core import native
 from penstock.core.metadata import StoredPart, StoredWeight, read_metadata, stored_weights
-from penstock.lite.tensor import Tensor, array_of
 from penstock.core.weights import check_finite
+from penstock.errors import InvalidArgumentError
+from penstock.lite.tensor import Tensor, array_of
 
 if TYPE_CHECKING:
     from penstock.lite.model import OpenModel

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from penstock.llm.engine_thread import News
 from penstock.engine.request import TokenLogprobs
 from penstock.errors import PenstockError
 from penstock.llm.backend import Delta
+from penstock.llm.engine_thread import News
 
 __all__ = ["NewsAnswer"]
 

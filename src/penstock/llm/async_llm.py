@@ -14,15 +14,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from penstock.engine.pooling import Embedding
-from penstock.llm.llm import LLM, Prompt
 from penstock.engine.options import RequestOptions
+from penstock.engine.pooling import Embedding
 from penstock.engine.request import Request, SamplingParams
-from penstock.llm.result import Delta, Result, Score
-from penstock.llm.stream import Stream
-from penstock.llm.score import embed_prompts, score_prompts
 from penstock.engine.waiting import OpenRequests
 from penstock.errors import InvalidArgumentError
+from penstock.llm.llm import LLM, Prompt
+from penstock.llm.result import Delta, Result, Score
+from penstock.llm.score import embed_prompts, score_prompts
+from penstock.llm.stream import Stream
 
 __all__ = ["AsyncLLM", "AsyncStream"]
 

@@ -1,7 +1,7 @@
-"""The seam between the HTTP door and what runs the models: what the door may ask, and what it gets.
+"""The interface between a service and what runs its models.
 
-``LocalBackend`` (llm/local_backend.py) answers in this process, ``RemoteBackend`` (serving/workers/remote_model.py) through workers; the
-door cannot tell them apart.  Everything here is used in one event loop.
+``LocalBackend`` (llm/local_backend.py) runs a model here, ``RemoteBackend`` (serving/workers/remote_model.py)
+in workers; the service cannot tell them apart.  Everything here is used in one event loop.
 
 Errors are those of the engine by class (InvalidArgumentError, UnsupportedError, QueueFullError, DeadlineError,
 InternalError), with NotFoundError for a model that is not there and UnavailableError for one that cannot answer now.
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from penstock.engine.pooling import Embedding
-from penstock.engine.stats import EngineFigures
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
+from penstock.engine.pooling import Embedding
 from penstock.engine.request import TokenLogprobs
+from penstock.engine.stats import EngineFigures
+from penstock.errors import UnavailableError
 from penstock.llm.result import Score
 from penstock.text.tokenizer import Tokenizer
-from penstock.errors import UnavailableError
 
 __all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "known_card"]
 

@@ -6,16 +6,16 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.text.chat_template import TurnTokens, check_messages
 from penstock.engine.options import check_options
 from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import split_params
-from penstock.llm.result import Delta, Result
 from penstock.errors import InvalidArgumentError
+from penstock.llm.result import Delta, Result
+from penstock.text.chat_template import TurnTokens, check_messages
 
 if TYPE_CHECKING:
-    from penstock.llm.llm import LLM
     from penstock.engine.options import RequestOptions
+    from penstock.llm.llm import LLM
     from penstock.llm.stream import Stream
 
 __all__ = ["Conversation", "Turn"]

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.pooling import Pooling, check_embedding
-from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
+from penstock.engine.pooling import Pooling, check_embedding
+from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.request import Request, Status, TokenLogprobs, as_ours
-from penstock.llm.result import all_finished, make_result
 from penstock.engine.tail import check_scoring
 from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.llm.result import all_finished, make_result
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,26 +11,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
-from penstock.engine.pooling import Embedding
+from penstock.checkpoint.generation import GenerationConfig, read_generation_config
 from penstock.engine.engine import Engine
-from penstock.validation import flag, given_number, whole
-from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.options import EngineOptions, LLMFields, RequestOptions, check_options, engine_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.pooling import Embedding
+from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.engine.request import Request, Status
-from penstock.llm.resolve import answer_text, end_ids, resolve_params
-from penstock.llm.result import Result, Score, all_finished, all_or_error, outcome
-from penstock.llm.stream import Stream
-from penstock.llm.streamers import Streamer, generate_into
 from penstock.engine.tail import check_continues, refuse_logits
-from penstock.text.tokenizer import Tokenizer
-from penstock.llm.score import embed_prompts, score_prompts
 from penstock.engine.waiting import finish_all, run_prompts, when_room
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.checkpoint.generation import GenerationConfig, read_generation_config
+from penstock.llm.resolve import answer_text, end_ids, resolve_params
+from penstock.llm.result import Result, Score, all_finished, all_or_error, outcome
+from penstock.llm.score import embed_prompts, score_prompts
+from penstock.llm.stream import Stream
+from penstock.llm.streamers import Streamer, generate_into
 from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
+from penstock.text.tokenizer import Tokenizer
+from penstock.validation import flag, given_number, whole
 
 if TYPE_CHECKING:
     import numpy as np

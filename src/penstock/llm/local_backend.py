@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.pooling import Embedding
-from penstock.llm.engine_thread import Feed, News
-from penstock.llm.result import Score
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import NewsAnswer
 from penstock.llm.backend import ModelCard
+from penstock.llm.engine_thread import Feed, News
+from penstock.llm.result import Score
 
 if TYPE_CHECKING:
-    from penstock.engine.stats import EngineFigures
-    from penstock.llm.llm import LLM
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
-    from penstock.text.tokenizer import Tokenizer
+    from penstock.engine.stats import EngineFigures
     from penstock.llm.backend import Backend, Models, WorkerState
+    from penstock.llm.llm import LLM
+    from penstock.text.tokenizer import Tokenizer
 
     def _fits(backend: LocalBackend, models: LocalModels) -> tuple[Backend, Models]:
         return backend, models

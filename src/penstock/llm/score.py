@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from penstock.engine.pooling import Embedding, check_embedding, embed
-from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import check_num_top
+from penstock.engine.pooling import Embedding, check_embedding, embed
+from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.prompts import Prompt, check_each, split_prompts
-from penstock.llm.result import Score
 from penstock.engine.tail import check_scoring
 from penstock.engine.waiting import OpenRequests, run_prompts
+from penstock.llm.result import Score
 
 if TYPE_CHECKING:
     from penstock.llm.llm import LLM

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from penstock.engine.engine import Engine
 from penstock.engine.params import SamplingParams
 from penstock.engine.request import Request, Status
-from penstock.llm.result import Delta, Result, make_result
 from penstock.errors import InvalidArgumentError
+from penstock.llm.result import Delta, Result, make_result
 
 __all__ = ["Stream"]
 

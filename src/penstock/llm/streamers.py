@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import numpy as np
 
-from penstock.text.terminal import write_text
 from penstock.engine.prompts import split_params, split_prompts
 from penstock.errors import InvalidArgumentError
+from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
-    from penstock.llm.llm import LLM
     from penstock.engine.options import RequestOptions
+    from penstock.llm.llm import LLM
     from penstock.llm.result import Result
     from penstock.text.tokenizer import Tokenizer
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.folder import Checkpoint
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.checkpoint.folder import Checkpoint
 from penstock.models.meta import construct_on_meta
 from penstock.quant.folder import new_folder
 from penstock.quant.round_to_nearest import as_array

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import InvalidFileError
 from penstock.core import native
+from penstock.errors import InvalidFileError
 from penstock.nn.embedding import LMHead
 from penstock.nn.linear import Linear
 from penstock.nn.weight import MatrixLayer
@@ -82,7 +82,9 @@ def pack_matrix(values: Tensor, layout: int) -> Tensor:
     rows, cols = values.shape
     values = values.detach().contiguous()
     packed = _empty(layout, rows, cols)
-    native.pack(core_context(), layout, rows, cols, 0, rows, _DTYPES[values.dtype], values.data_ptr(), packed.data_ptr())
+    native.pack(
+        core_context(), layout, rows, cols, 0, rows, _DTYPES[values.dtype], values.data_ptr(), packed.data_ptr()
+    )
     return shape_packed(packed, layout, rows)
 
 

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.llm.llm import LLM
+from penstock.checkpoint.generation import GenerationConfig
+from penstock.core import native
+from penstock.core.memory import can_map_segments
 from penstock.engine.params import SamplingParams
-from penstock.llm.result import Delta, Result
-from penstock.text.tokenizer import Tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.replace_tail import map_weights, with_tail
-from penstock.core import native
 from penstock.lite.device import Context
-from penstock.core.memory import can_map_segments
 from penstock.lite.model import Model, ModelType
 from penstock.lite.settings import read_values
-from penstock.checkpoint.generation import GenerationConfig
+from penstock.llm.llm import LLM
+from penstock.llm.result import Delta, Result
 from penstock.offline.infer_config import InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.verify import check_verify, open_verified
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "open_accelerated",
            "open_generator"]  # fmt: skip

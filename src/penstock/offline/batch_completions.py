@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
-from penstock.llm.result import Choice, Result
 from penstock.errors import InvalidArgumentError
+from penstock.llm.result import Choice, Result
 
 if TYPE_CHECKING:
-    from penstock.llm.llm import LLM
     from penstock.engine.prompts import Prompt
+    from penstock.llm.llm import LLM
 
 __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 

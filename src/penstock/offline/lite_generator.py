@@ -11,22 +11,22 @@ from functools import partial
 
 import numpy as np
 
+from penstock.checkpoint.folder import SIDE_FILES
+from penstock.checkpoint.generation import read_generation_config
+from penstock.core import native
+from penstock.core.forked import check_process, is_forked
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompts import check_each, check_token_ids
 from penstock.engine.request import Request, Status
-from penstock.llm.resolve import answer_text, end_ids, resolve_params
-from penstock.llm.result import Delta, Result, make_result
 from penstock.engine.sampler import SamplingRows, accept_row
 from penstock.engine.tail import check_continues
-from penstock.text.tokenizer import Tokenizer
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
-from penstock.core import native
-from penstock.core.forked import check_process, is_forked
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
-from penstock.core.tokenizer import TOKENIZER_SEGMENT
-from penstock.checkpoint.folder import SIDE_FILES
-from penstock.checkpoint.generation import read_generation_config
+from penstock.llm.resolve import answer_text, end_ids, resolve_params
+from penstock.llm.result import Delta, Result, make_result
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["LiteGenerator", "LiteStream"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from penstock.validation import flag
-from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
-from penstock.llm.result import Score
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.llm.llm import LLM
+from penstock.llm.result import Score
+from penstock.validation import flag
 
 __all__ = ["Evaluator"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.llm.llm import LLM
 from penstock.errors import InvalidArgumentError
 from penstock.lite.model import Model
+from penstock.llm.llm import LLM
 from penstock.offline.backends import default_backend
 from penstock.offline.infer_config import FIELDS, InferConfig
 from penstock.offline.sources import find_source

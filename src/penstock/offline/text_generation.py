@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.llm.llm import LLM
+from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import check_each, split_prompts
-from penstock.llm.result import Result
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.core.forked import check_process, is_forked
 from penstock.lite.model import Model
+from penstock.llm.llm import LLM
+from penstock.llm.result import Result
 from penstock.offline.backends import (
     Answers,
     Generator,

@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.checkpoint.folder import read_small_file
+from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["read_yaml"]
 

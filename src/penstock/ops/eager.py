@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from penstock.core import native
 from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.core import native
 from penstock.ops import reference
 from penstock.ops.reference.attention import page_elements
 from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.core.native import QuantizedRows
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.quant.matrix import group_shape, stored_values
 from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter

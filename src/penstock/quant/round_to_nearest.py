@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from penstock.config import ConfigReader
-from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.core import native
 from penstock.core.native import QuantizedRows
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.ops.reference import shape_packed
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import joined, quantize_rows

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock import env
+from penstock.checkpoint.folder import Checkpoint, read_small_file
 from penstock.config import parse_object
 from penstock.errors import (
     FileAccessError,
@@ -31,7 +32,6 @@ from penstock.errors import (
     PenstockError,
     UnsupportedError,
 )
-from penstock.checkpoint.folder import Checkpoint, read_small_file
 from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from penstock.config import show
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.core import native
 from penstock.checkpoint.folder import Checkpoint
+from penstock.config import show
+from penstock.core import native
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.nn import (
     Batch,

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import OutOfMemoryError
 from penstock.core import native
 from penstock.core.kv import KV_NUMBERS
 from penstock.core.memory import make_memory, use_small_pages
-from penstock.runtime.page_prefault import PagesAhead
+from penstock.errors import OutOfMemoryError
 from penstock.runtime.machine import memory
+from penstock.runtime.page_prefault import PagesAhead
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 from penstock.runtime.verify import open_verified
 

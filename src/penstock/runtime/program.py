@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import InvalidArgumentError
 from penstock.core.kv import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock import env
-from penstock.errors import InvalidArgumentError
 from penstock.core import native
 from penstock.core.metadata import stamp_of
+from penstock.errors import InvalidArgumentError
 
 __all__ = ["VERIFY_MODES", "check_verify", "forget_verified", "open_verified", "remember_verified"]
 

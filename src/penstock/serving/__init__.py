@@ -1,1 +1,1 @@
-"""The online service.  It may import every package except the command line, and sees an engine only as submit, stream and abort."""
+"""The online service.  It may import every package but the command line; engines are submit, stream and abort."""

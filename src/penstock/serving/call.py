@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from penstock.llm.backend import known_card
 from penstock.api_errors import RefusalError
+from penstock.llm.backend import known_card
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
-    from penstock.tensors import Methods
     from penstock.serving.metrics import Metrics
     from penstock.serving.settings import DoorSettings
     from penstock.serving.traces import Trace
+    from penstock.tensors import Methods
 
 __all__ = [
     "DIRECT_BODY",

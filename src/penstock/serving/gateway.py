@@ -13,24 +13,24 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.api_errors import RefusalError, misfit_refusal, refusal_of
 from penstock.config import parse_json
 from penstock.errors import DeadlineError, InvalidFileError, QueueFullError
-from penstock.serving.arrivals import Arrivals
+from penstock.json_schema import MisfitError
 from penstock.llm.backend import Models
+from penstock.logs import LOG, note
+from penstock.serving.arrivals import Arrivals
 from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, new_id, rest_of
 from penstock.serving.http.compression import inflated
 from penstock.serving.json_bounds import check_counts, decode
 from penstock.serving.keys import Admission
-from penstock.logs import LOG, note
 from penstock.serving.metrics import Metrics
 from penstock.serving.operations import Media, Operation, Routes, is_oip
-from penstock.api_errors import RefusalError, misfit_refusal, refusal_of
 from penstock.serving.settings import DoorSettings
-from penstock.json_schema import MisfitError
 
 if TYPE_CHECKING:
-    from penstock.tensors import Methods
     from penstock.serving.traces import Traces
+    from penstock.tensors import Methods
 
 __all__ = ["LOG", "REQUEST_ID", "Door"]
 

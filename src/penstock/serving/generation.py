@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import QueueFullError, UnavailableError
 from penstock.api_errors import RefusalError
+from penstock.errors import QueueFullError, UnavailableError
 from penstock.json_schema import Members, Whole
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from penstock.api_errors import RefusalError
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.logs import tell
-from penstock.api_errors import RefusalError
 
 __all__ = ["Admission", "ApiKeys", "read_secret"]
 

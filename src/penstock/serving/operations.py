@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final
 
-from penstock.serving.call import Call, Reply
 from penstock.json_schema import Members, Shape
+from penstock.serving.call import Call, Reply
 
 __all__ = ["JSON", "Media", "Operation", "Routes"]
 

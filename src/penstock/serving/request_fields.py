@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.validation import MAX_BIASES, MAX_STRING_CHARS, MAX_STRINGS, MAX_TOKEN
 from penstock.engine.options import MAX_PRIORITY, MAX_SALT_CHARS
 from penstock.engine.params import MAX_ANSWERS, MAX_LOGPROBS
 from penstock.json_schema import Choice, Either, Entries, Flag, Items, Members, Nothing, Number, Shape, Text, Whole
+from penstock.validation import MAX_BIASES, MAX_STRING_CHARS, MAX_STRINGS, MAX_TOKEN
 
 __all__ = ["CHAT", "COMPLETION", "DETOKENIZE", "EMBEDDING", "MAX_PROMPTS", "OPTIONS", "SAMPLING", "TOKENIZE"]
 

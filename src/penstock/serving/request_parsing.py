@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
+from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnsupportedError
 from penstock.serving.request_fields import SAMPLING
-from penstock.api_errors import RefusalError
 
 if TYPE_CHECKING:
-    from penstock.text.tokenizer import Tokenizer
     from penstock.llm.backend import Backend
+    from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
     "beside",

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from penstock.errors import InvalidFileError
-from penstock.serving.model_changes import Changes
-from penstock.serving.workers.worker_config import ModelOptions
-from penstock.serving.http.open_files import fitting_connections, raise_limit
-from penstock.serving.workers.worker_group import Patience
-from penstock.serving.startup_banner import greeting
-from penstock.serving.http.listener import Listener, check_tls
 from penstock.logs import tell
+from penstock.processes.supervision import Patience
+from penstock.serving.http.listener import Listener, check_tls
+from penstock.serving.http.open_files import fitting_connections, raise_limit
+from penstock.serving.model_changes import Changes
+from penstock.serving.settings import DoorSettings
+from penstock.serving.startup_banner import greeting
 from penstock.serving.workers.primary import Primary, WorkerDoor
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
-from penstock.serving.settings import DoorSettings
+from penstock.serving.workers.worker_config import ModelOptions
 
 if TYPE_CHECKING:
+    from penstock.servables.lifecycle.repository import Servables
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc.listener import GrpcListener
-    from penstock.servables.lifecycle.repository import Servables
     from penstock.serving.traces import Traces
 
 __all__ = ["ServiceSettings", "run_service"]
@@ -208,8 +208,8 @@ def _traces(settings: ServiceSettings) -> Traces | None:
 def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> Servables | None:
     if not settings.servables:
         return None
-    from penstock.serving.workers.private_models import HiddenModels
     from penstock.servables.lifecycle.repository import Servables
+    from penstock.serving.workers.private_models import HiddenModels
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)

@@ -8,15 +8,15 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock import __version__
+from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.servables.lifecycle.repository import Servables
     from penstock.serving.proto import wire_pb2 as pb
-    from penstock.tensors import Method
+    from penstock.serving.service import ServiceSettings
     from penstock.serving.workers.remote_model import RemoteBackend
     from penstock.serving.workers.remote_models import RemoteModels
-    from penstock.servables.lifecycle.repository import Servables
-    from penstock.serving.service import ServiceSettings
+    from penstock.tensors import Method
 
 __all__ = ["greeting"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from penstock import __version__
-from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.api_errors import grpc_code
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 from jinja2.exceptions import SecurityError
 
-from penstock.text.template_sandbox import template_environment
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.text.template_sandbox import template_environment
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.core import tokenizer as lite
 from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
+from penstock.core import tokenizer as lite
+from penstock.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Detokenizer", "StopMatcher", "StopRules", "TextStream", "Tokenizer", "WindowDetokenizer"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from penstock.serving.workers.worker_group import Patience
-from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.processes.supervision import Patience
 from penstock.servables.lifecycle.repository import Servables
+from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 from tests.serving.workers import until
 
 PATIENCE = Patience(load_s=600.0, drain_s=600.0, least_pause_s=0.01, most_pause_s=0.05)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.api_errors import RefusalError
+from penstock.servables.lifecycle.repository import Servables
 from penstock.servables.process import pool as pools
 from penstock.servables.process.pool import Pool
-from penstock.servables.lifecycle.repository import Servables
 from tests.serving.servables.folders import ask, is_gone, pids, run, serving, until, write
 
 STAGE = """

@@ -12,8 +12,8 @@ import pytest
 from penstock import servable
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.servables.api.declare import Settings, declaring
-from penstock.servables.api.plan_builder import make_plan
 from penstock.servables.api.plan import read_plan, write_plan
+from penstock.servables.api.plan_builder import make_plan
 from penstock.servables.api.specs import Spec, read_spec
 
 PAGE = Path(__file__).parents[3] / "docs" / "servables.md"

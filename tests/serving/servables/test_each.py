@@ -14,12 +14,12 @@ import tritonclient.grpc
 import tritonclient.http
 
 from penstock import Client, ServiceError
-from penstock.errors import DeadlineError, QueueFullError
-from penstock.tensors import InferResponse, MethodStatistics
 from penstock.api_errors import RefusalError
-from penstock.servables.schedule.per_instance import room
-from penstock.servables.schedule.flow import Route
+from penstock.errors import DeadlineError, QueueFullError
 from penstock.servables.api.plan import MethodPlan
+from penstock.servables.schedule.flow import Route
+from penstock.servables.schedule.per_instance import room
+from penstock.tensors import InferResponse, MethodStatistics
 from tests.cli.test_serve import serving as service
 from tests.serving.servables.folders import Host, arrays, children, request, run, serving, write
 from tests.serving.service import until

@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.errors import UnavailableError
 from penstock.api_errors import RefusalError
+from penstock.errors import UnavailableError
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_process import StageProcess
 from tests.serving.servables.folders import Host, is_gone, pids, request, until, write

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.errors import InvalidFileError, UnavailableError
 from penstock.api_errors import RefusalError
+from penstock.errors import InvalidFileError, UnavailableError
 from tests.serving.servables.folders import Host, ask, children, pids, request, run, serving, until, write
 
 PLACE = """

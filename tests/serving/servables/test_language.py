@@ -18,10 +18,10 @@ from typing import Any
 from penstock.engine.request import TokenLogprobs
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits
-from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.private_models import HiddenModels
 from penstock.servables.lifecycle.language_models import LanguageQueue
 from penstock.servables.lifecycle.repository import Servables
+from penstock.serving.workers.private_models import HiddenModels
+from penstock.serving.workers.remote_model import RemoteBackend
 from tests.cli.conftest import DEMO, FOLDER
 from tests.serving.servables.folders import PATIENCE, ask, run, serving, until, write
 from tests.serving.workers import OPTIONS, service

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import QueueFullError, UnavailableError
-from penstock.servables.lifecycle.language_models import LanguageQueue
 from penstock.servables.api.plan import LanguagePlan
+from penstock.servables.lifecycle.language_models import LanguageQueue
 from tests.serving.servables.folders import PATIENCE, Host, ask, run, serving, write
 
 SIZES = """

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.servables.lifecycle.loaded_version import LoadedVersion, to_its_end
-from penstock.servables.process.open_version import Opening, Source
 from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.process.open_version import Opening, Source
 from tests.serving.servables.folders import PATIENCE, ask, children, pids, run, serving, write
 from tests.serving.workers import until
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError
-from penstock.serving.proto import oip_pb2 as pb
+from penstock.servables.api.specs import read_spec
 from penstock.servables.lifecycle import loading
+from penstock.servables.lifecycle.repository import Servables
 from penstock.servables.process import stage_worker
 from penstock.servables.process.failures import trace_of
-from penstock.servables.lifecycle.repository import Servables
-from penstock.servables.api.specs import read_spec
+from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import DoorSettings
 from tests.serving.grpc_client import SERVICE, refused, trailers
 from tests.serving.servables.folders import PATIENCE, run, serving, until, write

@@ -17,8 +17,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock import Client
-from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
+from penstock.llm.llm import LLM
 from tests.cli.conftest import DEMO
 from tests.serving.servables.folders import write
 from tests.serving.servables.storms import CHAOS, KEY, TWICE, Ask, Traffic, service, told_by

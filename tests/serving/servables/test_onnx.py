@@ -15,8 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.errors import InvalidFileError
 from penstock.api_errors import RefusalError
+from penstock.errors import InvalidFileError
 from tests.serving.servables.folders import pids, run, serving, write
 from tests.serving.servables.test_stages import Host
 from tests.serving.workers import until

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidFileError
 from penstock.api_errors import RefusalError
+from penstock.errors import InvalidFileError
+from penstock.servables.api.specs import read_spec
 from penstock.servables.process.failures import MisfitResultError, failure_of
 from penstock.servables.process.programs import as_spec
-from penstock.servables.api.specs import read_spec
 from tests.serving.servables.folders import Host, pids, request, run, serving, write
 
 RAISING = """

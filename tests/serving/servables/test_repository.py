@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
-from penstock.serving.workers.worker_group import Patience
 from penstock.api_errors import RefusalError, refusal_of
+from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
+from penstock.processes.supervision import Patience
 from tests.serving.servables.folders import PATIENCE, ask, children, pids, request, run, serving, write
 from tests.serving.workers import until
 

@@ -16,9 +16,9 @@ import pytest
 
 from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
-from penstock.llm.llm import LLM
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.llm.llm import LLM
 from penstock.servables.process.open_version import Source
 from tests.cli.conftest import DEMO, FOLDER
 from tests.cli.test_serve import ask, serving

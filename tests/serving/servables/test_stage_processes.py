@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.errors import DeadlineError, QueueFullError, UnavailableError
 from penstock.api_errors import RefusalError
+from penstock.errors import DeadlineError, QueueFullError, UnavailableError
 from penstock.servables.process import pool
 from penstock.servables.schedule.unit_queue import Flight
 from tests.serving.servables.folders import Host, is_gone, pids, request, write

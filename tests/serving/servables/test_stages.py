@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.errors import DeadlineError
 from penstock.api_errors import RefusalError
+from penstock.errors import DeadlineError
 from penstock.json_schema import MisfitError
 from tests.serving.servables.folders import Host, request, write
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
 from penstock.api_errors import VersionNotFoundError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
 from penstock.servables.lifecycle import versions as versions_module
 from penstock.servables.lifecycle.versions import (
     Plan,

@@ -10,9 +10,9 @@ import platform
 import sys
 from collections.abc import Iterator
 
-from penstock import __version__
 from penstock.cli.progress import format_bytes
 from penstock.errors import PenstockError
+from penstock.version import __version__
 
 __all__ = ["add_parser", "run"]
 

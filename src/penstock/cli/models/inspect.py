@@ -101,9 +101,9 @@ def _folder_text(found: dict[str, Any]) -> str:
 
 def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.cli.options import limits_of
-    from penstock.graph.inspect import describe
     from penstock.core import native
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
+    from penstock.graph.inspect import describe
     from penstock.runtime.native import plan_limits
     from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
 

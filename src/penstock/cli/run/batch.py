@@ -19,10 +19,10 @@ from penstock.cli.options import add_cache_option, add_limit_options, add_model_
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.llm.llm import LLM
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
     from penstock.engine.prompts import Prompt
+    from penstock.llm.llm import LLM
 
 __all__ = ["add_parser", "run"]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.open_model import open_llm
 from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
-from penstock.text.terminal import write_text
 from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
+    from penstock.engine.params import SamplingParams
     from penstock.llm.conversation import Conversation, Turn
     from penstock.llm.llm import LLM
-    from penstock.engine.params import SamplingParams
     from penstock.llm.stream import Stream
 
 __all__ = ["add_parser", "run"]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import add_ops_option, add_verify_option, utf8_text
-from penstock.text.terminal import write_text
 from penstock.errors import InvalidArgumentError
+from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
     from penstock.llm.result import Result

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from penstock.cli.open_model import open_llm
 from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_weights_option, utf8_text
 from penstock.cli.progress import format_bytes
-from penstock.text.terminal import write_text
 from penstock.errors import InvalidArgumentError
+from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
-    from penstock.llm.llm import LLM
     from penstock.engine.request import SamplingParams
+    from penstock.llm.llm import LLM
     from penstock.llm.result import Result
 
 __all__ = ["add_parser", "run"]

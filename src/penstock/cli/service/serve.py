@@ -11,10 +11,10 @@ from penstock.cli.options import add_cache_option, add_limit_options, add_ops_op
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.worker_config import ModelOptions
-    from penstock.serving.workers.primary import WorkerDoor
     from penstock.serving.service import ServiceSettings
     from penstock.serving.settings import DoorSettings
+    from penstock.serving.workers.primary import WorkerDoor
+    from penstock.serving.workers.worker_config import ModelOptions
 
 MAX_THREADS: Final = 1024
 
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(args: argparse.Namespace) -> ServiceSettings:
     """What the command line asks for."""
-    from penstock.serving.workers.worker_group import Patience
+    from penstock.processes.supervision import Patience
     from penstock.serving.service import ServiceSettings
 
     if not 1 <= args.workers <= 256:
@@ -176,8 +176,8 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
 
 
 def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
-    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
     from penstock.serving.workers.primary import WorkerDoor
+    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
 
     if args.worker_port is None:
         for name in ("worker_token_file", "worker_host"):

@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a worker of this machine: a service survives it, too
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own
-    from penstock.serving.workers.worker_config import WorkerConfig
     from penstock.serving.workers.remote_worker_client import join_primary, read_bytes, read_token
+    from penstock.serving.workers.worker_config import WorkerConfig
 
     host, _, port = args.primary.rpartition(":")
     if not host or not port.isdigit():

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeVar
 
 from penstock.errors import InvalidArgumentError
-from penstock.servables.schedule.batcher import MAX_BATCH_SIZE, BatchRules
 from penstock.servables.api.specs import Spec, read_specs
 from penstock.servables.api.tracing import Traced, Value, record
 from penstock.servables.lifecycle.versions import Policy, Wanted
+from penstock.servables.schedule.batcher import MAX_BATCH_SIZE, BatchRules
 
 __all__ = [
     "Declarations", "InputError", "Language", "Model", "Settings", "Stage", "declaring", "folder", "language_model",

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
 from penstock.errors import InvalidFileError
-from penstock.servables.schedule.batcher import BatchRules
 from penstock.servables.api.declare import Settings
 from penstock.servables.api.specs import Spec, read_spec, read_specs
+from penstock.servables.schedule.batcher import BatchRules
 
 __all__ = [
     "LanguagePlan",

@@ -15,8 +15,8 @@ from penstock.servables.api.plan import LanguagePlan, MethodPlan, ModelPlan, Pla
 from penstock.servables.api.tracing import Node, Trace, trace
 
 if TYPE_CHECKING:
-    from penstock.servables.schedule.batcher import BatchRules
     from penstock.servables.api.specs import Spec
+    from penstock.servables.schedule.batcher import BatchRules
 
 __all__ = ["Call", "Program", "make_plan"]
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError, UnavailableError
-from penstock.api_errors import RefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from penstock.llm.backend import Backend
-    from penstock.servables.schedule.flow import Job, Queue
-    from penstock.servables.process.open_version import Source
     from penstock.servables.api.plan import LanguagePlan
+    from penstock.servables.process.open_version import Source
+    from penstock.servables.schedule.flow import Job, Queue
 
     def _fits(queue: LanguageQueue) -> Queue:
         return queue

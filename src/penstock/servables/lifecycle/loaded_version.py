@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
-from penstock.tensors import InferRequest, InferResponse, MethodStatistics, Running, Tensor, TensorSpec
 from penstock.api_errors import RefusalError
-from penstock.servables.schedule.per_instance import Found, is_of_instances, room, run_each
-from penstock.servables.schedule.flow import Queue, Route, Run
-from penstock.servables.process.pool import Pool
-from penstock.servables.schedule.unit_queue import UnitQueue
+from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
 from penstock.json_schema import MisfitError
+from penstock.servables.process.pool import Pool
+from penstock.servables.schedule.flow import Queue, Route, Run
+from penstock.servables.schedule.per_instance import Found, is_of_instances, room, run_each
+from penstock.servables.schedule.unit_queue import UnitQueue
+from penstock.tensors import InferRequest, InferResponse, MethodStatistics, Running, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.llm.backend import WorkerState
-    from penstock.tensors import Method
+    from penstock.servables.api.plan import MethodPlan, Plan
     from penstock.servables.lifecycle.language_models import LanguageModels, LanguageQueue
     from penstock.servables.process.open_version import Opening, Source
-    from penstock.servables.api.plan import MethodPlan, Plan
+    from penstock.tensors import Method
 
     def _fits(method: LoadedMethod) -> Method:
         return method

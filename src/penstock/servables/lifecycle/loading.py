@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import PenstockError
 from penstock.logs import tell
 from penstock.servables.lifecycle.loaded_version import LoadedVersion
-from penstock.servables.process.open_version import Opening, Source
 from penstock.servables.lifecycle.versions import Plan, Policy, ServableFolder, Wanted
+from penstock.servables.process.open_version import Opening, Source
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.worker_group import Patience
+    from penstock.processes.supervision import Patience
     from penstock.servables.api.declare import Settings
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.servables.lifecycle.repository import Servable

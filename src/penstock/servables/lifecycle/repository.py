@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.api_errors import without_folders
 from penstock.errors import (
     FileAccessError,
     InvalidArgumentError,
@@ -18,12 +19,9 @@ from penstock.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from penstock.tensors import ModelState
 from penstock.logs import tell
-from penstock.api_errors import without_folders
 from penstock.servables.lifecycle.loaded_version import LoadedMethod, LoadedVersion, to_its_end
 from penstock.servables.lifecycle.loading import Loading
-from penstock.servables.process.open_version import read_script
 from penstock.servables.lifecycle.versions import (
     SCRIPT,
     Plan,
@@ -36,11 +34,13 @@ from penstock.servables.lifecycle.versions import (
     scan,
     scan_servable,
 )
+from penstock.servables.process.open_version import read_script
+from penstock.tensors import ModelState
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.worker_group import Patience
-    from penstock.tensors import Methods
+    from penstock.processes.supervision import Patience
     from penstock.servables.lifecycle.language_models import LanguageModels
+    from penstock.tensors import Methods
 
     def _fits(servables: Servables) -> Methods:
         return servables

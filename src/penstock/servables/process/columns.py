@@ -12,8 +12,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.servables.process import stages_pb2 as pb
     from penstock.servables.api.specs import Spec
+    from penstock.servables.process import stages_pb2 as pb
 
 __all__ = ["encode_bytes", "joined", "read_column"]
 

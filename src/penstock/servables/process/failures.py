@@ -6,8 +6,8 @@ import operator
 import traceback
 from typing import Final
 
-from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.api.declare import InputError
+from penstock.servables.process import stages_pb2 as pb
 
 __all__ = ["MisfitResultError", "failure_of", "plain", "trace_of"]
 

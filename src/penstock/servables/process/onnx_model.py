@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.servables.api.plan import read_model
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.columns import read_column
 from penstock.servables.process.failures import MisfitResultError, plain
-from penstock.servables.api.plan import read_model
 from penstock.servables.process.programs import as_spec, column_data, texts_of
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidFileError
-from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.api.plan import ModelPlan, Plan, read_plan, write_model
-from penstock.servables.process.stage_process import StageProcess, launch
 from penstock.servables.lifecycle.versions import within
+from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process.stage_process import StageProcess, launch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.serving.workers.worker_group import Patience
+    from penstock.processes.supervision import Patience
 
 __all__ = ["Opening", "Source", "read_script"]
 

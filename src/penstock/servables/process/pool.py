@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.llm.backend import WorkerState
-from penstock.serving.workers.worker_group import LOOP_DEATHS, Patience
 from penstock.logs import tell
-from penstock.serving.workers.worker_process import Death
+from penstock.processes.supervision import LOOP_DEATHS, Death, Patience
 from penstock.servables.process.pool_worker import Seat
 from penstock.servables.process.stage_process import StageProcess, launch
 
 if TYPE_CHECKING:
-    from penstock.servables.process import stages_pb2 as pb
     from penstock.servables.api.declare import Settings
+    from penstock.servables.process import stages_pb2 as pb
     from penstock.servables.schedule.unit_queue import Flight, UnitQueue
 
 __all__ = ["Pool"]

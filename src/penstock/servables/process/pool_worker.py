@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.worker_process import Death
+    from penstock.processes.supervision import Death
     from penstock.servables.process import stages_pb2 as pb
     from penstock.servables.process.pool import Pool
     from penstock.servables.process.stage_process import StageProcess

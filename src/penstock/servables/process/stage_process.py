@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from penstock.errors import InvalidFileError, PenstockError, UnavailableError
-from penstock.processes.frames import FrameStream
 from penstock.logs import tell
+from penstock.processes.frames import FrameStream
 from penstock.processes.parent import kill_marked
-from penstock.serving.workers.worker_process import Death
+from penstock.processes.supervision import Death
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_worker import BEGUN, MARK_BYTES, MAX_FRAME_BYTES, PLACE
 

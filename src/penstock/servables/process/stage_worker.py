@@ -25,8 +25,8 @@ from typing import Final, Protocol
 
 from penstock.errors import PenstockError
 from penstock.processes.parent import die_with_parent
-from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.api.declare import declaring, run_stages_of
+from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.failures import plain, trace_of
 
 __all__ = ["BEGUN", "MARK_BYTES", "MAX_FRAME_BYTES", "PLACE", "main"]
@@ -53,8 +53,8 @@ class _Stages:
     """The Python stages of a servable.py."""
 
     def __init__(self, start: pb.Start) -> None:
-        from penstock.servables.api.plan_builder import make_plan
         from penstock.servables.api.plan import write_plan
+        from penstock.servables.api.plan_builder import make_plan
 
         with declaring(Path(start.folder), start.version) as declared:
             run_stages_of(declared)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.tensors import MethodStatistics
     from penstock.servables.api.plan import MethodPlan
+    from penstock.tensors import MethodStatistics
 
 __all__ = ["Job", "Queue", "Route", "Run"]
 

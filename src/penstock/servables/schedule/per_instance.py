@@ -16,8 +16,8 @@ from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.servables.schedule.flow import Route, Run
     from penstock.servables.api.specs import Spec
+    from penstock.servables.schedule.flow import Route, Run
 
 __all__ = ["Found", "is_of_instances", "room", "run_each"]
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.logs import tell
 from penstock.api_errors import RefusalError
+from penstock.logs import tell
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.schedule.batcher import Batcher, BatchRules
 from penstock.servables.process.columns import joined, read_column
+from penstock.servables.schedule.batcher import Batcher, BatchRules
 
 if TYPE_CHECKING:
-    from penstock.servables.schedule.flow import Job
     from penstock.servables.api.plan import Unit
     from penstock.servables.process.pool import Pool
+    from penstock.servables.schedule.flow import Job
 
 __all__ = ["Flight", "UnitQueue"]
 

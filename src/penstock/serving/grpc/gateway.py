@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
+from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError, grpc_code, refusal_of
 from penstock.errors import UnavailableError
 from penstock.serving.call import Call, new_id
 from penstock.serving.gateway import LOG, REQUEST_ID
 from penstock.serving.grpc.compression import encoding_of, unpacked
+from penstock.serving.grpc.message_bounds import BadMessageError, check_fields
 from penstock.serving.grpc.send_budget import Untaken
 from penstock.serving.json_bounds import LARGE_BODY, decode
-from penstock.serving.grpc.message_bounds import BadMessageError, check_fields
 from penstock.serving.operations import Operation
-from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError, grpc_code, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import NotFoundError
-from penstock.serving.proto import health_pb2 as pb
-from penstock.serving.grpc.gateway import NO_KEY, GrpcCall, Method
 from penstock.api_errors import RefusalError
+from penstock.errors import NotFoundError
+from penstock.serving.grpc.gateway import NO_KEY, GrpcCall, Method
+from penstock.serving.proto import health_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models

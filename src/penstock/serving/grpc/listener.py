@@ -13,10 +13,10 @@ from penstock.errors import FileAccessError
 from penstock.serving.gateway import LOG
 from penstock.serving.grpc.gateway import GrpcDoor
 from penstock.serving.grpc.health import HealthMethods
+from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.grpc.reflection import reflection_methods
 from penstock.serving.grpc.tls import GrpcTls
 from penstock.serving.workers.remote_worker_client import read_bytes
-from penstock.serving.grpc.oip_service import oip_methods
 
 if TYPE_CHECKING:
     from penstock.serving.gateway import Door

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from penstock.api_errors import CODES, MAX_MESSAGE_CHARS, RefusalError
 from penstock.errors import UnavailableError
-from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.request_fields import MAX_NAME_CHARS
 from penstock.serving.grpc.gateway import GoneError, GrpcCall, Method, Outcome, trailers_of
-from penstock.tensors import InferRequest, InferResponse
 from penstock.serving.json_bounds import decode
 from penstock.serving.oip.dispatch import answer, found_method, language_model, run_method
-from penstock.serving.oip.model_config import config
 from penstock.serving.oip.messages import message_of, read_message, set_parameter
+from penstock.serving.oip.model_config import config
 from penstock.serving.oip.repository import load, unload
 from penstock.serving.oip.state import EXTENSIONS, index, is_model_ready, metadata, server_metadata, statistics
 from penstock.serving.oip.tensor_codec import MAX_ID_CHARS
-from penstock.api_errors import CODES, MAX_MESSAGE_CHARS, RefusalError
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.request_fields import MAX_NAME_CHARS
+from penstock.tensors import InferRequest, InferResponse
 
 __all__ = ["SERVICE", "oip_methods"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.serving.grpc.gateway import GrpcCall, Method
 from penstock.serving.proto import health_pb2, oip_pb2
 from penstock.serving.proto import reflection_pb2 as pb
-from penstock.serving.grpc.gateway import GrpcCall, Method
 
 __all__ = ["reflection_methods"]
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.api_errors import RefusalError
 from penstock.errors import (
     FileAccessError,
     InvalidArgumentError,
@@ -14,19 +15,18 @@ from penstock.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from penstock.serving.http.app import description_of
+from penstock.json_schema import Choice, Members, Text
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.gateway import Door
-from penstock.serving.operations import NAME, Operation, Routes
-from penstock.api_errors import RefusalError
-from penstock.serving.settings import DoorLimits, DoorSettings
-from penstock.json_schema import Choice, Members, Text
+from penstock.serving.http.app import description_of
 from penstock.serving.http.status import MODEL_STATUS, STATUS, model_status, status
+from penstock.serving.operations import NAME, Operation, Routes
+from penstock.serving.settings import DoorLimits, DoorSettings
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
-    from penstock.serving.model_changes import Changes
     from penstock.serving.metrics import Metrics
+    from penstock.serving.model_changes import Changes
 
 __all__ = ["MAX_CONNECTIONS", "admin_operations", "make_admin"]
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from penstock.serving.openai import chat, completions, embeddings, tokenize
+from penstock.json_schema import Anything
 from penstock.serving import request_fields
-from penstock.serving.http import health, page_files, status
 from penstock.serving.call import Call, Reply
 from penstock.serving.gateway import Door
+from penstock.serving.http import health, page_files, status
+from penstock.serving.http.openapi import describe
 from penstock.serving.keys import Admission
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.http.openapi import describe
+from penstock.serving.openai import chat, completions, embeddings, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import DoorSettings
-from penstock.json_schema import Anything
 
 if TYPE_CHECKING:
-    from penstock.serving.arrivals import Arrivals
     from penstock.llm.backend import Models
-    from penstock.tensors import Methods
+    from penstock.serving.arrivals import Arrivals
     from penstock.serving.traces import Traces
+    from penstock.tensors import Methods
 
 __all__ = ["description_of", "make_app", "operations"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock import __version__
-from penstock.llm.backend import known_card
-from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.metrics import CONTENT_TYPE
 from penstock.api_errors import RefusalError
 from penstock.json_schema import Choice, Flag, Items, Members, Text, Whole
+from penstock.llm.backend import known_card
+from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.http.status import STATES
+from penstock.serving.metrics import CONTENT_TYPE
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend

@@ -12,8 +12,8 @@ from typing import Any, Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from penstock.serving.call import DIRECT_BODY, Headers
 from penstock.api_errors import CODES
+from penstock.serving.call import DIRECT_BODY, Headers
 from penstock.serving.http.transport import Transport
 
 __all__ = ["MAX_REFUSED", "TOO_MANY_CONNECTIONS", "BoundedProtocol"]

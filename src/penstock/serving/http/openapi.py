@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from penstock import __version__
-from penstock.serving.operations import NAME, Operation
 from penstock.api_errors import CODES, ERROR, OIP_ERROR
+from penstock.serving.operations import NAME, Operation
+from penstock.version import __version__
 
 __all__ = ["describe"]
 

@@ -6,8 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from penstock.serving.call import Call, Headers, Reply
 from penstock.api_errors import RefusalError
+from penstock.serving.call import Call, Headers, Reply
 
 __all__ = ["PAGE_TYPES", "page", "page_file"]
 

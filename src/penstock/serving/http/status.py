@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock import __version__
+from penstock.api_errors import without_folders
+from penstock.json_schema import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole, optional
 from penstock.llm.backend import known_card
+from penstock.servables.lifecycle.report import SERVABLE_STATUS, servable_status
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import WINDOW
-from penstock.api_errors import without_folders
-from penstock.servables.lifecycle.report import SERVABLE_STATUS, servable_status
-from penstock.json_schema import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole, optional
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend

@@ -7,16 +7,16 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from penstock.api_errors import RefusalError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY
 from penstock.errors import DeadlineError, NotFoundError
-from penstock.serving.request_parsing import check_count, options_of, prompts_of, sampling_of
-from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
-from penstock.serving.generation import Generation, Take, TakeNow
-from penstock.tensors import InferRequest, InferResponse, Method
-from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
-from penstock.api_errors import RefusalError
 from penstock.json_schema import Flag, MisfitError, Whole
+from penstock.serving.generation import Generation, Take, TakeNow
+from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
+from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
+from penstock.serving.request_parsing import check_count, options_of, prompts_of, sampling_of
+from penstock.tensors import InferRequest, InferResponse, Method
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, Delta

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.config import show
-from penstock.serving.call import Call, Events, Reply, json_reply
-from penstock.serving.request_fields import TOKENS
-from penstock.serving.generation import refuse_together
-from penstock.serving.oip.language import INFER, OUTPUTS, Asked, seconds_of
-from penstock.serving.oip.dispatch import Inference, found_method
-from penstock.serving.oip.tensor_codec import MAX_ID_CHARS
 from penstock.api_errors import RefusalError
+from penstock.config import show
 from penstock.json_schema import Either, Items, Members, Shape, Text, Whole
+from penstock.serving.call import Call, Events, Reply, json_reply
+from penstock.serving.generation import refuse_together
+from penstock.serving.oip.dispatch import Inference, found_method
+from penstock.serving.oip.language import INFER, OUTPUTS, Asked, seconds_of
+from penstock.serving.oip.tensor_codec import MAX_ID_CHARS
+from penstock.serving.request_fields import TOKENS
 
 if TYPE_CHECKING:
     from penstock.tensors import InferResponse

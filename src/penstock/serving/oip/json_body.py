@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.api_errors import RefusalError
 from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
+from penstock.json_schema import (
+    Anything,
+    Choice,
+    Either,
+    Entries,
+    Flag,
+    Items,
+    Members,
+    Number,
+    Text,
+    Whole,
+    optional,
+)
 from penstock.serving.call import encoded
-from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 from penstock.serving.json_bounds import check_counts
 from penstock.serving.oip.tensor_codec import (
     MAX_DIMS,
@@ -31,20 +44,7 @@ from penstock.serving.oip.tensor_codec import (
     raw_of,
     wrong,
 )
-from penstock.api_errors import RefusalError
-from penstock.json_schema import (
-    Anything,
-    Choice,
-    Either,
-    Entries,
-    Flag,
-    Items,
-    Members,
-    Number,
-    Text,
-    Whole,
-    optional,
-)
+from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

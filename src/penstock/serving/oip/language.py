@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.config import parse_json, show
-from penstock.validation import MAX_TOKEN
 from penstock.engine.params import MAX_ANSWERS
 from penstock.errors import InvalidFileError
+from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
+from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
 from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S, OPTIONS, SAMPLING, TOKENS
 from penstock.tensors import InferRequest, InferResponse, Tensor
-from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
-from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
+from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.config import show
-from penstock.serving.proto import oip_pb2 as pb
-from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.json_schema import MisfitError
 from penstock.serving.oip.tensor_codec import (
     MAX_TENSORS,
     byte_array,
@@ -22,7 +21,8 @@ from penstock.serving.oip.tensor_codec import (
     raw_of,
     wrong,
 )
-from penstock.json_schema import MisfitError
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.tensors import DTYPES
-from penstock.serving.oip.language import OUTPUTS, inputs_of
-from penstock.serving.oip.dispatch import check_version, found_method, model_called
 from penstock.json_schema import Choice, Flag, Items, Members, Shape, Text, Whole
+from penstock.serving.oip.dispatch import check_version, found_method, model_called
+from penstock.serving.oip.language import OUTPUTS, inputs_of
+from penstock.tensors import DTYPES
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend

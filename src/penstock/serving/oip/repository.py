@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.api_errors import RefusalError
 from penstock.config import parse_object, show
 from penstock.errors import FileAccessError, InvalidFileError, NotFoundError, UnsupportedError
-from penstock.tensors import Methods
-from penstock.api_errors import RefusalError
 from penstock.json_schema import Flag, MisfitError, Text
+from penstock.tensors import Methods
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call

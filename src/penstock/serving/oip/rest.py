@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from penstock.api_errors import RefusalError
 from penstock.errors import InvalidFileError
+from penstock.json_schema import Choice, Flag, Items, Members, Text, Whole
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.http.compression import ENCODINGS, accepted, deflated
-from penstock.tensors import DTYPES
 from penstock.serving.json_bounds import decode
 from penstock.serving.oip.dispatch import answer
-from penstock.serving.oip.model_config import MODEL_CONFIG, config
 from penstock.serving.oip.generate import GENERATE, GENERATE_ANSWER, GENERATE_EVENT, generate, generate_stream
 from penstock.serving.oip.json_body import INFER_ANSWER, INFER_REQUEST, Asking, body_of, read_body
+from penstock.serving.oip.model_config import MODEL_CONFIG, config
 from penstock.serving.oip.repository import MAX_CONFIG_CHARS, load, unload
 from penstock.serving.oip.state import (
     REST_EXTENSIONS,
@@ -24,8 +25,7 @@ from penstock.serving.oip.state import (
     statistics,
 )
 from penstock.serving.operations import Media, Operation
-from penstock.api_errors import RefusalError
-from penstock.json_schema import Choice, Flag, Items, Members, Text, Whole
+from penstock.tensors import DTYPES
 
 if TYPE_CHECKING:
     from penstock.tensors import InferResponse

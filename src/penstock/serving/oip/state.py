@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock import __version__
-from penstock.llm.backend import known_card
-from penstock.tensors import Method, MethodStatistics
-from penstock.serving.oip.language import OUTPUTS, inputs_of
-from penstock.serving.oip.dispatch import check_version, found_method, model_called
 from penstock.api_errors import without_folders
+from penstock.llm.backend import known_card
+from penstock.serving.oip.dispatch import check_version, found_method, model_called
+from penstock.serving.oip.language import OUTPUTS, inputs_of
+from penstock.tensors import Method, MethodStatistics
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend

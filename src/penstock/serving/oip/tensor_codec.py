@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.config import show
-from penstock.tensors import DTYPES
 from penstock.json_schema import MisfitError
+from penstock.tensors import DTYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

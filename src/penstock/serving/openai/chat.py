@@ -6,6 +6,10 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.json_schema import NOTHING, Choice, Items, Members, Text, Whole, optional
+from penstock.serving.call import Call, Events, Reply, json_reply, quoted
+from penstock.serving.generation import USAGE, Generation, refuse_together, usage
+from penstock.serving.openai.logprobs import CHAT_LOGPROBS, ChatLogprobs
 from penstock.serving.request_parsing import (
     beside_if,
     chat_ids,
@@ -16,14 +20,10 @@ from penstock.serving.request_parsing import (
     sampling_of,
     tokenizer_of,
 )
-from penstock.serving.call import Call, Events, Reply, json_reply, quoted
-from penstock.serving.generation import USAGE, Generation, refuse_together, usage
-from penstock.serving.openai.logprobs import CHAT_LOGPROBS, ChatLogprobs
-from penstock.json_schema import NOTHING, Choice, Items, Members, Text, Whole, optional
 
 if TYPE_CHECKING:
-    from penstock.text.tokenizer import Tokenizer
     from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["CHAT_ANSWER", "CHAT_EVENT", "chat"]
 

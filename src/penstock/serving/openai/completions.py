@@ -6,6 +6,10 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.json_schema import Choice, Items, Members, Text, Whole, optional
+from penstock.serving.call import Call, Events, Reply, json_reply, quoted
+from penstock.serving.generation import USAGE, Generation, refuse_together, usage
+from penstock.serving.openai.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
 from penstock.serving.request_parsing import (
     beside,
     beside_if,
@@ -16,15 +20,11 @@ from penstock.serving.request_parsing import (
     sampling_of,
     tokenizer_of,
 )
-from penstock.serving.call import Call, Events, Reply, json_reply, quoted
-from penstock.serving.generation import USAGE, Generation, refuse_together, usage
-from penstock.serving.openai.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
-from penstock.json_schema import Choice, Items, Members, Text, Whole, optional
 
 if TYPE_CHECKING:
     from penstock.engine.request import TokenLogprobs
-    from penstock.text.tokenizer import Tokenizer
     from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["COMPLETION_ANSWER", "COMPLETION_EVENT", "complete"]
 

@@ -6,9 +6,9 @@ import base64
 from typing import Any, Final
 
 from penstock.errors import UnsupportedError
-from penstock.serving.request_parsing import options_of, prompts_of
-from penstock.serving.call import Call, Reply, json_reply
 from penstock.json_schema import Choice, Either, Items, Members, Number, Text, Whole
+from penstock.serving.call import Call, Reply, json_reply
+from penstock.serving.request_parsing import options_of, prompts_of
 
 __all__ = ["EMBEDDING_ANSWER", "embeddings"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock.serving.request_parsing import beside, chat_ids, text_ids, tokenizer_of
-from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.generation import refuse_together
 from penstock.api_errors import RefusalError
 from penstock.json_schema import Items, Members, Text, Whole, optional
+from penstock.serving.call import Call, Reply, json_reply
+from penstock.serving.generation import refuse_together
+from penstock.serving.request_parsing import beside, chat_ids, text_ids, tokenizer_of
 
 __all__ = ["DETOKENIZE_ANSWER", "TOKENIZE_ANSWER", "detokenize", "tokenize"]
 

@@ -11,11 +11,11 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import DeadlineError, InternalError
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.answer import NewsAnswer
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import MOST_DEATHS, Blame
-from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerLink, page_names
 from penstock.serving.workers.messages import options_to
+from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerLink, page_names
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions

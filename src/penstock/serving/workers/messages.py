@@ -13,14 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from penstock import errors
-from penstock.llm.engine_thread import News, Opening
-from penstock.engine.stats import EngineFigures
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
+from penstock.engine.stats import EngineFigures
 from penstock.errors import InternalError, PenstockError, UnavailableError
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.backend import ModelCard
+from penstock.llm.engine_thread import News, Opening
+from penstock.serving.proto import wire_pb2 as pb
 
 __all__ = [
     "JOIN", "MAX_MESSAGE_BYTES", "MESSAGE_OPTIONS", "PROTOCOL", "WELCOME", "bearer", "card_from", "card_to",

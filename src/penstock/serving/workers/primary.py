@@ -17,20 +17,20 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
 
-from penstock.text.tokenizer import Tokenizer
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
-from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.arrivals import Arrivals
-from penstock.serving.workers.worker_group import Patience
 from penstock.processes.frames import FIRST_BYTES, FrameStream
-from penstock.serving.workers.worker_connection import LostWorkerError, WorkerLink
-from penstock.serving.workers.private_folder import OwnFolder
-from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
+from penstock.processes.supervision import Patience
+from penstock.serving.arrivals import Arrivals
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, PROTOCOL, error_to
+from penstock.serving.workers.private_folder import OwnFolder
+from penstock.serving.workers.worker_connection import LostWorkerError, WorkerLink
+from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.worker_config import WorkerConfig
     from penstock.serving.workers.remote_worker_server import FarWorkers
+    from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["Primary", "WorkerDoor"]
 

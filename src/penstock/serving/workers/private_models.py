@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidFileError, NotFoundError, UnavailableError, UnsupportedError
-from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.servables.lifecycle.language_models import LanguageQueue
 from penstock.servables.lifecycle.loaded_version import to_its_end
+from penstock.serving.workers.remote_model import RemoteBackend
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
+    from penstock.servables.api.plan import LanguagePlan
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.servables.process.open_version import Source
-    from penstock.servables.api.plan import LanguagePlan
 
     def _fits(models: HiddenModels) -> LanguageModels:
         return models

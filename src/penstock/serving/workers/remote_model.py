@@ -10,29 +10,30 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.pooling import Embedding, check_embedding
+from penstock.api_errors import without_folders
 from penstock.engine.options import RequestOptions, check_options
+from penstock.engine.pooling import Embedding, check_embedding
 from penstock.engine.prompts import check_token_ids
-from penstock.llm.result import Score
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.answer import NewsAnswer
 from penstock.llm.backend import ModelCard, WorkerState
-from penstock.serving.workers.crash_tracker import Blame
-from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
-from penstock.serving.workers.worker_group import CAUSES, Fleet, Launcher
-from penstock.serving.workers.failover import Journey
 from penstock.llm.local_backend import embedding_of, in_order, score_of
+from penstock.llm.result import Score
 from penstock.logs import tell
-from penstock.api_errors import without_folders
+from penstock.processes.supervision import CAUSES
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers.crash_tracker import Blame
+from penstock.serving.workers.failover import Journey
 from penstock.serving.workers.messages import figures_from, sampling_to
+from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
+from penstock.serving.workers.worker_group import Fleet, Launcher
 
 if TYPE_CHECKING:
-    from penstock.engine.stats import EngineFigures
     from penstock.engine.params import SamplingParams
-    from penstock.text.tokenizer import Tokenizer
+    from penstock.engine.stats import EngineFigures
     from penstock.llm.backend import Backend
     from penstock.serving.workers.worker_connection import WorkerLink
+    from penstock.text.tokenizer import Tokenizer
 
     def _fits(backend: RemoteBackend) -> Backend:
         return backend

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from penstock.serving.workers.worker_config import ModelOptions
-from penstock.serving.workers.worker_group import Launcher
 from penstock.logs import tell
 from penstock.serving.workers.remote_model import RemoteBackend
+from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_group import Launcher
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models

@@ -12,11 +12,11 @@ from typing import Any, Final
 import grpc
 
 from penstock.errors import FileAccessError, InvalidArgumentError, NotFoundError, UnavailableError
-from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.keys import read_secret
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.messages import JOIN, MESSAGE_OPTIONS, WELCOME, bearer
 from penstock.serving.workers.worker import Worker
+from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from penstock.errors import FileAccessError, PenstockError
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.grpc.tls import GrpcTls
-from penstock.serving.workers.worker_connection import WorkerLink
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.messages import MESSAGE_OPTIONS, PROTOCOL, WELCOME, bearer, error_to
+from penstock.serving.workers.worker_connection import WorkerLink
 
 if TYPE_CHECKING:
     from penstock.serving.workers.primary import WorkerDoor

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import OutOfMemoryError, PenstockError
-from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.heartbeat import BEAT_S, Pulse
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
@@ -39,13 +38,14 @@ from penstock.serving.workers.messages import (
     options_from,
     sampling_from,
 )
+from penstock.serving.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.core.native import Plan
     from penstock.llm.engine_thread import Feed, News
     from penstock.llm.llm import LLM
-    from penstock.core.native import Plan
     from penstock.runtime.program import ProgramLimits
 
 __all__ = ["Stream", "Worker", "main", "ready", "weights_id"]

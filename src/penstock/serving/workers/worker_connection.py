@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.options import PRIORITY_S
-from penstock.text.tokenizer import Tokenizer
 from penstock.errors import InternalError, QueueFullError, UnavailableError
-from penstock.runtime.program import PAGE_TOKENS
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.llm.answer import NewsAnswer
 from penstock.llm.backend import ModelCard, WorkerState
+from penstock.runtime.program import PAGE_TOKENS
+from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.messages import card_from, error_from, figures_from, news_from
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
-    from penstock.serving.arrivals import Arrivals
     from penstock.processes.frames import FrameStream
+    from penstock.serving.arrivals import Arrivals
 
 __all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
 

@@ -12,41 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.logs import tell
-from penstock.serving.workers.worker_process import Death
+from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, Patience
 
 if TYPE_CHECKING:
-    from penstock.text.tokenizer import Tokenizer
     from penstock.llm.backend import ModelCard
     from penstock.serving.workers.worker_config import WorkerConfig
     from penstock.serving.workers.worker_connection import WorkerLink
     from penstock.serving.workers.worker_process import WorkerProcess
+    from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["CAUSES", "Fleet", "Launcher", "Patience"]
-
-CAUSES: Final = ("signal", "exit", "hang", "start")
-"""Of a worker's death: a signal ended it, it ended itself, its engine's loop stood still, it never was ready."""
-QUICK_DEATH_S: Final = 10.0
-LOOP_DEATHS: Final = 3
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Seconds.  ``hang_s``: an engine whose loop has not turned for so long is killed; a step may take no longer.
-    ``load_s``: a model that loads longer has failed.  ``drain_s``: open requests get so long to end.
-    ``least_pause_s``, ``most_pause_s``: between restarts after the first, doubling.
-    """
-
-    hang_s: float = 30.0
-    load_s: float = 600.0
-    drain_s: float = 30.0
-    least_pause_s: float = 0.2
-    most_pause_s: float = 30.0
+__all__ = ["Fleet", "Launcher"]
 
 
 class Launcher(Protocol):

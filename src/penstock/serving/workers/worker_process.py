@@ -8,18 +8,18 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnavailableError
+from penstock.processes.supervision import Death
 
 if TYPE_CHECKING:
     from penstock.serving.proto import wire_pb2 as pb
     from penstock.serving.workers.worker_config import WorkerConfig
     from penstock.serving.workers.worker_connection import WorkerLink
 
-__all__ = ["COMMAND", "Death", "WorkerProcess", "not_started", "start_process", "unwritten_bytes"]
+__all__ = ["COMMAND", "WorkerProcess", "not_started", "start_process", "unwritten_bytes"]
 
 _STOP_S: Final = 5.0
 
@@ -36,17 +36,6 @@ async def start_process(config: WorkerConfig, command: Sequence[str] = COMMAND) 
     if process.stdin is not None:  # a line that the pipe holds: nothing to wait for
         process.stdin.write(config.to_json().encode() + b"\n")
     return process
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a process ended.  ``cause``: "signal", "exit", "hang", "stream"; ``why`` is for people.
-
-    "stream": the process sent something that does not belong there.
-    """
-
-    cause: str
-    why: str
 
 
 def unwritten_bytes(pid: int, plan: pb.Plan) -> int:
