@@ -76,15 +76,15 @@ bench-quick: $(VENV)/.test
 bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
-# The storms of tests/serving/test_faults.py and test_grpc_faults.py, ten times as long: 200 switches of weights under
+# The storms of tests/serving/workers/test_faults.py and test_grpc_faults.py, ten times as long: 200 switches of weights under
 # the traffic of either door, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
 # (CHAOS=32: 1,024); 80 changes of models' versions. Then how long the service is away when a worker is killed or stops, and
 # three times what it can do, for OVERLOAD seconds at either door: best on an idle machine, as they look at times.
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
-	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/test_faults.py tests/serving/test_fuzz.py tests/serving/test_grpc_f*.py \
-	  tests/serving/servables/test_*storms.py
+	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/workers/test_faults.py tests/serving/http/test_fuzz.py tests/serving/grpc/test_f*.py \
+	  tests/servables/test_*storms.py
 	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD) --grpc
@@ -98,9 +98,9 @@ FUZZ ?= 1000000
 fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
 	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle fuzz_tokenizer
-	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.core.tiny_graph build/fuzz
+	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tiny_graph build/fuzz
 	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm
-	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.core.tokenizer_kinds build/fuzz
+	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tokenizer_kinds build/fuzz
 	build/fuzz/core/tools/fuzz_tokenizer $(FUZZ) 1 build/fuzz/*.bin
 
 TEXTS ?= 100000
@@ -117,7 +117,7 @@ check-neon: $(VENV)/.test system-packages
 check-page: $(VENV)/.test
 	$(BIN)/python tests/system_packages.py --browser
 	mkdir -p build/page
-	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/test_page.py
+	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/http/test_page.py
 
 # KServe's own clients, in an environment of their own; and the protocol as it is published
 OIP := https://raw.githubusercontent.com/kserve/open-inference-protocol/d49cc23f89d709d87b210ef9449e273ae243984e
@@ -127,10 +127,10 @@ $(OIP_REST):
 	curl -fsSL -o $@ --create-dirs $(OIP)/specification/protocol/$(@F)
 
 check-kserve: $(VENV)/.test $(OIP_REST)
-	$(BIN)/python tests/serving/published_check.py $(OIP_REST)
+	$(BIN)/python tests/serving/oip/published_check.py $(OIP_REST)
 	$(PYTHON) -m venv build/kserve
 	build/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
-	$(BIN)/python tests/serving/kserve_check.py build/kserve/bin/python
+	$(BIN)/python tests/serving/oip/kserve_check.py build/kserve/bin/python
 
 clean:
 	rm -rf $(VENV) build

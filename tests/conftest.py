@@ -17,6 +17,9 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+pytest_plugins = ("tests.support.command", "tests.support.fake_model", "tests.support.services")
+
+
 def configured(folder: Path, *options: str) -> Path:
     command = ["cmake", "-S", str(Path(__file__).parents[1]), "-B", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

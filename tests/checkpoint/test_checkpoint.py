@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from penstock.checkpoint.folder import Checkpoint, read_small_file
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from tests.checkpoint.folders import CONFIG, safetensors, sound_tensors, write_folder
+from tests.support.checkpoint_folders import CONFIG, safetensors, sound_tensors, write_folder
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 

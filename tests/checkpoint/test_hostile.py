@@ -18,7 +18,7 @@ from penstock.checkpoint.generation import find_chat_template, read_generation_c
 from penstock.checkpoint.tensor_file import MAX_TENSORS, parse_header
 from penstock.config import ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError, PenstockError
-from tests.checkpoint.folders import CONFIG, sound_tensors, write_folder
+from tests.support.checkpoint_folders import CONFIG, sound_tensors, write_folder
 
 INTERESTING = (b"\0", b"\xff", b"{", b"}", b"[", b"]", b'"', b",", b":", b"-", b"1e999", b"true", b"null", b"9" * 30,
                b"\\ud800", b"-1", b"0", b"[[[[", b'"a"', b"18446744073709551615", b"NaN")  # fmt: skip

@@ -13,8 +13,8 @@ from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_GROWTH, check_tokenizer_file
 from penstock.errors import InvalidFileError
 from penstock.graph.tokenizer_compiler import compile_tokenizer
-from tests.core.tokenizer_kinds import KINDS
-from tests.engine.hostile_tokenizers import backtracks, grows, replace, vocab, words
+from tests.support.hostile_tokenizers import backtracks, grows, replace, vocab, words
+from tests.support.tokenizer_kinds import KINDS
 
 MAX_SECONDS = 10  # of CPU time, for any file
 

@@ -17,7 +17,7 @@ from penstock import LLM, SamplingParams
 from penstock.cli.main import main
 from penstock.engine.request import TokenLogprobs
 from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
-from tests.cli.conftest import DEMO, FOLDER, environment
+from tests.support.command import DEMO, FOLDER, environment
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"

@@ -12,7 +12,7 @@ import pytest
 from penstock import LLM, InternalError, SamplingParams, Stream
 from penstock.cli.main import main
 from penstock.text.chat_template import TurnTokens
-from tests.cli.conftest import DEMO, FOLDER, start
+from tests.support.command import DEMO, FOLDER, start
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.progress import format_bytes
-from tests.cli.conftest import DEMO, FOLDER
+from tests.support.command import DEMO, FOLDER
 
 
 def test_inspect_shows_a_bundle(penstock_command):

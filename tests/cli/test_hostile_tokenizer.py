@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.hostile_tokenizers import backtracks, bundle_with, grows, words
+from tests.support.hostile_tokenizers import backtracks, bundle_with, grows, words
 
 
 @pytest.mark.parametrize(

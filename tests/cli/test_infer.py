@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
-from tests.cli.conftest import DEMO, Run
+from tests.support.command import DEMO, Run
 
 PROMPT = "I love Beijing,because"
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.cli.main import main
 from penstock.client.admin import AdminClient
 from penstock.errors import ServiceError
-from tests.cli.conftest import DEMO
 from tests.cli.test_serve import serving
+from tests.support.command import DEMO
 
 
 def test_models_come_change_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

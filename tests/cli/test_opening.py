@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.cli.main import make_parser
 from penstock.cli.open_model import open_llm
-from tests.cli.conftest import DEMO
+from tests.support.command import DEMO
 
 
 def test_a_step_has_a_token_for_each_of_many_requests():

@@ -15,7 +15,7 @@ from penstock.bench.profile import Row
 from penstock.bench.trace import chrome_trace
 from penstock.core.native import Model
 from penstock.core.spans import SPAN
-from tests.cli.conftest import DEMO, FOLDER
+from tests.support.command import DEMO, FOLDER
 
 SVG = "{http://www.w3.org/2000/svg}"
 

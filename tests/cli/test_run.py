@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
-from tests.cli.conftest import DEMO, FOLDER, environment, start, until
-from tests.export.test_interrupted import write_script
+from tests.graph.test_interrupted_export import write_script
+from tests.support.command import DEMO, FOLDER, environment, start, until
 
 PROMPT = "def add(a, b):\n    return"
 

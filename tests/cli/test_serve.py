@@ -22,8 +22,8 @@ from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import DoorLimits
-from tests.cli.conftest import DEMO, ROOT, until
-from tests.serving.grpc_client import Stream, tensor
+from tests.support.command import DEMO, ROOT, until
+from tests.support.grpc_client import Stream, tensor
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.native import Context, Model
-from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.support.tiny_graph import tiny_graph, write_bundle
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.inspect import describe
 from penstock.graph.ir import Graph
-from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.system_packages import skip_reason
 
 SCHEMA = Path(__file__).parents[2] / "core" / "bundle.fbs"

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.core import spans
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
-from tests.core.steps import batch, i32
+from tests.support.core_steps import batch, i32
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"

@@ -14,7 +14,7 @@ from penstock.core import native
 from penstock.core.native import Context, CoreProgram, CoreTensor, Model, cpu_levels, op_schemas, run_op
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.ops.table import OPS
-from tests.core.steps import OPTIONS, batch, i32
+from tests.support.core_steps import OPTIONS, batch, i32
 
 I8, I4G32 = 21, 22  # of ps_layout
 

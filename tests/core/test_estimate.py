@@ -10,8 +10,8 @@ import pytest
 from penstock.core import spans
 from penstock.core.native import Context, CoreProgram, Model, ProgramOptions, StepBatch
 from penstock.graph.ir import Graph
-from tests.core.steps import i32
-from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.support.core_steps import i32
+from tests.support.tiny_graph import tiny_graph, write_bundle
 
 CONTEXT_LEN = 1 << 17
 NUM_PAGES = CONTEXT_LEN // 32

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.core.native import Context, CoreProgram, Model, Penalties
 from penstock.errors import InvalidArgumentError
-from tests.core.steps import OPTIONS, batch, i32, sampling
-from tests.core.tiny_graph import VOCAB
+from tests.support.core_steps import OPTIONS, batch, i32, sampling
+from tests.support.tiny_graph import VOCAB
 
 OK, NOT_FINITE, MASKED = 0, 1, 2
 WORDS = (VOCAB + 31) // 32

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.core.native import Context, CoreProgram, Model
-from tests.core.steps import OPTIONS, batch, sampling
-from tests.core.tiny_graph import tiny_graph, write_bundle
 from tests.core.under_float_control import PROMPT, quiet_values
+from tests.support.core_steps import OPTIONS, batch, sampling
+from tests.support.tiny_graph import tiny_graph, write_bundle
 
 HERE = Path(__file__).parent
 # MXCSR on x86-64, FPCR on AArch64, whose processors need not be able to trap.

@@ -15,8 +15,8 @@ from penstock.graph.ir import Graph, Operand
 from penstock.graph.passes.append_tail import append_tail
 from penstock.ops import table
 from penstock.ops.table import Op
-from tests.core.tiny_graph import tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import KINDS, segment_of
+from tests.support.tiny_graph import tiny_graph, write_bundle
+from tests.support.tokenizer_kinds import KINDS, segment_of
 
 ROOT = Path(__file__).parents[2]
 NUM_MUTANTS = 10000

@@ -13,9 +13,9 @@ import pytest
 from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Node
-from tests.core.steps import OPTIONS, batch, i32
 from tests.core.test_steps import PROMPT
-from tests.core.tiny_graph import HIDDEN, R, c, tiny_graph, tiny_values, value, write_bundle
+from tests.support.core_steps import OPTIONS, batch, i32
+from tests.support.tiny_graph import HIDDEN, R, c, tiny_graph, tiny_values, value, write_bundle
 
 
 def hidden_in_chunks(program: CoreProgram, chunks: list[int]) -> npt.NDArray[np.float32]:

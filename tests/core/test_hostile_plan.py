@@ -13,8 +13,8 @@ import pytest
 from penstock.core.native import Context, CoreProgram, Model, plan
 from penstock.graph.ir import Graph, Node
 from penstock.graph.passes.rewrite import order_values
-from tests.core.steps import OPTIONS, batch
-from tests.core.tiny_graph import HIDDEN, Builder, R, T, c, value, weight, write_bundle
+from tests.support.core_steps import OPTIONS, batch
+from tests.support.tiny_graph import HIDDEN, Builder, R, T, c, value, weight, write_bundle
 
 NUM_NODES = 10000  # a file may have 16,384
 MAX_SECONDS = 0.3  # of processor time; comparing every value with every other took 0.6

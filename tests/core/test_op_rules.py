@@ -12,8 +12,8 @@ import pytest
 from penstock.core.native import POISON, Context, CoreProgram, Model, cpu_levels
 from penstock.errors import InvalidFileError
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Value
-from tests.core.steps import OPTIONS, batch
-from tests.core.tiny_graph import HEAD_DIM, HIDDEN, T, c, tiny_graph, value, weight, write_bundle
+from tests.support.core_steps import OPTIONS, batch
+from tests.support.tiny_graph import HEAD_DIM, HIDDEN, T, c, tiny_graph, value, weight, write_bundle
 
 Patch = Callable[[Graph], None]
 LEVELS = [name for name, runnable in cpu_levels() if runnable]

@@ -21,10 +21,10 @@ from penstock.runtime import native
 from penstock.runtime.machine import Memory, huge_pages
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
-from tests.cli.conftest import DEMO, environment
-from tests.core import tiny_graph as tiny
-from tests.core.steps import OPTIONS, batch
-from tests.core.tiny_graph import write_bundle
+from tests.support import tiny_graph as tiny
+from tests.support.command import DEMO, environment
+from tests.support.core_steps import OPTIONS, batch
+from tests.support.tiny_graph import write_bundle
 
 REQUEST = [(0, list(range(40)), (3, 7))]
 

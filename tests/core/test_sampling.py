@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.native import Context, Sampling, cpu_levels, sample_logits
 from penstock.errors import InvalidArgumentError
-from tests.core.steps import i32, random_numbers, sampling
+from tests.support.core_steps import i32, random_numbers, sampling
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 VOCAB, ROWS = 3001, 96

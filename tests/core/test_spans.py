@@ -12,8 +12,8 @@ from penstock.core import spans
 from penstock.core.library import NodeInfoStruct, check, library, sized
 from penstock.core.native import Context, CoreProgram, Model
 from penstock.errors import InvalidArgumentError
-from tests.core.steps import OPTIONS, batch
-from tests.core.tiny_graph import LINEAR_LAYOUTS, VOCAB
+from tests.support.core_steps import OPTIONS, batch
+from tests.support.tiny_graph import LINEAR_LAYOUTS, VOCAB
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -15,8 +15,8 @@ import tokenizers
 
 from penstock.core.native import Model
 from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
-from tests.core.tiny_graph import tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import KINDS, SAMPLES, segment_of, text_of
+from tests.support.tiny_graph import tiny_graph, write_bundle
+from tests.support.tokenizer_kinds import KINDS, SAMPLES, segment_of, text_of
 
 NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
 

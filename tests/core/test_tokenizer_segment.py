@@ -20,8 +20,8 @@ from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.graph.tokenizer_segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
-from tests.core.tiny_graph import tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import KINDS, ROOT, segment_of
+from tests.support.tiny_graph import tiny_graph, write_bundle
+from tests.support.tokenizer_kinds import KINDS, ROOT, segment_of
 
 DEMO = (ROOT / "demo" / "model" / "tokenizer.json").read_bytes()
 WORD_PIECE = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a")).to_str().encode()  # noqa: S106

@@ -16,7 +16,7 @@ from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, Segment, Symbol, Value
 from penstock.ops.table import Op
-from tests.core.tiny_graph import B, P, R, T, c, tiny_graph, value, write_bundle
+from tests.support.tiny_graph import B, P, R, T, c, tiny_graph, value, write_bundle
 
 Patch = Callable[[Graph], None]
 

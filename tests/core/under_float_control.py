@@ -21,8 +21,8 @@ from penstock.core import context as context_module
 from penstock.core import native
 from penstock.core.library import library, load_ops
 from penstock.errors import InvalidArgumentError
-from tests.core.steps import OPTIONS, batch, sampling
-from tests.core.tiny_graph import tiny_graph, tiny_values, write_bundle
+from tests.support.core_steps import OPTIONS, batch, sampling
+from tests.support.tiny_graph import tiny_graph, tiny_values, write_bundle
 
 PROMPT = [7, 1, 90, 33, 4, 4, 100, 56, 12, 71]
 

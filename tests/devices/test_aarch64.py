@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
-from tests.core.tiny_graph import tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import KINDS, segment_of, text_of
+from tests.support.tiny_graph import tiny_graph, write_bundle
+from tests.support.tokenizer_kinds import KINDS, segment_of, text_of
 from tests.system_packages import skip_reason
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import tokenizers
 
 from penstock import LLM, SamplingParams
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
-from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import segment_of
+from tests.support.tiny_graph import VOCAB, tiny_graph, write_bundle
+from tests.support.tokenizer_kinds import segment_of
 from tests.system_packages import skip_reason
 
 ROOT = Path(__file__).parents[2]

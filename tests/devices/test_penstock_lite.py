@@ -16,7 +16,7 @@ from penstock import LLM, SamplingParams
 from penstock.core.native import Model
 from penstock.graph.ir import Graph
 from penstock.runtime.program import ProgramLimits
-from tests.core.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
+from tests.support.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "

@@ -12,9 +12,9 @@ import tokenizers
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
-from tests.core.tiny_graph import VOCAB, tiny_graph, write_bundle
-from tests.core.tokenizer_kinds import segment_of
 from tests.devices.conftest import DEMO
+from tests.support.tiny_graph import VOCAB, tiny_graph, write_bundle
+from tests.support.tokenizer_kinds import segment_of
 
 BUNDLE = DEMO / "demo.psm"
 PROMPT = "class Stack:\n    def push(self, item):"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.support.tiny_graph import tiny_graph, write_bundle
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"

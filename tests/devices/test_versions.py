@@ -13,8 +13,8 @@ import pytest
 from penstock import LLM, lite, pipeline
 from penstock.core import native
 from penstock.errors import UnsupportedError
-from tests.cli.conftest import environment
 from tests.devices.conftest import ROOT
+from tests.support.command import environment
 
 BUNDLE = ROOT / "tests" / "golden" / "1.0" / "w8a8.psm"
 MINOR = "header.minor: the file has format 1.9, this version reads 1.0"

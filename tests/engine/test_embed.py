@@ -13,7 +13,7 @@ from penstock.engine.request import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.llm.async_llm import AsyncLLM
 from penstock.llm.llm import LLM
-from tests.engine.requests import PROMPTS, params_of, prompt_of
+from tests.support.engine_requests import PROMPTS, params_of, prompt_of
 
 
 def vectors(llm: LLM, prompts=PROMPTS, pooling: str = "mean") -> list[bytes]:

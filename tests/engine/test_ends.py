@@ -13,7 +13,7 @@ import pytest
 from penstock.engine.request import ResolvedSampling, SamplingParams, Status
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.llm.result import Delta
-from tests.engine.requests import PARAMS, PROMPTS, prompt_of
+from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of
 
 
 def test_an_abort_from_a_second_thread_frees_everything(make_llm):

@@ -15,7 +15,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.request import SamplingParams, Status
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
-from tests.engine.requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
+from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
 
 
 @pytest.mark.parametrize("windows", WINDOWS)

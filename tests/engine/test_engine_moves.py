@@ -24,8 +24,8 @@ from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
-from tests.engine.fake_program import FakeProgram
-from tests.engine.requests import Later
+from tests.support.engine_requests import Later
+from tests.support.fake_program import FakeProgram
 
 VOCAB = 97
 MOST = 12

@@ -10,7 +10,7 @@ from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
-from tests.engine.requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
+from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
 
 UNCACHED = EngineOptions(prefix_cache=False)
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -10,7 +10,7 @@ import pytest
 from penstock import LLM, InvalidArgumentError, OutOfMemoryError, ProgramLimits, SamplingParams
 from penstock.core import arrays, native
 from penstock.runtime.native import fit_limits
-from tests.cli.conftest import DEMO, FOLDER
+from tests.support.command import DEMO, FOLDER
 
 TEXTS = ["import os\n", "def add(a, b):\n    return", "class Stack:\n" + "    x = 1\n" * 30, "x"]
 PARAMS = [

@@ -10,7 +10,7 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
 from penstock.errors import InternalError, InvalidArgumentError
-from tests.engine.requests import PROMPTS, prompt_of
+from tests.support.engine_requests import PROMPTS, prompt_of
 
 NOTHING = ResolvedSampling(max_tokens=0)
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -11,7 +11,7 @@ from penstock import LLM, ProgramLimits, SamplingParams
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.prompt_logits import PromptScores
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from tests.cli.conftest import DEMO
+from tests.support.command import DEMO
 
 PROMPT = "def add(a, b):\n    return"
 

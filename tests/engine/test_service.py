@@ -12,8 +12,8 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.request import Request, SamplingParams, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
-from tests.engine.conftest import FILES
-from tests.engine.requests import finish_order, prompt_of, submit
+from tests.support.engine_requests import finish_order, prompt_of, submit
+from tests.support.fake_model import FILES
 
 
 def test_the_lower_priority_number_goes_first_and_equals_in_order_of_arrival(make_llm):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock import LLM, ProgramLimits
 from penstock.engine.request import Request
-from tests.cli.conftest import DEMO
+from tests.support.command import DEMO
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import Client, ServiceError
-from tests.cli.conftest import DEMO, environment
+from tests.support.command import DEMO, environment
 
 FOLDER = Path(__file__).parents[2] / "examples" / "servables"
 ONE = np.ones((1, 2, 2), np.float32)

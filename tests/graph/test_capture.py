@@ -14,8 +14,8 @@ from penstock.graph.ir import Dim
 from penstock.graph.passes import run_passes
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from tests.graph.interpreter import Interpreter
-from tests.graph.networks import batch_of, capture_of, eager_network, network_of, tensors_of
-from tests.models.families import FAMILIES
+from tests.support.families import FAMILIES
+from tests.support.networks import batch_of, capture_of, eager_network, network_of, tensors_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,8 +26,8 @@ from penstock.nn import Batch, Embedding, Linear, LMHead, Module, RMSNorm, RowPa
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.graph.interpreter import Interpreter
-from tests.graph.networks import batch_of, capture_of, tensors_of
-from tests.models.families import FAMILIES
+from tests.support.families import FAMILIES
+from tests.support.networks import batch_of, capture_of, tensors_of
 
 
 def check_references(graph: Graph) -> None:

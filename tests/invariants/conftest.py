@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.native import Context, Model
 from penstock.graph.export import export_bundle
-from tests.invariants.checkpoints import write_checkpoint
+from tests.support.invariant_checkpoints import write_checkpoint
 
 
 @pytest.fixture(scope="session")

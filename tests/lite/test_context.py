@@ -11,7 +11,7 @@ import pytest
 from penstock import lite
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite import affinity
-from tests.lite.demo import IDS, ask, build
+from tests.support.lite_demo import IDS, ask, build
 
 CORES = sorted(os.sched_getaffinity(0))
 

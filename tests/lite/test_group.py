@@ -13,7 +13,7 @@ from penstock import lite
 from penstock.core.metadata import read_metadata, stamp_of, stored_segments
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.replace_tail import with_tail
-from tests.lite.demo import BUNDLE, IDS, ask, build
+from tests.support.lite_demo import BUNDLE, IDS, ask, build
 
 
 def held_bytes(path: Path) -> int:

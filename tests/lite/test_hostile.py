@@ -11,7 +11,7 @@ import torch
 
 from penstock import lite
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from tests.lite.demo import BUNDLE, build, tensors
+from tests.support.lite_demo import BUNDLE, build, tensors
 
 T = lite.Tensor
 I32 = np.int32

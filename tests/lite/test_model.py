@@ -17,7 +17,7 @@ from penstock import lite
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.replace_tail import with_tail
 from penstock.llm.llm import LLM
-from tests.lite.demo import BUNDLE, IDS, ROOT, VOCAB, ask, build, tensors
+from tests.support.lite_demo import BUNDLE, IDS, ROOT, VOCAB, ask, build, tensors
 
 
 @pytest.fixture(scope="module")

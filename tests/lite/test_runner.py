@@ -12,7 +12,7 @@ import pytest
 from penstock import lite
 from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
-from tests.lite.demo import BUNDLE, IDS, ask, build, tensors
+from tests.support.lite_demo import BUNDLE, IDS, ask, build, tensors
 
 
 def made(workers: int, **config: object) -> lite.ModelParallelRunner:

@@ -17,7 +17,7 @@ from penstock.core.native import Model as CoreModel
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
 from penstock.lite.update import pack_updates
-from tests.lite.demo import BUNDLE, FOLDER, IDS, ask, build
+from tests.support.lite_demo import BUNDLE, FOLDER, IDS, ask, build
 
 LAYER = "model.layers.3."
 CHANGED = (

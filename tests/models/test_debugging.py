@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.models.families import save
+from tests.support.families import save
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """

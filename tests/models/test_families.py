@@ -10,8 +10,8 @@ import pytest
 
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
-from tests.models.families import FAMILIES, expected_logits, save
 from tests.models.steps import relative_error, run_whole
+from tests.support.families import FAMILIES, expected_logits, save
 
 LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
 LENGTHS = (31, 33, 70)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.graph.export import export_bundle
-from tests.cli.conftest import penstock_command
-from tests.lite.demo import BUNDLE, FOLDER
+from tests.support.command import penstock_command
+from tests.support.lite_demo import BUNDLE, FOLDER
 
 __all__ = ["SCHEMES", "bundles", "penstock_command"]
 

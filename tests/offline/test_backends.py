@@ -18,8 +18,8 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.graph.replace_tail import map_weights, with_tail
 from penstock.llm.llm import LLM
 from penstock.llm.result import Result
-from tests.lite.demo import BUNDLE, FOLDER, build
 from tests.offline.conftest import SCHEMES
+from tests.support.lite_demo import BUNDLE, FOLDER, build
 
 PROMPTS = ["def add(a, b):", "class Stack:\n    def push(self, item):", "I love Beijing,because"]
 WAYS: list[dict[str, Any]] = [

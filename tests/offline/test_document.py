@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import environment
-from tests.lite.demo import ROOT
+from tests.support.command import environment
+from tests.support.lite_demo import ROOT
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "offline.md").read_text(), re.DOTALL)
 

@@ -10,7 +10,7 @@ import pytest
 from penstock import InferConfig, InferTask, pipeline
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.replace_tail import with_tail
-from tests.lite.demo import BUNDLE, FOLDER
+from tests.support.lite_demo import BUNDLE, FOLDER
 
 PROMPT = "I love Beijing,because"
 

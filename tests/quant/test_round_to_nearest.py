@@ -16,7 +16,7 @@ from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
-from tests.invariants.checkpoints import write_checkpoint
+from tests.support.invariant_checkpoints import write_checkpoint
 
 
 class Small(nn.Module):

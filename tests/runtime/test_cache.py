@@ -19,8 +19,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.runtime import cache as cache_module
 from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key
-from tests.checkpoint.folders import write_folder
-from tests.core.tiny_graph import tiny_graph, write_bundle
+from tests.support.checkpoint_folders import write_folder
+from tests.support.tiny_graph import tiny_graph, write_bundle
 
 
 class Builder:

@@ -19,7 +19,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.models.network_script import run_network_script
 from penstock.runtime.build import build_in_child
 from penstock.runtime.cache import Cache
-from tests.cli.conftest import environment
+from tests.support.command import environment
 
 NETWORK = (Path(__file__).parents[2] / "examples" / "my_network.py").read_text()
 CONFIG = {"model_type": "mine", "vocab_size": 32, "max_position_embeddings": 32, "width": 16}

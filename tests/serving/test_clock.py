@@ -17,7 +17,7 @@ from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import DoorLimits, DoorSettings
 from tests.serving.test_cycles import Clients
-from tests.serving.workers import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
+from tests.support.worker_processes import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
 
 SHOWN = {
     "checkpoint/folder.py",

@@ -26,8 +26,8 @@ from penstock.serving.settings import DoorSettings
 from penstock.serving.workers.failover import Journey
 from penstock.serving.workers.worker import Worker
 from penstock.serving.workers.worker_config import WorkerConfig
-from tests.serving.grpc_client import SERVICE
-from tests.serving.workers import DEMO, OPTIONS, service, until
+from tests.support.grpc_client import SERVICE
+from tests.support.worker_processes import DEMO, OPTIONS, service, until
 
 NUM = 12
 

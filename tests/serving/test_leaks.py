@@ -14,7 +14,7 @@ from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import DoorSettings
 from penstock.serving.workers import worker_connection as link_module
-from tests.serving.workers import DEMO, service
+from tests.support.worker_processes import DEMO, service
 
 NUM, CLIENTS = 200, 8
 """Requests of a round, and how many are open at a time."""

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.serving.settings import DoorSettings
 from penstock.serving.traces import Traces, check_endpoint
-from tests.serving.grpc_client import SERVICE, call, refused, request
+from tests.support.grpc_client import SERVICE, call, refused, request
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -1,0 +1,67 @@
+"""What bench reports is checked against what the machine can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.bench.measure import Bench, _Work, bench
+from penstock.core import native
+from penstock.errors import InternalError, InvalidArgumentError
+from penstock.graph.bundle import read_graph
+from penstock.graph.passes.append_tail import append_tail
+from tests.support.command import DEMO
+
+SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}
+
+
+def test_a_figure_above_the_compute_peak_is_an_error(monkeypatch):
+    monkeypatch.setattr(native, "probe_compute", lambda *_args: 1.0)
+    with pytest.raises(InternalError, match=r"prefill came out at .* of the int8 peak"):
+        bench(Bench(DEMO, batches=(1,), **SMALL))
+
+
+def test_a_decode_faster_than_memory_is_repeated_and_marked(monkeypatch):
+    probes = []
+
+    def slow_memory(*_args: object) -> float:
+        probes.append(1)
+        return 1e6
+
+    monkeypatch.setattr(native, "probe_bandwidth", slow_memory)
+    report = bench(Bench(DEMO, batches=(1, 2), **SMALL))
+    assert report.inconsistent == [1, 2]
+    assert len(probes) == 2 * 2 * 2  # before and after, measured twice, two batches
+    assert report.limits["read_bytes_per_s"] == {"lowest": 1e6, "highest": 1e6}
+
+
+def test_long_prompts_of_a_batch_are_all_there_when_their_answers_are_measured():
+    report = bench(Bench(DEMO, batches=(8,), prompt_tokens=300, new_tokens=4))
+    assert list(report.decode_tokens_per_s) == [8]
+
+
+def test_shares_are_counted_from_the_graph(monkeypatch):
+    monkeypatch.setattr(native, "probe_compute", lambda *_args: 1e15)
+    monkeypatch.setattr(native, "probe_bandwidth", lambda *_args: 1e15)
+    report = bench(Bench(DEMO, batches=(1,), **SMALL))
+    seconds = 1 / report.decode_tokens_per_s[1]
+    body_and_head = 2 * (6 * (256 * 512 + 256 * 256 + 3 * 256 * 704) + 256 * 4096)
+    at_least = body_and_head / 1e15 / seconds
+    read = report.weight_bytes_per_token / 1e15 / seconds
+    # The product may differ from the same figures multiplied in another order by a rounding.
+    assert at_least * (1 - 1e-9) <= report.share_of_limit["decode"][1] <= at_least + 2 * read
+    assert report.inconsistent == []
+    assert report.prefill_tokens_per_s == pytest.approx(20 / report.first_token_s)
+
+
+@pytest.mark.parametrize("fields", [{"batches": ()}, {"batches": (0,)}, {"new_tokens": 0}, {"prompt_tokens": True}])
+def test_sizes_are_checked(fields):
+    with pytest.raises(InvalidArgumentError, match="must"):
+        Bench(DEMO, **fields)
+
+
+def test_the_head_is_known_behind_a_tail():
+    graph, _ = read_graph(DEMO)
+    plain = _Work.of(graph, 64)
+    append_tail(graph, "argmax")
+    assert _Work.of(graph, 64) == plain
+    assert plain.head_ops == 2 * 256 * 4096

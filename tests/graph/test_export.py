@@ -1,0 +1,183 @@
+"""Export: deterministic, complete, and refusing by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.core import native
+from penstock.core.tokenizer import Tokenizer
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
+from tests.support.invariant_checkpoints import write_checkpoint
+
+DEMO = Path(__file__).parents[2] / "demo"
+SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
+
+
+def edit(folder: Path, **tensors: np.ndarray | None) -> Path:
+    """Replace, add (arrays) or remove (None) tensors; names are written with __ for dots."""
+    stored = load_file(folder / "model.safetensors")
+    for name, value in tensors.items():
+        name = name.replace("__", ".")
+        if value is None:
+            del stored[name]
+        else:
+            stored[name] = value
+    save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def weight_bytes(path: Path) -> bytes:
+    _, segments = read_graph(path)
+    segment = next(segment for segment in segments if segment.name == "weights")
+    return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_same_input_makes_the_same_bytes(tmp_path: Path, scheme: str) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    for out in ("one.psm", "two.psm"):
+        report = export_bundle(folder, tmp_path / out, scheme=scheme)
+    assert (tmp_path / "one.psm").read_bytes() == (tmp_path / "two.psm").read_bytes()
+    assert report.scheme == scheme
+    assert report.file_bytes == (tmp_path / "two.psm").stat().st_size
+    with native.Model.open(tmp_path / "one.psm", verify=True) as model:
+        assert model.info.vocab_size == 259
+        assert bytes(model.segment("config.json") or b"") == (folder / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w8a8", "w4a16", "w4a8"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: str, tied: bool) -> None:
+    folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    quantize_checkpoint(folder, tmp_path / "quantized", scheme)
+    export_bundle(folder, tmp_path / "one.psm", scheme=scheme)
+    report = export_bundle(tmp_path / "quantized", tmp_path / "two.psm")
+    assert report.scheme == scheme
+    assert weight_bytes(tmp_path / "one.psm") == weight_bytes(tmp_path / "two.psm")
+
+
+def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
+    quantize_checkpoint(write_checkpoint(tmp_path / "model"), tmp_path / "quantized", "w8a8")
+    with pytest.raises(UnsupportedError, match="quantized as w8a8; expected scheme w8a8, found w4a8"):
+        export_bundle(tmp_path / "quantized", tmp_path / "out.psm", scheme="w4a8")
+
+
+def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
+    folder = edit(write_checkpoint(tmp_path / "missing"), model__norm__weight=None)
+    with pytest.raises(InvalidFileError, match=r"lacks tensor 'model\.norm\.weight', which network llama reads"):
+        export_bundle(folder, tmp_path / "out.psm")
+    folder = edit(write_checkpoint(tmp_path / "extra"), model__extra__weight=np.ones((2, 2), np.float32))
+    with pytest.raises(InvalidFileError, match=r"has tensor 'model\.extra\.weight', which network llama does not read"):
+        export_bundle(folder, tmp_path / "out.psm")
+    assert not (tmp_path / "out.psm").exists()
+
+
+def test_rotary_buffers_and_an_equal_tied_head_are_no_left_overs(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    export_bundle(folder, tmp_path / "plain.psm")
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    inv_freq = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
+    edit(folder, lm_head__weight=embedding, **inv_freq)
+    export_bundle(folder, tmp_path / "more.psm")
+    assert weight_bytes(tmp_path / "more.psm") == weight_bytes(tmp_path / "plain.psm")
+    edit(folder, lm_head__weight=embedding + 1)
+    with pytest.raises(InvalidFileError, match=r"has tensor 'lm_head\.weight'"):
+        export_bundle(folder, tmp_path / "out.psm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model__norm__weight", np.ones(95, np.float32), "shape: expected [96], found [95]"),
+        ("lm_head__weight", np.ones((259, 95), np.float32), "shape: expected [259, 96], found [259, 95]"),
+        ("lm_head__weight", np.ones((259, 96), np.int64), "dtype: expected F32, F16 or BF16, found I64"),
+        ("lm_head__weight", np.full((259, 96), np.nan, np.float32), "tensor 'lm_head.weight': "),
+    ],
+)
+def test_tensors_of_wrong_shape_or_type_are_named(tmp_path: Path, name: str, value: np.ndarray, message: str) -> None:
+    folder = edit(write_checkpoint(tmp_path / "model"), **{name: value})
+    with pytest.raises(PenstockError, match=re.escape(message)):
+        export_bundle(folder, tmp_path / "out.psm", scheme="w8a8")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8"])
+@pytest.mark.parametrize(
+    ("name", "shape", "place", "value"),
+    [
+        ("model.norm.weight", (96,), (7,), np.nan),
+        ("model.layers.0.input_layernorm.weight", (96,), (95,), -np.inf),
+        ("model.embed_tokens.weight", (259, 96), (258, 1), np.inf),
+        ("lm_head.weight", (259, 96), (17, 95), np.nan),
+    ],
+)
+def test_values_that_are_not_finite_are_named(
+    tmp_path: Path, scheme: str, name: str, shape: tuple[int, ...], place: tuple[int, ...], value: float
+) -> None:
+    bad = np.ones(shape, np.float32)
+    bad[place] = value
+    folder = edit(write_checkpoint(tmp_path / "model"), **{name: bad})
+    what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
+    words = f"tensor '{name}': expected finite values, found {what} at {list(place)}"
+    with pytest.raises(InvalidFileError, match=re.escape(words)):
+        export_bundle(folder, tmp_path / "out.psm", scheme=scheme)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model_type", "gpt_unknown"), ("hidden_act", "relu"), ("num_key_value_heads", 4), ("hidden_size", "x")],
+)
+def test_configs_that_no_network_reads_are_refused_by_key(tmp_path: Path, key: str, value: object) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {key: value}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PenstockError, match=key):
+        export_bundle(folder, tmp_path / "out.psm")
+
+
+def test_bad_options_are_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    export_bundle(folder, tmp_path / "out.psm")
+    with pytest.raises(InvalidArgumentError, match="found a bundle"):
+        export_bundle(tmp_path / "out.psm", tmp_path / "again.psm")
+    with pytest.raises(InvalidArgumentError, match="scheme: expected one of"):
+        export_bundle(folder, tmp_path / "again.psm", scheme="w5")
+    with pytest.raises(FileAccessError):
+        export_bundle(folder, tmp_path / "gone" / "again.psm")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.psm"]
+
+
+def test_the_default_scheme_is_the_checkpoints_type(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    tensors = {name: array.astype(np.float16) for name, array in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    assert export_bundle(folder, tmp_path / "out.psm").scheme == "f16"
+
+
+def test_a_tokenizer_that_the_core_lacks_is_named_and_the_export_goes_on(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    values = json.loads((DEMO / "model" / "tokenizer.json").read_text())
+    for normalizer, reason in ((None, ""), ({"type": "Lowercase"}, "tokenizer.json: normalizer Lowercase")):
+        (folder / "tokenizer.json").write_text(json.dumps(values | {"normalizer": normalizer}))
+        assert export_bundle(folder, tmp_path / "out.psm").tokenizer_note == reason
+        with native.Model.open(tmp_path / "out.psm", verify=True) as model:
+            assert model.segment("tokenizer.json") is not None  # with Python it runs either way
+            assert Tokenizer(model).info.unsupported == reason
+
+
+def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    folder, seen = write_checkpoint(tmp_path / "model"), []
+    report = export_bundle(folder, tmp_path / "out.psm", progress=lambda *state: seen.append(state))
+    stored = sum(array.nbytes for array in load_file(folder / "model.safetensors").values())
+    assert seen[0] == ("capture", 0, 0)
+    assert seen[-1] == ("pack", stored, stored)
+    assert report.source_bytes == stored

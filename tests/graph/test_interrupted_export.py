@@ -1,0 +1,143 @@
+"""A full disk, a kill or an interrupt leaves no half file; the child never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.errors import FileAccessError, InternalError, InvalidFileError, UnsupportedError
+from penstock.runtime.build import Progress, build_in_child
+from tests.support.invariant_checkpoints import write_checkpoint
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+NETWORK = """
+import time
+from pathlib import Path
+from penstock.models.llama import Config, Network
+class Slow(Network):
+    def __init__(self, config):
+        print("a print in a network script")
+        Path({started!r}).write_text("")
+        time.sleep({seconds})
+        super().__init__(config)
+"""
+
+
+def write_script(folder: Path, seconds: float) -> tuple[str, Path]:
+    """A network script that notes that it runs, then takes its time."""
+    started = folder / "started"
+    script = folder / "net.py"
+    script.write_text(NETWORK.format(started=str(started), seconds=seconds))
+    return f"{script}:Slow", started
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """By looks, not by the clock: a machine that stands still meanwhile ends nothing."""
+    for _ in range(int(50 * seconds)):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come true")
+
+
+def test_a_network_script_may_print_and_progress_comes_through(tmp_path: Path) -> None:
+    folder, seen = write_checkpoint(tmp_path / "model"), []
+    network, _ = write_script(tmp_path, 0)
+    report = build_in_child(folder, tmp_path / "out.psm", network=network, progress=seen.append)
+    assert report["file_bytes"] == (tmp_path / "out.psm").stat().st_size
+    assert seen[0] == Progress("capture")
+    assert seen[-1].stage == "pack"
+    assert seen[-1].done == seen[-1].total
+
+
+def test_errors_of_the_child_come_back_as_they_were(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"12345678")
+    with pytest.raises(InvalidFileError, match=r"^model\.safetensors: "):
+        build_in_child(folder, tmp_path / "out.psm")
+    with pytest.raises(FileAccessError, match="expected a file name"):
+        build_in_child(folder, tmp_path / "gone" / "out.psm")
+    (tmp_path / "net.py").write_text("raise RuntimeError('a mistake in the script')")
+    with pytest.raises(InternalError, match=r"(?s)ended with status 1.*a mistake in the script"):
+        build_in_child(write_checkpoint(tmp_path / "other"), tmp_path / "out.psm", network=f"{tmp_path}/net.py:Net")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_without_torch_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"penstock\[torch\]"):
+        build_in_child(tmp_path, tmp_path / "out.psm")
+
+
+PARENT = """
+import sys
+from penstock.runtime.build import build_in_child
+try:
+    build_in_child({folder!r}, {out!r}, network={network!r})
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_the_child_ends_with_its_parent_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    network, started = write_script(tmp_path, 600)  # longer than is waited for its end
+    script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)
+    parent = subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT)
+    wait_for(started.exists)
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert children
+    parent.send_signal(number)
+    assert parent.wait(600) == (130 if number == signal.SIGINT else -number)
+    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+    wait_for(lambda: not list(tmp_path.glob(".*")))
+    assert not (tmp_path / "out.psm").exists()
+
+
+def test_a_killed_child_is_an_error_that_says_so(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    network, started = write_script(tmp_path, 600)
+    script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)
+    parent = subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    wait_for(started.exists)
+    for child in psutil.Process(parent.pid).children():
+        child.kill()
+    _, errors = parent.communicate(timeout=600)
+    assert "ended by SIGKILL" in errors
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
+    """A limit on file sizes stands in for the full disk: the write fails half way."""
+    folder = write_checkpoint(tmp_path / "model")
+    old = (tmp_path / "out.psm", b"what was there before")
+    old[0].write_bytes(old[1])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(FileAccessError, match=f"^{old[0]}: File too large$"):
+            build_in_child(folder, tmp_path / "out.psm")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert old[0].read_bytes() == old[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.psm"]
+
+
+def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=None)
+    script += "\nassert 'torch' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True)
+    assert (tmp_path / "out.psm").exists()

@@ -1,0 +1,122 @@
+"""Messages over a socket: in order, whole, from any thread, bounded, and kept for a reader who is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from itertools import pairwise
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from penstock.errors import InternalError
+from penstock.processes.frames import FrameStream
+from penstock.serving.proto import wire_pb2 as pb
+from tests.support.worker_processes import until
+
+MOST = 1 << 22
+
+
+def framed(message) -> bytes:
+    data = message.SerializeToString()
+    return struct.pack("<I", len(data)) + data
+
+
+def step(key: int, text: str = "") -> pb.FromWorker:
+    return pb.FromWorker(step=pb.Step(news=[pb.News(key=key, text=text)]))
+
+
+def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
+    async def main() -> None:
+        here, there = socket.socketpair()
+        stream = FrameStream(here, pb.FromWorker.FromString, MOST)
+        wanted = [step(1), step(2, "x" * 300_000), pb.FromWorker(), step(3, "ä")]
+        data = b"".join(map(framed, wanted))
+        cuts = [0, 1, 3, 4, 9, 10, 150_000, len(data) - 1, len(data)]
+        for first, last in pairwise(cuts):
+            there.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(there, data[first:last])
+            await asyncio.sleep(0)
+        assert [await stream.read() for _ in wanted] == wanted
+        heard: list[pb.FromWorker] = []
+        await asyncio.get_running_loop().sock_sendall(there, framed(step(4)))
+        await until(lambda: stream._unread)
+        stream.listen(heard.append)  # what came before it listened, too
+        await asyncio.get_running_loop().sock_sendall(there, framed(step(5)))
+        await until(lambda: len(heard) == 2)
+        assert heard == [step(4), step(5)]
+        there.close()
+        await stream.ended.wait()
+        assert stream.error is None
+        assert await stream.read() is None
+        assert stream.send(step(6)) is False, "nobody is there: nothing happens"
+        stream.close()
+
+    asyncio.run(main())
+
+
+def test_threads_send_and_a_slow_reader_gets_everything_later() -> None:
+    async def main() -> None:
+        here, there = socket.socketpair()
+        one = FrameStream(here, pb.ToWorker.FromString, MOST)
+        other = FrameStream(there, pb.FromWorker.FromString, MOST)
+        room: list[bool] = []
+        one.on_room = lambda: room.append(one.has_room)
+        asyncio.get_running_loop().remove_reader(there)  # it does not read
+        text, num_each = "x" * 20_000, 50
+
+        def send(start: int) -> None:
+            for number in range(start, start + num_each):
+                one.send(step(number, text))
+
+        threads = [threading.Thread(target=send, args=(1000 * i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:  # none of them waits for the reader
+            await asyncio.to_thread(thread.join)
+        assert not one.has_room
+        assert room == []
+        asyncio.get_running_loop().add_reader(there, other._read)
+        keys = [(await other.read()).step.news[0].key for _ in range(4 * num_each)]
+        for i in range(4):
+            assert [key for key in keys if key // 1000 == i] == [*range(1000 * i, 1000 * i + num_each)]
+        await until(lambda: room)
+        assert room == [True]
+        one.close()
+        other.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(struct.pack("<I", 101) + b"x" * 8, InternalError), (struct.pack("<I", 4) + b"\xff" * 4, DecodeError)],
+    ids=["too long", "no message"],
+)
+def test_what_is_no_message_ends_the_stream(data: bytes, kind: type[Exception]) -> None:
+    async def main() -> None:
+        here, there = socket.socketpair()
+        stream = FrameStream(here, pb.FromWorker.FromString, 100)
+        there.sendall(data)
+        with pytest.raises(kind):
+            await stream.read()
+        assert stream.ended.is_set()
+        assert there.recv(1) == b""
+        there.close()
+
+    asyncio.run(main())
+
+
+def test_a_listener_that_raises_ends_the_stream() -> None:
+    async def main() -> None:
+        here, there = socket.socketpair()
+        stream = FrameStream(here, pb.FromWorker.FromString, 100)
+        stream.listen(lambda message: [][message.step.news[0].key])
+        there.sendall(framed(step(1)) * 2)
+        await stream.ended.wait()
+        assert isinstance(stream.error, IndexError)
+        there.close()
+
+    asyncio.run(main())

@@ -1,0 +1,192 @@
+"""Processes that die by no batch's fault: idle, stopped, or while another one is to take their place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.api_errors import RefusalError
+from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.process import pool as pools
+from penstock.servables.process.pool import Pool
+from tests.support.servable_folders import ask, is_gone, pids, run, serving, until, write
+
+STAGE = """
+    servable.settings(workers={workers}, timeout_s=600, memory_limit_mib={limit})
+    kept = []
+
+    @servable.stage(outputs={{"y": "FP32[]"}}, batch_size=4)
+    def go(x):
+        if 1 in x: kept.append(bytearray(os.urandom(1 << 20)) * 300)
+        if 2 in x or 3 in x:
+            gate = "3" if 3 in x else "2"
+            open({folder!r} + "/in" + gate, "w").close()
+            while not os.path.exists({folder!r} + "/out" + gate): time.sleep(0.01)
+        if 3 in x: raise ValueError("three")
+        return x
+
+    @servable.method(inputs={{"x": "FP32[]"}}, outputs={{"y": "FP32[]"}})
+    def it(x):
+        return go(x)
+"""
+
+
+def prepare(tmp_path: Path, workers: int = 1, limit: int | None = None) -> Path:
+    write(tmp_path / "root", "one", STAGE.format(folder=str(tmp_path), workers=workers, limit=limit))
+    return tmp_path / "root"
+
+
+def pool_of(servables: Servables) -> Pool:
+    (one,) = servables.all()
+    (version,) = one.versions.values()
+    (found,) = version.pools
+    return found
+
+
+def begin(servables: Servables, *x: float) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(ask(servables, "one", {"x": np.array(x, np.float32)}))
+
+
+async def answer(task: asyncio.Task[Any]) -> list[float]:
+    await until(task.done)
+    found: list[float] = task.result()["y"].tolist()
+    return found
+
+
+class Gate:
+    """Holds up the processes that are to be started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.launch
+
+        async def late(*given: Any) -> Any:
+            self.is_reached = True
+            await self.gate.wait()
+            return await launch(*given)
+
+        monkeypatch.setattr(pools, "launch", late)
+
+
+def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
+    """It is noticed at once, and what comes then waits for the next one."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path, limit=200)) as servables:
+            gate = Gate(monkeypatch)
+            assert await answer(begin(servables, 1)) == [1]
+            await until(lambda: gate.is_reached)
+            (pid,), pool = pids(servables), pool_of(servables)
+            assert len(pool.free) == 1, "it goes on until the other one is there"
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not pool.free and not pool.pids)
+            task = begin(servables, 5, 6)
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            gate.gate.set()
+            assert await answer(task) == [5, 6]
+            assert pool.deaths["signal"] == 1
+
+    run(work)
+
+
+def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
+    """Whose batch it was hears it before the next one is there."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path, limit=200)) as servables:
+            gate = Gate(monkeypatch)
+            assert await answer(begin(servables, 1)) == [1]
+            task = begin(servables, 2)
+            await until(lambda: gate.is_reached and (tmp_path / "in2").exists())
+            os.kill(*pids(servables), signal.SIGKILL)
+            with pytest.raises(RefusalError, match="stage go ended its process") as told:
+                await answer(task)
+            assert told.value.code == "stage_died"
+            gate.gate.set()
+            await until(lambda: pids(servables))
+            assert await answer(begin(servables, 7)) == [7]
+
+    run(work)
+
+
+def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None:
+    """The next one is started at once, whatever the old one still has to do."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path, limit=200)) as servables:
+            (old,) = pids(servables)
+            several = begin(servables, 1), begin(servables, 2)
+            assert await answer(several[0]) == [1]
+            await until(lambda: (tmp_path / "in2").exists() and len(pids(servables)) == 2)
+            (new,) = {*pids(servables)} - {old}
+            os.kill(new, signal.SIGKILL)
+            await until(lambda: is_gone(new) and len(pids(servables)) == 2)
+            assert await answer(begin(servables, 8)) == [8]
+            assert not several[1].done()
+            (tmp_path / "out2").touch()
+            assert await answer(several[1]) == [2]
+            await until(lambda: is_gone(old) and len(pids(servables)) == 1)
+
+    run(work)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -> None:
+    """It was sent to a process that stood still, and died without a look at it."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path, workers)) as servables:
+            assert await answer(begin(servables, 4)) == [4]  # so there is a place in a batch before
+            pool = pool_of(servables)
+            pid = pool.free[-1].process.pid
+            os.kill(pid, signal.SIGSTOP)
+            task = begin(servables, 5, 6)
+            await asyncio.sleep(0.05)
+            assert [one.flight is not None for one in pool._seats if one.process.pid == pid] == [True]
+            os.kill(pid, signal.SIGKILL)
+            assert await answer(task) == [5, 6]
+
+    run(work)
+
+
+def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(prepare(tmp_path, 2)) as servables:
+            pool = pool_of(servables)
+            pid, other = (pool.free[place].process.pid for place in (-1, 0))
+            os.kill(pid, signal.SIGKILL)
+            select.select([pool.free[-1].process._stream._socket], [], [])  # its end, which the event loop has not seen
+            assert {one.process.pid for one in pool.free} == {pid, other}
+            task = begin(servables, 5)
+            await asyncio.sleep(0)
+            assert [one.process.pid for one in pool._seats if one.flight is not None] == [other]
+            assert await answer(task) == [5]
+
+    run(work)
+
+
+def test_who_is_left_of_a_batch_that_fails_is_answered(tmp_path: Path) -> None:
+    """A batch of two, of which the one that makes it fail is cancelled meanwhile."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path)) as servables:
+            first = begin(servables, 2)
+            await until((tmp_path / "in2").exists)
+            together = begin(servables, 3), begin(servables, 5)
+            await asyncio.sleep(0)
+            (tmp_path / "out2").touch()
+            assert await answer(first) == [2]
+            await until((tmp_path / "in3").exists)
+            together[0].cancel()
+            await asyncio.wait(together[:1])
+            (tmp_path / "out3").touch()
+            assert await answer(together[1]) == [5]
+
+    run(work)

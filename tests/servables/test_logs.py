@@ -1,0 +1,249 @@
+"""What the log says of servables: whose request a stage failed on, what is no version, and why a load takes so long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError
+from penstock.servables.api.specs import read_spec
+from penstock.servables.lifecycle import loading
+from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.process import stage_worker
+from penstock.servables.process.failures import trace_of
+from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.settings import DoorSettings
+from tests.support.grpc_client import SERVICE, refused, trailers
+from tests.support.http_service import Service
+from tests.support.servable_folders import PATIENCE, run, serving, until, write
+
+STAGES = """
+    servable.settings(timeout_s=2)
+
+    @servable.stage(outputs={"y": "FP32[]"})
+    def go(x):
+        if x == 1: raise ValueError("the operator's own")
+        if x == 2: os._exit(3)
+        if x == 3: time.sleep(1000)
+        return x
+
+    @servable.method(inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"})
+    def it(x):
+        return go(x)
+"""
+SERVED = """
+    number = servable.version()
+
+    @servable.stage(outputs={"y": "FP32[]"})
+    def go(x):
+        return x
+
+    @servable.method(inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"})
+    def it(x):
+        return go(x)
+"""
+FAILED = {1: (500, "stage_failed", "INTERNAL"), 2: (500, "stage_died", "INTERNAL")}
+FAILED[3] = (504, "stage_hung", "DEADLINE_EXCEEDED")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    root = tmp_path_factory.mktemp("servables")
+    write(root, "bad", STAGES)
+    servables = Servables(PATIENCE)
+    found = Service({}, DoorSettings(grpc_port=0), methods=servables)
+    found.do(servables.open(root))
+    yield found
+    found.do(servables.stop())
+    found.close()
+
+
+def events(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, Any]]:
+    told = [getattr(one, "facts", {}) for one in caplog.records]
+    return [one for one in told if one.get("event") in names]
+
+
+def check_told(caplog: pytest.LogCaptureFixture, kind: int, request_id: str) -> None:
+    """One line of what the stage did, by the request's id, and no trace of code that is not the operator's."""
+    (told,) = events(caplog, "stage_failed", "stage_lost")
+    assert (told["event"], told["request_id"]) == ("stage_failed" if kind == 1 else "stage_lost", request_id)
+    if kind == 1:
+        assert 'raise ValueError("the operator\'s own")' in told["trace"]
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
+@pytest.mark.parametrize("kind", FAILED)
+@pytest.mark.parametrize("own", [{}, {"id": "of-the-body"}])
+def test_a_stage_that_fails_is_found_by_the_requests_id(service: Service, caplog, kind: int, own: Any) -> None:
+    caplog.set_level(logging.INFO, "penstock.serving")
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [kind]}], **own}
+    status, headers, data = service.ask("POST", "/v2/models/bad/infer", body, {"X-Request-Id": f"mine-{kind}"})
+    assert (status, json.loads(data)["code"]) == FAILED[kind][:2]
+    check_told(caplog, kind, headers["x-request-id"])
+    assert headers["x-request-id"] == f"mine-{kind}"
+
+
+@pytest.mark.parametrize("kind", FAILED)
+def test_a_stage_that_fails_is_found_by_the_requests_id_over_grpc(service: Service, caplog, kind: int) -> None:
+    caplog.set_level(logging.INFO, "penstock.serving")
+    message = pb.ModelInferRequest(model_name="bad", id="of-the-message")
+    message.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(kind)
+    error = refused(service, SERVICE + "ModelInfer", message.SerializeToString(), [("x-request-id", "mine")])
+    assert (error.code().name, trailers(error)["error-code"]) == (FAILED[kind][2], FAILED[kind][1])
+    check_told(caplog, kind, trailers(error)["x-request-id"])
+
+
+def test_what_goes_wrong_inside_still_has_its_trace(service: Service, caplog, monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    method = service.methods.find("bad")
+    monkeypatch.setattr(type(method), "_taken", broken)
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0]}]}
+    status, _, data = service.ask("POST", "/v2/models/bad/infer", body)
+    assert (status, json.loads(data)["code"]) == (500, "internal")
+    assert [str(one.exc_info[1]) for one in caplog.records if one.exc_info] == ["planted"]
+
+
+def test_what_looks_like_a_version_and_is_none_is_told(tmp_path: Path, caplog) -> None:
+    """A line for each at each load that looks at the folder."""
+    root = tmp_path / "root"
+    folder = write(root, "one", SERVED)
+    for name in ("0", "007", "-1", "1.5", "3.tmp", "_4", "notes"):
+        (folder / name).mkdir()
+    (folder / "3").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "2").symlink_to(tmp_path / "elsewhere")
+    names = ["-1", "0", "007", "1.5", "2", "3"]
+
+    def told() -> dict[str, str]:
+        found = {one["version"]: one["message"] for one in events(caplog, "version_refused")}
+        assert len(found) == len(events(caplog, "version_refused"))
+        caplog.clear()
+        return found
+
+    async def work() -> None:
+        async with serving(root) as servables:
+            first = told()
+            assert sorted(first) == names
+            assert f"{folder / '007'} is no version" in first["007"]
+            assert "leads out" in first["2"]
+            await servables.load("one")
+            assert told() == first
+            (folder / "007").rmdir()
+            await servables.load("one")
+            assert sorted(told()) == [name for name in names if name != "007"]
+
+    run(work)
+
+
+ENDS = {
+    "sys.exit('no')": "servable.py:5: it ended its process while it was loaded, by SystemExit('no')",
+    "sys.exit()": "servable.py:5: it ended its process while it was loaded, by SystemExit()",
+    "os._exit(2)": "servable.py: it ended its process while it was loaded, with status 2",
+    "os._exit(0)": "servable.py: it ended its process while it was loaded, with status 0",
+    "raise KeyboardInterrupt": "servable.py:5: KeyboardInterrupt: ",
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_file_that_ends_its_process_cannot_be_loaded(tmp_path: Path, text: str) -> None:
+    """As one that raises: to load it again helps nobody."""
+    write(tmp_path, "one", f"\n{text}")
+
+    async def work() -> None:
+        with pytest.raises(InvalidFileError) as error:
+            async with serving(tmp_path):
+                pass
+        assert str(error.value) == str(tmp_path / "one" / ENDS[text])
+
+    run(work)
+
+
+def test_a_process_that_a_signal_ends_may_be_loaded_later(tmp_path: Path) -> None:
+    """As where memory is short."""
+    write(tmp_path, "one", f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
+
+    async def work() -> None:
+        with pytest.raises(UnavailableError, match=r"one/1: its process ended while it was loaded: .* by SIGKILL"):
+            async with serving(tmp_path):
+                pass
+
+    run(work)
+
+
+def test_a_load_that_takes_long_is_told(tmp_path: Path, caplog, monkeypatch) -> None:
+    """More and more seldom, with what is waited for, and not once it is done."""
+    caplog.set_level(logging.INFO, "penstock.serving")
+    monkeypatch.setattr(loading, "SLOW_S", 0.01)
+    gate = tmp_path / "gate"
+    write(tmp_path / "root", "one", f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\n" + dedent(SERVED))
+
+    def told() -> list[dict[str, Any]]:
+        return [one for one in events(caplog, "servable_loading") if "imported" in one["message"]]
+
+    async def work() -> None:
+        servables = Servables(PATIENCE)
+        opening = asyncio.ensure_future(servables.open(tmp_path / "root"))
+        await until(lambda: opening.done() or len(told()) >= 4)
+        gate.touch()
+        await opening
+        found = told()
+        assert [one["seconds"] for one in found] == [0.01 * 2**n for n in range(len(found))]
+        assert found[0]["message"] == "still loading one 1, 0.01 s: its servable.py is being imported"
+        assert (found[0]["servable"], found[0]["version"]) == ("one", 1)
+        await asyncio.sleep(2 * found[-1]["seconds"])  # the next one would have come
+        assert told() == found
+        await servables.stop()
+
+    run(work)
+
+
+RAISES = {
+    "def f(:": "6: invalid syntax",
+    "\0": "null bytes",
+    "x = 1 / 0": "6: ZeroDivisionError: division by zero",
+    "import helper": "6: KeyError: 'planted'",
+    "sys.exit('no')": "6: it ended its process",
+    "@servable.method(inputs={'x': 'FP32[]'}, outputs={'y': 'FP32[]'})\ndef f(x): return [].pop()": "7: IndexError",
+}
+
+
+@pytest.mark.parametrize("text", RAISES)
+def test_why_a_file_cannot_be_loaded_is_a_line_of_the_log(tmp_path: Path, caplog, capfd, text: str) -> None:
+    """With the trace of the operator's code alone, and nothing beside the log."""
+    caplog.set_level(logging.INFO, "penstock.serving")
+    folder = write(tmp_path, "one", f"\n\n{text}\n")
+    (folder / "helper.py").write_text("{}['planted']\n")
+
+    async def work() -> None:
+        with pytest.raises(InvalidFileError) as error:
+            async with serving(tmp_path):
+                pass
+        (told,) = events(caplog, "script_failed")
+        assert told["message"] == str(error.value)
+        assert RAISES[text] in told["message"]
+        assert (told["servable"], told["version"]) == ("one", "1")
+        assert stage_worker.__file__ not in told["trace"]
+        if text != "\0":  # which no line is told of
+            assert f'File "{folder / "servable.py"}", line' in told["trace"]
+        if "helper" in text:
+            assert str(folder / "helper.py") in told["trace"]
+
+    run(work)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_is_no_fault_of_the_file_keeps_all_of_its_trace() -> None:
+    """A bug of ours has nothing but our own frames."""
+    with pytest.raises(InvalidArgumentError) as error:
+        read_spec("FP9[]", "y")
+    assert __file__ in trace_of(error.value, "servable.py", "stage_worker.py")

@@ -1,0 +1,298 @@
+"""What clients do to a service: they go away at every stage, send slowly, read slowly, and never come to an end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from contextlib import suppress
+
+import pytest
+
+from penstock.serving.settings import DoorLimits, DoorSettings
+from tests.support.http_service import Service, until
+
+ROOMY = {"context_len": 100_000, "num_pages": 3200}
+ENDLESS = {"prompt": "the cat", "max_tokens": 90_000, "ignore_eos": True, "temperature": 0}
+
+
+def post(path: str, body: dict, *extra: str) -> bytes:
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(data)}", *extra]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def is_idle(service: Service) -> bool:
+    """No request behind the door, none in an engine, every page free."""
+    engines = [one.llm.engine for one in service.models.list()]
+    pools = [pool for engine in engines for pool in engine.scheduler.ledger.pools]
+    return (
+        service.num_open == 0
+        and not any(engine.has_work for engine in engines)
+        and all(pool.num_free == pool.num_pages for pool in pools)
+    )
+
+
+def num_connections(service: Service) -> int:
+    return len(service.listener.connections)
+
+
+def read_until(connection: socket.socket, text: bytes, found: bytes = b"") -> bytes:
+    """What was found and what comes, until the text is in it."""
+    while text not in found:
+        piece = connection.recv(65536)
+        assert piece, f"the connection ended after {found!r}"
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
+@pytest.mark.parametrize(
+    "stage", ["connected", "line", "headers", "body", "whole answer", "stream begun", "stream of several", "chat"]
+)
+def test_a_client_that_goes_away_leaves_nothing_behind(serve, stage, reset):
+    service = serve(**ROOMY)
+    request = post(
+        "/v1/completions", ENDLESS | {"stream": stage.startswith("stream"), "n": 3 if "several" in stage else 1}
+    )
+    if stage == "chat":
+        chat = {k: v for k, v in ENDLESS.items() if k != "prompt"} | {"messages": [{"role": "user", "content": "x"}]}
+        request = post("/v1/chat/completions", chat)
+    sent = {"connected": 0, "line": 10, "headers": 60, "body": len(request) - 5}.get(stage, len(request))
+    connection = service.connect()
+    connection.sendall(request[:sent])
+    until(lambda: num_connections(service) == 1)
+    if sent == len(request):
+        until(lambda: service.num_open == 1)
+        until(lambda: service.models.list()[0].llm.engine.figures().num_output_tokens > 2)
+        if stage.startswith("stream"):
+            read_until(connection, b"data: ")
+    elif stage == "body":
+        until(lambda: service.num_open == 1)
+    if reset:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+    until(lambda: is_idle(service), "the end of its request")
+    until(lambda: num_connections(service) == 0)
+    assert service.post("/v1/completions", prompt="the", max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_a_client_that_goes_while_it_waits_gives_its_place_up(serve):
+    service = serve(max_requests=1, **ROOMY)
+    first, second = service.connect(), service.connect()
+    engine = service.models.list()[0].llm.engine
+    first.sendall(post("/v1/completions", ENDLESS))
+    until(lambda: engine.figures().num_running == 1)
+    second.sendall(post("/v1/completions", ENDLESS))
+    until(lambda: engine.figures().num_waiting == 1)
+    second.close()
+    until(lambda: engine.figures().num_waiting == 0 and service.num_open == 1)
+    first.close()
+    until(lambda: is_idle(service))
+
+
+def test_tokens_are_sent_while_the_answer_goes_on(serve):
+    service = serve(**ROOMY)
+    with service.connect() as connection:
+        connection.sendall(post("/v1/completions", ENDLESS | {"stream": True}))
+        read_until(connection, b"data: ")
+        assert service.num_open == 1
+    until(lambda: is_idle(service))
+
+
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+def test_a_reader_who_takes_nothing_is_given_up(serve, caplog, is_stream):
+    limits = DoorLimits(write_s=0.3, keep_alive_s=1)
+    service = serve(settings=DoorSettings(limits=limits), **ROOMY)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(service.address)
+    # Many bytes a token: buffers fill soon, and what is whole does not fit into them.
+    body = ENDLESS | {"stream": is_stream, "logprobs": 20} | ({} if is_stream else {"max_tokens": 3000})
+    connection.sendall(post("/v1/completions", body))
+    until(lambda: service.models.list()[0].llm.engine.figures().num_output_tokens > 0)
+    until(lambda: is_idle(service), "the end of what nobody reads")
+    until(lambda: num_connections(service) == 0, "the end of the connection")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    connection.close()
+
+
+def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(write_s=0.3)), **ROOMY)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(service.address)
+        connection.sendall(post("/v1/completions", ENDLESS | {"logprobs": 20, "max_tokens": 3000}))
+        until(lambda: service.num_open == 1)
+        until(lambda: is_idle(service), "the end of the request")
+        assert num_connections(service) == 1
+        service.loop.call_soon_threadsafe(service.listener.stop)
+        until(lambda: not service.is_alive, "the end of the service")
+
+
+@pytest.mark.parametrize(("path", "size", "status"), [("/nowhere", 900_000, 404), ("/tokenize", 10_000_000, 413)])
+@pytest.mark.parametrize("close", [False, True], ids=["kept", "closed"])
+def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, close):
+    service = serve(settings=DoorSettings(limits=DoorLimits(body_bytes=1_000_000)))
+    with service.connect() as connection:
+        extra = ["Connection: close"] if close else []
+        for _ in range(3 if status == 404 and not close else 1):
+            connection.sendall(post(path, {"prompt": "x" * size}, *extra))
+            assert read_until(connection, b"}}").startswith(b"HTTP/1.1 %d " % status)
+        if close or status == 413:
+            assert connection.recv(100) == b""
+    until(lambda: num_connections(service) == 0)
+
+
+def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(body_s=0.3)))
+    with service.connect() as connection, suppress(ConnectionError):
+        head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head)
+        read_until(connection, b"}}")
+        for _ in range(10_000):
+            connection.sendall(b"1\r\nx\r\n")
+            time.sleep(0.005)
+        raise AssertionError("the connection did not end")
+    until(lambda: num_connections(service) == 0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A"])
+def test_headers_that_do_not_come_end_the_connection(serve, sent):
+    service = serve(settings=DoorSettings(limits=DoorLimits(header_s=0.2)))
+    with service.connect() as connection, suppress(ConnectionResetError):  # who is late finds it gone
+        connection.sendall(sent)
+        assert connection.recv(100) == b""
+    until(lambda: num_connections(service) == 0)
+
+
+def test_a_body_that_does_not_come_is_refused(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(body_s=0.2)))
+    with service.connect() as connection:
+        connection.sendall(post("/v1/completions", {"prompt": "the cat"})[:-3])
+        answer = read_until(connection, b"}}")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"body_too_slow" in answer
+        assert connection.recv(100) == b""
+    until(lambda: is_idle(service))
+
+
+def test_a_kept_connection_serves_many_and_ends_when_it_rests(serve):
+    for seconds, num_requests in ((600, 3), (1, 1)):
+        service = serve(settings=DoorSettings(limits=DoorLimits(keep_alive_s=seconds)))
+        with service.connect() as connection:
+            for _ in range(num_requests):
+                connection.sendall(post("/v1/completions", {"prompt": "the cat", "max_tokens": 2}))
+                assert read_until(connection, b"}}}").startswith(b"HTTP/1.1 200 ")
+            assert num_connections(service) == 1 or seconds == 1
+            if seconds == 1:
+                assert connection.recv(100) == b""
+        until(lambda service=service: num_connections(service) == 0)
+
+
+def test_small_pieces_are_sent_at_once(serve):
+    service = serve()
+    with service.connect():
+        until(lambda: num_connections(service) == 1)
+        (one,) = service.listener.connections
+        own = one.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_requests_sent_ahead_are_answered_in_order(serve):
+    service = serve()
+    bodies = [post("/tokenize", {"prompt": text}) for text in ("a", "ab", "abc")]
+    with service.connect() as connection:
+        connection.sendall(b"".join(bodies))
+        found = b""
+        while found.count(b'"count":') < 3:
+            found += connection.recv(65536)
+    assert [found.index(b'"count":%d' % n) for n in (1, 2, 3)] == sorted(
+        found.index(b'"count":%d' % n) for n in (1, 2, 3)
+    )
+
+
+def test_more_connections_than_may_be_are_told_so(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(num_connections=2)))
+    kept = [service.connect() for _ in range(2)]
+    until(lambda: num_connections(service) == 2)
+    with service.connect() as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
+    for connection in kept:
+        connection.close()
+    until(lambda: num_connections(service) == 0)
+    assert service.ask("GET", "/health/live")[0] == 200
+
+
+def test_more_requests_than_may_be_open_are_refused_and_the_others_served(serve):
+    service = serve(settings=DoorSettings(limits=DoorLimits(num_open=1)), **ROOMY)
+    with service.connect() as connection:
+        connection.sendall(post("/v1/completions", ENDLESS | {"stream": True}))
+        read_until(connection, b"data: ")
+        status, headers, data = service.ask("POST", "/v1/completions", {"prompt": "the"})
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert json.loads(data)["error"]["code"] == "too_many_requests"
+        assert service.ask("GET", "/health/ready")[0] == 200
+    until(lambda: is_idle(service))
+
+
+def test_a_full_queue_is_told_at_once(serve):
+    from penstock.engine.options import EngineOptions
+
+    service = serve(max_requests=1, options=EngineOptions(max_waiting=1), **ROOMY)
+    engine = service.models.list()[0].llm.engine
+    held = [service.connect() for _ in range(2)]
+    for number, connection in enumerate(held):
+        connection.sendall(post("/v1/completions", ENDLESS))
+        until(lambda number=number: service.num_open == number + 1 and engine.figures().num_running == 1)
+    until(lambda: engine.figures().num_waiting == 1)
+    status, headers, data = service.ask("POST", "/v1/completions", {"prompt": "the"})
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert json.loads(data)["error"]["code"] == "queue_full"
+    for connection in held:
+        connection.close()
+    until(lambda: is_idle(service))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_ends_at_its_deadline(serve, stream, later):
+    service = serve(**ROOMY)
+    with service.connect() as connection:
+        connection.sendall(post("/v1/completions", ENDLESS | {"timeout": 600, "stream": stream}))
+        if stream:
+            found = read_until(connection, b"data: ")
+        else:
+            until(lambda: service.models.list()[0].llm.engine.figures().num_output_tokens > 2)
+            found = b""
+        later.ahead = 601.0
+        found = read_until(connection, b'"deadline_exceeded"', found)
+    assert found.startswith(b"HTTP/1.1 200 " if stream else b"HTTP/1.1 504 ")
+    assert b'"message": "timeout ' in found  # by the field's name, not the engine's
+    until(lambda: is_idle(service))
+
+
+def test_a_service_that_stops_lets_answers_end(serve):
+    service = serve(**ROOMY)
+    with service.connect() as connection:
+        connection.sendall(post("/v1/completions", ENDLESS | {"stream": True, "max_tokens": 500}))
+        found = read_until(connection, b"data: ")
+        service.models.is_draining = True
+        assert service.ask("GET", "/health/ready")[0] == 503
+        status, headers, _ = service.ask("POST", "/v1/completions", {"prompt": "the"})
+        assert (status, headers["retry-after"]) == (503, "1")
+        service.loop.call_soon_threadsafe(service.listener.stop)
+        found = read_until(connection, b"[DONE]", found)
+        assert b'"finish_reason":"length"' in found
+    service.close()
+
+
+def test_a_model_that_is_closed_ends_its_streams_with_an_error(serve):
+    service = serve(**ROOMY)
+    with service.connect() as connection:
+        connection.sendall(post("/v1/completions", ENDLESS | {"stream": True}))
+        read_until(connection, b"data: ")
+        service.do(service.models.unload("fake"))
+        assert b'"code": "unavailable"' in read_until(connection, b"}}\n\n")
+    assert service.ask("POST", "/v1/completions", {"prompt": "the", "model": "fake"})[0] == 404

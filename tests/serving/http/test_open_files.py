@@ -1,0 +1,184 @@
+"""Descriptors never run out: the limit is raised, connections are bounded by it, and ``accept`` backs off."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import http.client
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.serving.http.acceptor import Acceptor
+from penstock.serving.http.open_files import fitting_connections
+from tests.cli.test_serve import serving
+from tests.support.command import DEMO
+from tests.support.http_service import until
+
+LIMITED = """
+import resource, sys
+from penstock.cli.main import main
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+sys.exit(main(["serve", *sys.argv[1:]]))
+"""
+REFUSED = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
+
+
+def status_of(url: str, timeout_s: float = 60) -> int:
+    host, _, port = url.partition("//")[2].rpartition(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=timeout_s)) as connection:
+        connection.request("GET", "/health/live")
+        response = connection.getresponse()
+        response.read()
+        return response.status
+
+
+def test_idle_connections_leave_descriptors_to_the_service(tmp_path: Path) -> None:
+    program = ("-c", LIMITED.format(soft=200, hard=256))
+    with serving(DEMO, "--grpc-port", "0", cwd=tmp_path, program=program) as (process, url, said):
+        assert "up to 64 connections each; the limit on open files is 256" in said
+        grpc = re.search(r"v2, at \S+:(\d+)\n", said)
+        assert grpc is not None
+        host, _, port = url.partition("//")[2].rpartition(":")
+        with ExitStack() as stack:
+            for _ in range(300):
+                stack.enter_context(socket.create_connection((host, int(port)), 60))
+                stack.enter_context(socket.create_connection((host, int(grpc[1])), 60))
+            before = psutil.Process(process.pid).cpu_times()
+            begin = time.monotonic()
+            assert {status_of(url) for _ in range(5)} == {503}
+            time.sleep(2)
+            after = psutil.Process(process.pid).cpu_times()
+            used = after.user + after.system - before.user - before.system
+            assert used < 0.5 * (time.monotonic() - begin)
+            assert psutil.Process(process.pid).num_fds() < 256
+        until(lambda: status_of(url) == 200)
+        assert (tmp_path / "log").stat().st_size < 20_000
+        limit = psutil.Process(process.pid).children()[0].rlimit(psutil.RLIMIT_NOFILE)
+        assert limit[0] == 256  # a worker has the raised limit
+
+
+def test_the_bound_follows_the_limit() -> None:
+    assert fitting_connections(4096, 65_536, 2, 100) == 4096
+    assert fitting_connections(4096, 1024, 1, 8) == 824
+    assert fitting_connections(4096, 1024, 2, 8) == 412
+    assert fitting_connections(10, 1024, 2, 8) == 10
+    assert fitting_connections(4096, 100, 1, 1000) == 50
+    assert fitting_connections(4096, 1, 2, 8) == 1
+
+
+class Exhausted(socket.socket):
+    """A listening socket whose ``accept`` fails for some time."""
+
+    code = errno.EMFILE
+    num_failures = 0
+
+    def accept(self):
+        if self.code:
+            self.num_failures += 1
+            raise OSError(self.code, os.strerror(self.code))
+        return super().accept()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM])
+def test_accept_backs_off_and_comes_back(caplog: pytest.LogCaptureFixture, code: int) -> None:
+    caplog.set_level(logging.WARNING, "penstock.serving")
+
+    class Echo(asyncio.Protocol):
+        def __init__(self, connected: Callable[[], None]) -> None:
+            self.connected = connected
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.write(b"hello")
+            transport.close()
+
+    async def go() -> None:
+        listener = Exhausted()
+        listener.code = code
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        acceptor = Acceptor(listener, Echo, lambda _: False, REFUSED, None, 10)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        begin = time.monotonic()
+        while listener.num_failures < 5 and time.monotonic() - begin < 30:
+            await asyncio.sleep(0.01)
+        assert listener.num_failures == 5
+        assert time.monotonic() - begin > 0.7  # pauses of 0.05, 0.1, 0.2 and 0.4 s
+        listener.code = 0
+        assert await reader.read() == b"hello"
+        writer.close()
+        acceptor.close()
+        await acceptor.wait_closed()
+        listener.close()
+
+    asyncio.run(go())
+    lines = [record.facts for record in caplog.records]
+    assert 1 <= len(lines) <= 2  # one a second at most
+    assert lines[0]["message"] == f"Failed to accept a connection: {os.strerror(code)}. Retrying."
+
+
+def test_a_connection_is_counted_once() -> None:
+    """It counts as a handshake until its protocol has it, and the protocol counts it from then on."""
+    opened, counts = [], []
+
+    class Counted(asyncio.Protocol):
+        def __init__(self, connected: Callable[[], None]) -> None:
+            self.connected = connected
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.connected()
+            opened.append(transport)
+            counts.append(len(opened) + acceptor._num_opening)
+
+    async def go() -> None:
+        nonlocal acceptor
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            acceptor = Acceptor(listener, Counted, lambda _: False, REFUSED, None, 10)
+            clients = await asyncio.gather(*(asyncio.open_connection(*listener.getsockname()) for _ in range(5)))
+            while len(opened) < 5:
+                await asyncio.sleep(0.001)
+            for transport in opened:
+                transport.close()
+            for _, writer in clients:
+                writer.close()
+            acceptor.close()
+            await acceptor.wait_closed()
+
+    acceptor: Acceptor
+    asyncio.run(go())
+    assert len(counts) == 5
+    assert max(counts) <= 5
+
+
+def test_a_full_listener_says_so_at_once() -> None:
+    async def go() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            acceptor = Acceptor(listener, asyncio.Protocol, lambda _: True, REFUSED, None, 10)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await reader.read() == REFUSED
+            writer.close()
+            acceptor.close()
+
+    asyncio.run(go())
+
+
+def test_a_refused_client_reads_why_after_it_sent_its_request(serve) -> None:
+    from penstock.serving.settings import DoorLimits, DoorSettings
+
+    service = serve(settings=DoorSettings(limits=DoorLimits(num_connections=1)))
+    with service.connect():
+        until(lambda: len(service.listener.connections) == 1)
+        for _ in range(20):
+            body = json.dumps({"prompt": "x" * 200_000}).encode()
+            status, headers, data = service.ask("POST", "/tokenize", body)
+            assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+            assert json.loads(data)["error"]["message"] == "Too many open connections. Retry later."

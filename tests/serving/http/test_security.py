@@ -1,0 +1,108 @@
+"""docs/security.md and docs/serving.md are true: every test they name exists, every figure is the code's."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.api_errors import CODES
+from penstock.json_schema import Either, Entries, Items, Members, Nothing, Shape, Text
+from penstock.llm.local_backend import LocalModels
+from penstock.serving.grpc.oip_service import oip_methods
+from penstock.serving.http.admin import admin_operations
+from penstock.serving.http.app import operations
+from penstock.serving.model_changes import Changes
+from penstock.serving.settings import DoorLimits
+from tests.support.command import DEMO, start
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 60.0
+
+
+def test_every_test_that_is_named_exists():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text()))
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 25
+    assert sorted(name for name in named if f"def {name}(" not in tests) == []
+
+
+def test_the_documents_tables_are_the_codes():
+    text = (ROOT / "docs" / "serving.md").read_text()
+    found = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    rows = {int(status): tuple(rest) for status, *rest in found}
+    assert rows == {status: (code.type, code.grpc, code.meaning) for status, code in CODES.items()}
+    limits = dict(re.findall(r"^\| `(\w+)` \| ([\d,.]+) \|", text, re.MULTILINE))
+    assert limits == {name: f"{value:,}" for name, value in vars(DoorLimits()).items()}
+    routes = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", text))
+    assert routes == {operation.path for operation in (*operations(), *admin_operations(Changes(LocalModels([]))))}
+
+
+def texts_of(shape: Shape, path: str) -> set[str]:
+    """The paths of all fields that may hold a text."""
+    if isinstance(shape, Members):
+        return set().union(*(texts_of(one, f"{path}.{name}") for name, one in shape.fields.items()))
+    if isinstance(shape, Either):
+        return set().union(*(texts_of(one, path) for one in shape.shapes))
+    if isinstance(shape, (Items, Entries)):
+        return texts_of(shape.of, path)
+    return {path.lstrip(".")} if isinstance(shape, Text) else set()
+
+
+def test_no_field_names_a_file_an_address_or_code():
+    harmless = {
+        "prompt", "input", "messages.content", "messages.content.text", "messages.name", "stop", "bad_words", "model",
+        "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
+        "config",  # labels and versions of a servable
+    }  # fmt: skip
+    bodies = [operation.body for operation in operations() if operation.body is not None]
+    texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(body, "")}
+    assert texts - {"parameters"} == harmless  # whose names and values are checked as those of the model's fields
+    refused = {name for body in bodies for name, shape in body.fields.items() if isinstance(shape, Nothing)}
+    assert {"chat_template", "chat_template_kwargs", "prompt_embeds", "tools", "suffix"} <= refused
+
+
+def test_no_route_changes_what_is_served():
+    """But for what an admin's key is asked for."""
+    models = ("infer", "generate", "generate_stream")
+    asks = {*models, *(f"{name}_version" for name in models), "repository_index"}
+    assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
+        ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *asks)
+    }
+    assert {one.name for one in operations() if one.is_admin} == {"repository_load", "repository_unload"}
+    grpc = {one.name.rpartition("/")[2] for one in oip_methods() if one.is_admin}
+    assert grpc == {"RepositoryModelLoad", "RepositoryModelUnload"}
+
+
+@pytest.mark.parametrize("grpc", [(), ("--grpc-port", "0")], ids=["http", "grpc"])
+def test_one_port_is_open(grpc):
+    """Of the service and its workers, whatever the host; with gRPC its own, too."""
+    process = start("serve", DEMO, "--port", "0", "--insecure", "--host", "0.0.0.0", *grpc)  # noqa: S104
+    try:
+        said = process.stdout.readline().decode()
+        assert "serves at" in said, process.stderr.read().decode()
+        while "try: curl" not in said:
+            said += process.stdout.readline().decode()
+        ports = {int(port) for port in re.findall(r" at (?:http://)?[\d.]+:(\d+)", said)}
+        assert len(ports) == (2 if grpc else 1)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert len(family) > 1
+        end = time.monotonic() + SECONDS
+        listening = []
+        while not listening and time.monotonic() < end:
+            found = [one for member in family for one in member.net_connections("inet")]
+            listening = [
+                one.laddr.port for one in found if one.status == psutil.CONN_LISTEN or one.type.name != "SOCK_STREAM"
+            ]
+        assert sorted(listening) == sorted(ports)
+    finally:
+        process.terminate()
+        process.communicate(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("name", ["serving.md", "security.md"])
+def test_the_documents_speak_of_each_other(name):
+    assert name in "".join(path.read_text() for path in (ROOT / "docs").glob("*.md") if path.name != name)

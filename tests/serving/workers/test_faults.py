@@ -1,0 +1,369 @@
+"""What goes wrong with workers, planted: each fault ends with right answers, a retriable error or a refusal, and with
+the model ready again; nothing waits for ever and nothing is left.
+
+``PENSTOCK_CHAOS=n`` repeats the storms n times (``make chaos``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.engine.options import RequestOptions
+from penstock.engine.params import SamplingParams
+from penstock.errors import FileAccessError, InternalError, UnavailableError
+from penstock.processes.supervision import Patience
+from penstock.serving.metrics import Metrics
+from penstock.serving.workers.remote_model import RemoteBackend
+from penstock.serving.workers.worker_process import COMMAND
+from tests.support.faulty_worker import CROWD, DEADLY, LATE, STUCK
+from tests.support.worker_processes import OPTIONS, SEEDED, Service, faulty, pids, service, still, tokens_of, until
+
+CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+CALM = Patience(hang_s=600.0, drain_s=600.0)
+HASTY = Patience(hang_s=600.0, least_pause_s=0.05, most_pause_s=0.2)
+IMPATIENT = replace(HASTY, hang_s=6.0)
+"""Only for what is to hang: on a busy machine an honest worker may stand for seconds, too."""
+
+
+class Traffic:
+    """Clients that ask again and again and note what they got."""
+
+    def __init__(self, backend: RemoteBackend, expected: list[dict[int, list[int]]], num_clients: int = 3) -> None:
+        self.backend, self.expected = backend, expected
+        self.versions, self.num_lost = set(), 0
+        self.wrong: list[str] = []
+        self._num_right = [0] * num_clients
+        self._tasks = [asyncio.ensure_future(self._client(seed)) for seed in range(num_clients)]
+
+    async def _client(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while True:
+            number, ids = rng.randrange(32), []
+            own = RequestOptions(cache_salt=f"{rng.random()}")  # no request is blamed for what another one met
+            try:
+                async with await self.backend.submit([number, 7, 9], SEEDED, own) as answer:
+                    async for delta in answer:
+                        ids += delta.token_ids
+            except UnavailableError:
+                self.num_lost += 1
+                await asyncio.sleep(0.01)
+                continue
+            except Exception as error:
+                self.wrong.append(f"{type(error).__name__}: {error}")
+                return
+            version = answer.version
+            self.versions.add(version)
+            if ids == self.expected[(version - 1) % 2][number]:
+                self._num_right[seed] += 1
+            else:
+                self.wrong.append(f"version {version} answered {number} with {ids}")
+
+    async def more(self) -> None:
+        """Until each client got two more answers and they were right: the second of them, and what it asks now, began
+        after this was called."""
+        before = [*self._num_right]
+        await until(lambda: self.wrong or all(a >= b + 2 for a, b in zip(self._num_right, before, strict=True)))
+        assert not self.wrong, self.wrong
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert not self.wrong, self.wrong
+
+
+async def switch_under(traffic: Any, running: Service, versions: Sequence[Path], num_switches: int) -> None:
+    """Switch the model "model" between two sets of weights; each answer is of one version, and no request fails."""
+    backend = running.models.get("model")
+    await traffic.more()
+    for number in range(1, num_switches + 1):
+        await running.models.update("model", str(versions[number % 2]))
+        assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
+        await traffic.more()
+    await traffic.stop()
+    assert traffic.num_lost == 0
+    assert len(traffic.versions) == num_switches + 1
+
+
+def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
+    async def main() -> None:
+        async with service(num_workers=2, patience=HASTY) as running:
+            backend = await running.models.load(str(versions[0]))
+            traffic = Traffic(backend, expected)
+            for _ in range(3 * CHAOS):
+                await traffic.more()
+                victim = random.choice(pids(backend))
+                os.kill(victim, signal.SIGKILL)
+                await until(lambda victim=victim: victim not in pids(backend))
+                assert not psutil.pid_exists(victim), "it is no zombie"
+                await until(lambda: sum(worker.status == "ready" for worker in backend.workers()) == 2)
+                assert backend.state == "ready"
+            assert backend.deaths() == {"signal": 3 * CHAOS, "exit": 0, "hang": 0, "start": 0}
+            await traffic.more()
+            await traffic.stop()
+            await until(lambda: all(worker.num_open == 0 for worker in backend.workers()))
+
+    asyncio.run(main())
+
+
+def test_a_stopped_worker_is_replaced_under_load(versions, expected) -> None:
+    """SIGSTOP: nothing is heard of it.  With one worker its requests are tried again on the next."""
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT) as running:
+            backend = await running.models.load(str(versions[0]))
+            traffic = Traffic(backend, expected)
+            await traffic.more()
+            victim = psutil.Process(pids(backend)[0])
+            await until(lambda: not still(victim))
+            await traffic.more()
+            await traffic.stop()
+            assert pids(backend) != [victim.pid]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> None:
+    """The worker's event loop goes on and sends beats; the engine's loop hangs in a step."""
+
+    async def main() -> None:
+        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+            backend = await running.models.load(str(versions[0]))
+            victim = pids(backend)[0]
+            before = time.monotonic()
+            with pytest.raises(InternalError, match="refused"):  # it hangs the second one, too
+                await tokens_of(backend, [STUCK, 5], GREEDY)
+            assert time.monotonic() - before > IMPATIENT.hang_s
+            assert not psutil.pid_exists(victim)
+            await until(lambda: backend.deaths()["hang"] >= 2)
+            assert len(await tokens_of_when_ready(backend, [5])) == 12
+
+    asyncio.run(main())
+
+
+def test_without_the_detector_a_hang_would_last(versions) -> None:
+    """The negative control of the two above: nobody else ends a worker that stands."""
+
+    async def main() -> None:
+        async with service(patience=Patience(hang_s=1000.0)) as running:
+            backend = await running.models.load(str(versions[0]))
+            worker = psutil.Process(pids(backend)[0])
+            still(worker)
+            asked = asyncio.ensure_future(tokens_of(backend, [5], GREEDY))
+            await until(lambda: still(worker) and backend.heartbeat_age_s > 1.5 * IMPATIENT.hang_s)
+            assert pids(backend) == [worker.pid]
+            worker.resume()
+            assert len(await asked) == 12
+            await until(lambda: backend.heartbeat_age_s < 1.0)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_kills_workers_is_refused_and_others_are_served(versions) -> None:
+    async def main() -> None:
+        async with service(patience=HASTY, command=faulty("tokens")) as running:
+            backend = await running.models.load(str(versions[0]))
+            first = pids(backend)
+            innocent = [asyncio.ensure_future(tokens_of(backend, [number, 3], GREEDY)) for number in range(4)]
+            with pytest.raises(InternalError, match="refused"):
+                await tokens_of(backend, [DEADLY, 5], GREEDY)
+            await until(lambda: backend.is_ready)
+            second = pids(backend)
+            assert second != first
+            with pytest.raises(InternalError, match="refused"):  # at once: nobody dies of it again
+                await tokens_of(backend, [DEADLY, 5], GREEDY)
+            assert pids(backend) == second
+            for outcome in await asyncio.gather(*innocent, return_exceptions=True):
+                assert isinstance(outcome, UnavailableError) or len(outcome) == 12
+            assert len(await tokens_of(backend, [1, 3], GREEDY)) == 12
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_is_not_sent_again(versions) -> None:
+    """A worker that dies in the middle of an answer: the reader gets what came, and a retriable error."""
+
+    async def main() -> None:
+        async with service(patience=HASTY, command=faulty("tokens")) as running:
+            backend = await running.models.load(str(versions[0]))
+            ids: list[int] = []
+
+            async def read() -> None:
+                async with await backend.submit([LATE, 5], GREEDY) as answer:
+                    async for delta in answer:
+                        if not ids:
+                            os.kill(pids(backend)[0], signal.SIGKILL)
+                        ids.extend(delta.token_ids)
+
+            with pytest.raises(UnavailableError, match="send the request again"):
+                await read()
+            assert 1 <= len(ids) <= 3
+            assert len(await tokens_of_when_ready(backend, [6, 5])) == 12
+
+    asyncio.run(main())
+
+
+async def tokens_of_when_ready(backend: RemoteBackend, prompt: list[int]) -> list[int]:
+    await until(lambda: backend.is_ready)
+    return await tokens_of(backend, prompt, GREEDY)
+
+
+def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> None:
+    async def main() -> None:
+        async with service(patience=HASTY, command=faulty("exits")) as running:
+            bad = await running.models.load(str(versions[0]), "bad")
+            good = await running.models.load(str(versions[1]), "good")
+            os.kill(pids(bad)[0], signal.SIGKILL)  # each further one ends while it loads
+            await until(lambda: bad.state == "failed" and "status 3" in bad.error)
+            assert not bad.is_ready
+            assert (bad.deaths()["signal"], bad.deaths()["start"] >= 2) == (1, True)
+            with pytest.raises(UnavailableError, match="again and again"):
+                await bad.submit([5], GREEDY)
+            assert (good.state, len(await tokens_of(good, [5], GREEDY))) == ("ready", 12)
+            versions[0].with_suffix(".loaded").unlink()  # whatever it was is gone
+            await until(lambda: bad.is_ready)
+            assert len(await tokens_of(bad, [5], GREEDY)) == 12
+            versions[0].with_suffix(".loaded").unlink()
+            versions[1].with_suffix(".loaded").unlink()
+
+    asyncio.run(main())
+
+
+def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
+    """Every answer is from one version, whole; no request fails."""
+
+    async def main() -> None:
+        async with service(command=COMMAND, patience=CALM) as running:
+            backend = await running.models.load(str(versions[0]), "model")
+            await switch_under(Traffic(backend, expected), running, versions, 20 * CHAOS)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, caplog) -> None:
+    """No descriptor, no memory for a process: a first load says so, a restart goes on trying; each is told."""
+    caplog.set_level("INFO", "penstock.serving")
+    from penstock.serving.workers import primary
+
+    honest, faults = primary.start_process, [OSError(24, "Too many open files")]
+
+    async def start(*arguments):
+        if faults:
+            raise faults.pop()
+        return await honest(*arguments)
+
+    async def main() -> None:
+        async with service(patience=HASTY) as running:
+            monkeypatch.setattr(primary, "start_process", start)
+            with pytest.raises(UnavailableError, match="Too many open files"):
+                await running.models.load(str(versions[0]))
+            backend = await running.models.load(str(versions[0]))
+            faults.extend([OSError(11, "Resource temporarily unavailable"), RuntimeError("planted")])
+            os.kill(pids(backend)[0], signal.SIGKILL)
+            await until(lambda: not faults and backend.is_ready)
+            assert len(await tokens_of(backend, [5], GREEDY)) == 12
+            assert not running.primary._expected
+            text = Metrics(running.models).text().decode()
+            for cause, count in (("signal", 1), ("start", 2), ("hang", 0)):
+                assert f'penstock:worker_restarts_total{{model_name="v0",cause="{cause}"}} {count}' in text
+            with pytest.raises(FileAccessError):
+                await running.models.update("v0", "/gone.psm")
+            await running.models.update("v0", str(versions[1]))
+            await running.models.unload("v0")
+        told = [record.facts for record in caplog.records if "event" in getattr(record, "facts", {})]
+        ready = [one for one in told if one["event"] == "worker_ready"]
+        assert all(0 <= one["populate_s"] < one["load_s"] for one in ready)
+        assert [(one["event"], one.get("cause"), one["model"]) for one in told] == [
+            ("worker_ready", None, "v0"),
+            ("worker_gone", "signal", "v0"),
+            ("worker_gone", "start", "v0"),
+            ("worker_gone", "start", "v0"),
+            ("worker_ready", None, "v0"),
+            ("update_failed", None, "v0"),
+            ("worker_ready", None, "v0"),
+            ("model_updated", None, "v0"),
+            ("model_unloaded", None, "v0"),
+        ]
+        assert "SIGKILL" in told[1]["message"]
+        pauses = [one["restart_in_s"] for one in told if one["event"] == "worker_gone"]
+        assert pauses == [0.0, HASTY.least_pause_s, 2 * HASTY.least_pause_s], "the first one is replaced at once"
+
+    asyncio.run(main())
+
+
+def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) -> None:
+    from penstock.serving.workers import primary
+
+    honest, let_go = primary.start_process, asyncio.Event()
+
+    async def start(config, command):
+        if config.name == "slow":
+            await let_go.wait()
+        return await honest(config, command)
+
+    async def main() -> None:
+        async with service(patience=HASTY) as running:
+            backend = await running.models.load(str(versions[0]))
+            monkeypatch.setattr(primary, "start_process", start)
+            loading = asyncio.ensure_future(running.models.load(str(versions[1]), "slow"))
+            victim = pids(backend)[0]
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: victim not in pids(backend) and backend.is_ready)
+            assert not loading.done()
+            let_go.set()
+            assert (await loading).is_ready
+
+    asyncio.run(main())
+
+
+def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
+    """A worker with two places dies with ten requests: those that had no place are sent again side by side."""
+    options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
+
+    async def main() -> None:
+        versions[0].with_suffix(".first").unlink(missing_ok=True)
+        async with service(patience=HASTY, command=faulty("crowd"), options=options) as running:
+            backend = await running.models.load(str(versions[0]))
+            blamed, add = [], backend.blame.add
+            monkeypatch.setattr(backend.blame, "add", lambda *what: blamed.append(what) or add(*what))
+            asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(CROWD)]
+            (link,) = backend._fleet.links
+            await until(lambda: sum(request.answer.has_begun for request in link._open.values()) == 2)
+            assert link.num_open == CROWD
+            os.kill(link.pid, signal.SIGKILL)
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert sum(isinstance(one, UnavailableError) for one in found) == 2
+            assert all(isinstance(one, UnavailableError) or len(one) == 12 for one in found)
+            assert len(blamed) == 4  # two that ran, two that may have come after them
+
+    asyncio.run(main())
+
+
+def test_an_urgent_request_that_kills_workers_is_found_behind_others(versions) -> None:
+    """It comes last and has a place first: those that it overtook only waited, and it is refused all the same."""
+    options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
+
+    async def main() -> None:
+        async with service(patience=HASTY, command=faulty("scheduled"), options=options) as running:
+            backend = await running.models.load(str(versions[0]))
+            asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(8)]
+            await until(lambda: backend.workers()[0].num_open == 8)
+            with pytest.raises(InternalError, match="refused"):
+                await tokens_of(backend, [DEADLY], GREEDY, RequestOptions(priority=-100))
+            await until(lambda: backend.deaths()["signal"] == 2)
+            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(outcome, UnavailableError) or len(outcome) == 12
+
+    asyncio.run(main())

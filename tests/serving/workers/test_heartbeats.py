@@ -1,0 +1,178 @@
+"""Processes that stand for a while: what counts on them, and who is ended for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+from penstock.engine.params import SamplingParams
+from penstock.llm.answer import NewsAnswer
+from penstock.processes.supervision import Patience
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers import worker_connection as link_module
+from penstock.serving.workers.heartbeat import Pulse
+from penstock.serving.workers.worker_connection import FRESH_S, OpenRequest, WorkerLink
+from tests.support.command import environment
+from tests.support.worker_processes import DEMO, faulty, pids, service, still, tokens_of, until
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+
+class Clock:
+    """Time that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_pulse_counts_the_time_in_which_the_worker_itself_ran() -> None:
+    clock = Clock()
+    pulse = Pulse(0.0, clock)
+
+    def look(seconds: float, last_turn: float) -> float:
+        clock.now += seconds
+        return round(pulse.look(last_turn), 6)
+
+    assert look(0.5, 100.4) == 0.1
+    assert [look(0.5, 100.4) for _ in range(4)] == [0.6, 1.1, 1.6, 2.1], "an engine that stands"
+    assert pulse.longest_s == 0.0, "what has not ended is no measure"
+    turned = clock.now
+    assert (look(0.5, turned), round(pulse.longest_s, 6)) == (0.5, 4.2)
+    assert look(3600.0, turned) == 1.5, "the process was stopped in the middle of a turn"
+    assert look(3600.0, clock.now) == 1.0, "or right after one"
+    assert round(pulse.longest_s, 6) == 4.2
+
+
+def test_a_worker_is_counted_on_while_it_speaks_and_its_engine_turns(monkeypatch) -> None:
+    clock = Clock()
+
+    async def main() -> None:
+        monkeypatch.setattr(link_module.time, "monotonic", clock)
+        link = WorkerLink("m", 0)
+        assert not link.is_fresh
+        link.get_ready(pb.Ready(), None)
+        assert link.is_fresh
+        clock.now += FRESH_S + 0.1
+        assert not link.is_fresh, "nothing was heard of it"
+        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=FRESH_S - 0.1)))
+        assert link.is_fresh
+        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=FRESH_S + 0.1)))
+        assert not link.is_fresh, "it speaks, but its engine stands"
+        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=20.0, longest_turn_s=18.0)))
+        assert link.is_fresh, "a turn of this model may take that long"
+        link.hear(pb.FromWorker(step=pb.Step()))
+        link.drain()
+        assert not link.is_fresh
+
+    asyncio.run(main())
+
+
+def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
+    """A worker that reads nothing, and clients that come and go."""
+
+    async def main() -> None:
+        link = WorkerLink("m", 0)
+        link.get_ready(pb.Ready(), None)
+        requests = [OpenRequest(NewsAnswer(lambda: None), pb.ToWorker(submit=pb.Submit()), None) for _ in range(3)]
+        for request in requests:
+            link.begin(request)
+        link.abort(requests[1])
+        assert [message.submit.key for message in link._out] == [requests[0].key, requests[2].key]
+        sent = aiter(link.outgoing())
+        assert (await anext(sent)).submit.key == requests[0].key
+        link.abort(requests[0])  # on its way: the worker is told
+        assert [message.WhichOneof("what") for message in link._out] == ["abort"]
+        assert link.num_open == 1
+        await sent.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -> None:
+    async def main() -> None:
+        async with service(patience=Patience(hang_s=1000.0), num_workers=2, fresh_s=1.5) as running:
+            backend = await running.models.load(str(DEMO))
+            first, second = (psutil.Process(pid) for pid in pids(backend))
+            links = backend._fleet.links
+            with monkeypatch.context() as patched:  # the second one counts as heard of, also on a machine that stands
+                patched.setattr(links[1], "_turned", lambda age_s: None)
+                links[1]._heard = math.inf
+                await until(lambda: still(first) and not links[0].is_fresh)
+                assert backend.is_ready
+                asking = asyncio.gather(*(tokens_of(backend, [5, number], GREEDY) for number in range(6)))
+                await until(asking.done)
+                assert all(len(ids) == 8 for ids in asking.result())
+            links[1].forgive()
+            await until(lambda: still(first) and still(second) and not backend.is_ready)
+            assert backend.state == "ready", "nobody is given up yet"
+            asked = asyncio.ensure_future(tokens_of(backend, [5], GREEDY))
+            await until(lambda: any(worker.num_open for worker in backend.workers()))
+            first.resume()
+            second.resume()
+            assert len(await asked) == 8
+            await until(lambda: all(link.is_fresh for link in links))
+            assert pids(backend) == [first.pid, second.pid]
+
+    asyncio.run(main())
+
+
+SCRIPT = """
+import asyncio, sys
+from penstock.engine.params import SamplingParams
+from penstock.processes.supervision import Patience
+from penstock.serving.workers.primary import Primary
+from penstock.serving.workers.remote_models import RemoteModels
+
+async def main():
+    primary = Primary(Patience(hang_s=6.0), sys.argv[2:])
+    await primary.open()
+    models = RemoteModels(primary)
+    backend = await models.load(sys.argv[1])
+    print(backend.workers()[0].pid, flush=True)
+    async with await backend.submit([253], SamplingParams(max_tokens=4, ignore_eos=True)) as answer:
+        print("asked", flush=True)
+        await answer.whole()
+    print(backend.workers()[0].pid, sum(backend.deaths().values()), flush=True)
+    await models.close()
+    await primary.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_service_that_was_stopped_whole_goes_on_with_its_workers(tmp_path) -> None:
+    """Ctrl-Z and fg in the middle of a step, longer than an engine may stand."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, DEMO, *faulty("tokens")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(TMPDIR=str(tmp_path)),
+        start_new_session=True,
+    )
+    try:
+        worker = int(process.stdout.readline())
+        both = [process.pid, worker]
+        assert process.stdout.readline() == "asked\n"
+        stopped = time.monotonic()
+        while time.monotonic() < stopped + 6.5:
+            for pid in both:  # also one that somebody let go on
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.05)
+        for pid in both:
+            os.kill(pid, signal.SIGCONT)
+        assert process.stdout.readline().split() == [str(worker), "0"]
+        assert process.wait(600) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,59 @@
+"""Networks of the table of families, with weights but without files."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock.config import ConfigReader
+from penstock.graph.capture import Capture, capture
+from penstock.models.registry import find_network
+from penstock.nn import Batch, allocate_states, assign_page_groups
+from tests.support.families import FAMILIES, build
+
+
+def network_of(family: str, device: str) -> nn.Module:
+    config = build(family).config.to_dict()
+    definition = find_network(FAMILIES[family][0])
+    with torch.device(device):
+        return definition.Network(definition.Config.read(ConfigReader(config)))
+
+
+def capture_of(family: str) -> Capture:
+    return capture(network_of(family, "meta"), network_name=family, context_len=256, vocab_size=1003)
+
+
+def tensors_of(family: str, captured: Capture) -> dict[str, Tensor]:
+    """Logical weights by checkpoint name, the network's constants included."""
+    constants = {name: torch.from_numpy(values) for name, values in captured.constants.items()}
+    return {**build(family).state_dict(), **constants}
+
+
+def eager_network(family: str, num_pages: int) -> nn.Module:
+    """Logical float32 weights: run it under PENSTOCK_REFERENCE=1."""
+    network = network_of(family, "cpu")
+    network.load_state_dict(build(family).state_dict())
+    assign_page_groups(network)
+    allocate_states(network, num_pages)
+    return network
+
+
+def batch_of(num_groups: int, *lengths: int) -> Batch:
+    """Whole prompts of several lengths; logits of every third row and the last."""
+
+    def int32(values: object) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int32))
+
+    total = sum(lengths)
+    width = max(-(-length // 32) for length in lengths)
+    tables = np.full((num_groups, len(lengths), width), -1)
+    page = 0
+    for request, length in enumerate(lengths):
+        for tile in range(-(-length // 32)):
+            tables[:, request, tile] = page
+            page += 1
+    ids = np.random.default_rng(total).integers(0, 1003, total)
+    positions = [p for length in lengths for p in range(length)]
+    rows = [*range(0, total, 3), total - 1]
+    return Batch(int32(ids), int32(positions), int32(np.cumsum([0, *lengths])), int32(tables), int32(rows))

@@ -1,0 +1,77 @@
+"""The tokenizer that rides compiled in a bundle answers as the library does, which then is not even opened."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.tokenizer_process import TokenizerProcess
+from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.text.tokenizer import Tokenizer
+from tests.support.fake_model import stream_of
+from tests.support.tokenizer_kinds import KINDS, SAMPLES, text_of
+
+DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
+NUM_TEXTS = 40
+WORDS = b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_matches_library(kind: str) -> None:
+    files = {"tokenizer.json": KINDS[kind]().to_str().encode()}
+    segment, refused = compile_tokenizer(files)
+    assert refused == ""
+    library, compiled = Tokenizer(files), Tokenizer({**files, TOKENIZER_SEGMENT: segment})
+    r = random.Random(kind)
+    for text in [*SAMPLES, *(text_of(r, ["<|endoftext|>", "<s>", "word"]) for _ in range(NUM_TEXTS))]:
+        for adds in (True, False):
+            ids = library.encode(text, add_special_tokens=adds)
+            assert compiled.encode(text, add_special_tokens=adds) == ids
+        assert stream_of(compiled, ids) == stream_of(library, ids)
+        assert compiled.decode(ids, skip_special_tokens=False) == library.decode(ids, skip_special_tokens=False)
+        assert compiled.spellings(text[:4]) == library.spellings(text[:4])
+    for token in range(720):
+        assert compiled.decode([token]) == library.decode([token])
+        assert compiled.is_special(token) == library.is_special(token)
+        if library._backend.is_byte_level:  # else the library knows the tokens of bytes by their names alone
+            assert compiled.token_bytes(token) == library.token_bytes(token)
+    assert compiled.longest_token >= max(map(len, KINDS[kind]().get_vocab(with_added_tokens=False)))
+    assert compiled.token_id("a") == library.token_id("a")
+
+
+def test_a_prompt_of_a_bundle_never_opens_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: TokenizerProcess) -> None:
+        raise AssertionError("the library was opened")
+
+    def answer() -> tuple[str, list[int]]:
+        with LLM(DEMO) as llm:
+            result = llm.generate(["def add(a, b):"], SamplingParams(max_tokens=8, temperature=0, stop=["zz"]))[0]
+        return result.text, list(result.prompt_token_ids)
+
+    expected = answer()
+    monkeypatch.setattr(TokenizerProcess, "_start", refuse)
+    assert answer() == expected
+
+
+def test_a_damaged_segment_is_refused_by_name() -> None:
+    files = read_side_files(DEMO)
+    assert TOKENIZER_SEGMENT in files
+    with pytest.raises(InvalidFileError, match=r"tokenizer\.bin: header"):
+        Tokenizer({**files, TOKENIZER_SEGMENT: b"x" * 64})
+
+
+def test_a_kind_that_was_not_compiled_is_the_librarys() -> None:
+    segment, refused = compile_tokenizer({"tokenizer.json": WORDS})
+    assert "WordLevel" in refused
+    assert Tokenizer({"tokenizer.json": WORDS, TOKENIZER_SEGMENT: segment}).encode("a") == [0]
+
+
+def test_ids_beyond_32_bits_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="32 bits"):
+        Tokenizer(read_side_files(DEMO)).decode([1 << 40])
