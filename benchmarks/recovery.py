@@ -32,7 +32,7 @@ import psutil
 from serving_process import Service, penstock_serve
 from soak_serving import AdminConnection, status_of
 
-MOST_S = 2.0
+MAX_S = 2.0
 """Beyond the time of a load."""
 QUIET_S = 10.5
 """A worker that lives longer than ten seconds is replaced without a pause."""
@@ -127,7 +127,7 @@ async def run(service: Service, args: argparse.Namespace, socket: Path, say: Cal
     for number, hang_s in ((signal.SIGKILL, 0.0), (signal.SIGSTOP, args.hang_seconds)):
         found = [await away_s(service, clients, number) for _ in range(args.times)]
         ready, answered = zip(*found, strict=True)
-        bound = hang_s + median(loads) + MOST_S
+        bound = hang_s + median(loads) + MAX_S
         text = f"{number.name}: ready again after {told(ready)}, an answer after {told(answered)}; bound {bound:.2f}"
         say(text, median(ready) <= bound)
     for task in tasks:

@@ -22,7 +22,7 @@ from penstock.engine.request import Request
 from penstock.errors import DeadlineError
 from penstock.llm.stream import Stream
 
-MOST_LIVE = 24
+MAX_LIVE = 24
 
 
 def resident_bytes() -> int:
@@ -71,7 +71,7 @@ def soak(llm: LLM, num_requests: int) -> list[int]:
         live.append(one(llm, random, shared))
         if random.random() < 0.1:
             live.pop(int(random.integers(0, len(live)))).abort()
-        while len(live) >= MOST_LIVE:
+        while len(live) >= MAX_LIVE:
             llm.engine.step()
             live = [stream for stream in live if not stream.is_finished]
         if count % max(1, num_requests // 100) == 0:

@@ -36,7 +36,7 @@ import numpy as np
 from serving_process import Held, Service, penstock_serve
 from soak_grpc import GrpcTraffic
 
-MOST_GROWTH = 0.02
+MAX_GROWTH = 0.02
 WARM_UP = 2000
 """Requests until every page of keys and values was written once: until then memory grows."""
 NUM_LONG, LONG_TOKENS = 600, 992
@@ -204,7 +204,7 @@ async def soak(service: Service, args: argparse.Namespace, admin: Path, verdict:
     for name, number in (("primary", 0), ("workers", 1)):
         grown = growth([one[number].num_bytes for one in readings])
         first, last = before[number], after[number]
-        verdict.say(f"{name}: {first}; then {last}; {grown:+.2%}", grown < MOST_GROWTH)
+        verdict.say(f"{name}: {first}; then {last}; {grown:+.2%}", grown < MAX_GROWTH)
         same = (first.num, first.num_files, first.num_threads) >= (last.num, last.num_files, last.num_threads)
         verdict.say(f"{name}: no more processes, descriptors and threads than before", same)
     if args.switches:
@@ -225,7 +225,7 @@ async def switches(service: Service, args: argparse.Namespace, admin: Path, traf
     after = (await quiet(service))[0]
     grown = growth(readings) if len(readings) > 7 else 0.0
     verdict.say(f"{args.switches} switches: statuses {dict(statuses)}", set(statuses) == {200})
-    verdict.say(f"primary: {before}; then {after}; {grown:+.2%}", grown < MOST_GROWTH)
+    verdict.say(f"primary: {before}; then {after}; {grown:+.2%}", grown < MAX_GROWTH)
 
 
 def main() -> int:

@@ -30,8 +30,8 @@ START_PEERS = ("openvino", "onnxruntime")
 """The goal of the start is against these alone."""
 AGREE = 1.10
 """Probes agree when the highest is at most this many times the lowest."""
-LEAST_PAIRS = 5
-LEAST_SHARE = 0.95
+MIN_PAIRS = 5
+MIN_SHARE = 0.95
 
 Row = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Cell:
     @property
     def by_share(self) -> bool:
         """Met by the clause: at batch 1, 95 % of the bandwidth in at least five pairs whose probes agree."""
-        return self.share is not None and self.share >= LEAST_SHARE and self.pairs >= LEAST_PAIRS
+        return self.share is not None and self.share >= MIN_SHARE and self.pairs >= MIN_PAIRS
 
     @property
     def met(self) -> bool:
@@ -130,7 +130,7 @@ def _paired(
     if not both:
         return None
     agreeing = [number for number in both if steady(own[number], rows[number])]
-    counted = agreeing if column == "decode:1" and len(agreeing) >= LEAST_PAIRS else both
+    counted = agreeing if column == "decode:1" and len(agreeing) >= MIN_PAIRS else both
     ratio = statistics.median(
         gain(value_of(own[number], column), value_of(rows[number], column), column) for number in counted
     )

@@ -148,7 +148,7 @@ def test_a_step_that_one_thread_walks_has_the_limits_of_one(monkeypatch):
         def probe_bandwidth(self):
             return self.read
 
-    monkeypatch.setattr("penstock.bench.profile.Peaks", Told)
+    monkeypatch.setattr("penstock.bench.profile.MachineLimits", Told)
     what = Profile(DEMO, phases=("decode", "prefill"), threads=2, context=4, prompt_tokens=400, steps=9)
     prefill, decode = profile(what).phases
     assert decode.step_threads == 1

@@ -49,7 +49,7 @@ def test_latencies_count_from_when_a_request_was_due(make_llm, monkeypatch):
     assert run.whole == [4.0, 5.5, 1.0]
     assert report.seconds == 21.0
     assert report.output_tokens_per_s == 7 / 21
-    assert (report.most_running, report.most_waiting) == (1, 1)
+    assert (report.max_running, report.max_waiting) == (1, 1)
 
 
 def test_arrivals_are_a_poisson_process(make_llm):

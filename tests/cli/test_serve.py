@@ -21,7 +21,7 @@ import tritonclient.grpc as triton
 from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
 from penstock.errors import InvalidArgumentError
-from penstock.serving.settings import DoorLimits
+from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, ROOT, until
 from tests.support.grpc_client import Stream, tensor
 
@@ -192,9 +192,9 @@ def test_options_become_settings() -> None:
     settings = settings_of(parser.parse_args([*line, "--hang-seconds", "2", "--kv-cache", "int8", "--port", "9"]))
     limits = settings.door.limits
     assert (limits.body_bytes, limits.num_open, limits.request_s) == (1000, 7, 1.5)
-    assert settings_of(parser.parse_args(["serve", "m.psm"])).door.limits == DoorLimits()
+    assert settings_of(parser.parse_args(["serve", "m.psm"])).door.limits == GatewayLimits()
     assert settings.models == (("a", str(Path("x/m.psm").absolute())), ("", "/y/n.psm"))
-    assert (settings.num_workers, settings.patience.hang_s, settings.door.port) == (2, 2.0, 9)
+    assert (settings.num_workers, settings.supervision.hang_s, settings.door.port) == (2, 2.0, 9)
     assert (settings.options.engine.max_waiting, settings.options.engine.prefix_cache) == (7, False)
     assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
     assert settings.options.threads >= 1

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import AsyncClient, Client, ServiceError
 from penstock.errors import InvalidArgumentError
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.http_service import KEY, SECONDS, address, until
 
 
@@ -25,7 +25,7 @@ def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> No
     keys.write_text(KEY + "\n")
     keys.chmod(0o600)
     file, key = certificate
-    settings = DoorSettings(grpc_port=0, keys_file=keys, tls_certificate=file, tls_key=key)
+    settings = GatewaySettings(grpc_port=0, keys_file=keys, tls_certificate=file, tls_key=key)
     service = serve(settings=settings)
     port = service.grpc_address.rpartition(":")[2]
     inputs, options = {"text_input": ["the cat"]}, {"parameters": {"max_tokens": 2}}
@@ -54,7 +54,7 @@ def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> No
 def test_what_may_pass_is_tried_again(serve: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request may be open, and one is: the next is refused until that has ended."""
     monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 0.01)
-    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(num_open=1)))
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
     service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
     until(lambda: service.num_open == 1)
     inputs, options = {"text_input": ["the cat"]}, {"parameters": {"max_tokens": 2}}

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError
 from penstock.errors import InvalidArgumentError
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.serving.http.test_client_behaviour import ENDLESS, ROOMY, is_idle, num_connections
 from tests.support.command import DEMO
 from tests.support.http_service import until
@@ -153,7 +153,7 @@ def test_refusals_say_what_and_where(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     keys.chmod(0o600)
-    service = serve(settings=DoorSettings(keys_file=keys))
+    service = serve(settings=GatewaySettings(keys_file=keys))
     with Client(service.url) as client, pytest.raises(ServiceError, match="API key") as caught:
         client.models()
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")

@@ -12,7 +12,7 @@ import pytest
 from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError, UnsupportedError
 from penstock.client.tensors import InferResult
 from penstock.errors import InvalidArgumentError
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
 from tests.support.http_service import SECONDS, Service, address, until
 from tests.support.stub_methods import StubMethods
@@ -28,7 +28,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     admins = tmp_path_factory.mktemp("keys") / "admins"
     admins.write_text(ADMIN_KEY + "\n")
     admins.chmod(0o600)
-    settings = DoorSettings(grpc_port=0, admin_keys_file=admins)
+    settings = GatewaySettings(grpc_port=0, admin_keys_file=admins)
     found = Service({"demo": LLM(DEMO)}, settings, methods=StubMethods())
     yield found
     found.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.fair_queue import FairOrder
+from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S, EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.request import Request, ResolvedSampling, Status, Timings
@@ -157,7 +157,7 @@ def test_a_client_is_not_charged_for_requests_that_it_gave_up() -> None:
 
 
 def test_clients_that_left_are_forgotten() -> None:
-    order = FairOrder(PRIORITY_S)
+    order = FairQueue(PRIORITY_S)
     kept = Request(0, [1] * 1_000_000, 1, options=RequestOptions(client="kept"))
     order.place(kept, [])
     for number in range(1, 5000):

@@ -1,4 +1,4 @@
-"""Feed: what the engine makes of many requests, handed over once a step, is what each would get alone."""
+"""EngineThread: what the engine makes of many requests, handed over once a step, is what each would get alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm import engine_thread as feed_module
-from penstock.llm.engine_thread import IDLE_TURN_S, Feed, News
+from penstock.llm.engine_thread import IDLE_TURN_S, EngineThread, StepEvent
 from tests.support.engine_requests import PARAMS, PROMPTS, run_alone
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
@@ -25,19 +25,19 @@ class Inbox:
     """Takes deliveries; ``wait_for`` blocks until a condition over them holds."""
 
     def __init__(self) -> None:
-        self.calls: list[list[News]] = []
+        self.calls: list[list[StepEvent]] = []
         self._changed = threading.Condition()
 
-    def __call__(self, news: list[News]) -> None:
+    def __call__(self, news: list[StepEvent]) -> None:
         with self._changed:
             self.calls.append(news)
             self._changed.notify_all()
 
     @property
-    def news(self) -> list[News]:
+    def news(self) -> list[StepEvent]:
         return [one for call in self.calls for one in call]
 
-    def of(self, key: int) -> list[News]:
+    def of(self, key: int) -> list[StepEvent]:
         return [one for one in self.news if one.key == key]
 
     def wait_for(self, condition, seconds: float = 600.0) -> None:
@@ -48,7 +48,7 @@ class Inbox:
         self.wait_for(lambda: all(any(one.is_last for one in self.of(key)) for key in keys))
 
 
-def gated(feed: Feed) -> tuple[threading.Event, threading.Event]:
+def gated(feed: EngineThread) -> tuple[threading.Event, threading.Event]:
     """Steps of its engine wait for the second event; the first says that one does."""
     program = feed.llm.engine.program
     honest, entered, gate = program.step, threading.Event(), threading.Event()
@@ -64,11 +64,11 @@ def gated(feed: Feed) -> tuple[threading.Event, threading.Event]:
 
 @pytest.fixture
 def make_feed(make_llm):
-    made: list[Feed] = []
+    made: list[EngineThread] = []
 
-    def make(**options) -> tuple[Feed, Inbox]:
+    def make(**options) -> tuple[EngineThread, Inbox]:
         inbox = Inbox()
-        made.append(Feed(make_llm(**options), inbox))
+        made.append(EngineThread(make_llm(**options), inbox))
         return made[-1], inbox
 
     yield make
@@ -102,7 +102,7 @@ def test_a_step_is_one_delivery(make_feed):
 def test_a_resting_engine_begins_with_all_that_comes_together(make_llm, monkeypatch):
     monkeypatch.setattr(feed_module, "IDLE_TURN_S", 600.0)
     inbox, wakes = Inbox(), []
-    feed = Feed(make_llm(**ROOMY), inbox, wakes.append)
+    feed = EngineThread(make_llm(**ROOMY), inbox, wakes.append)
     try:
         while not feed._work._cond._waiters:  # until its thread rests
             time.sleep(0.001)
@@ -248,7 +248,7 @@ def test_the_loop_turns_without_work_and_stands_in_a_step(make_feed):
 
 def test_closing_tells_everybody(make_llm):
     inbox = Inbox()
-    feed = Feed(make_llm(**ROOMY), inbox)
+    feed = EngineThread(make_llm(**ROOMY), inbox)
     feed.submit(0, [5], ENDLESS)
     inbox.wait_for(lambda: inbox.of(0))
     feed.close()

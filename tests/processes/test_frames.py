@@ -25,7 +25,7 @@ def framed(message) -> bytes:
 
 
 def step(key: int, text: str = "") -> pb.FromWorker:
-    return pb.FromWorker(step=pb.Step(news=[pb.News(key=key, text=text)]))
+    return pb.FromWorker(step=pb.Step(news=[pb.StepEvent(key=key, text=text)]))
 
 
 def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:

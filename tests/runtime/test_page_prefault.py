@@ -12,7 +12,7 @@ import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
 from penstock.core.memory import make_memory
-from penstock.runtime.page_prefault import PagesAhead
+from penstock.runtime.page_prefault import PagePrefault
 from tests.support.command import DEMO
 
 
@@ -47,7 +47,7 @@ def maker():
 
 
 def test_the_next_run_is_made_when_half_of_this_one_is_used(maker):
-    ahead = PagesAhead(maker, 2, num_pages=150, run_len=40)
+    ahead = PagePrefault(maker, 2, num_pages=150, run_len=40)
     for used in (1, 20):
         ahead.use(used)
     assert ahead._thread is None  # who uses little starts no thread
@@ -65,7 +65,7 @@ def test_the_next_run_is_made_when_half_of_this_one_is_used(maker):
 
 def test_nothing_waits_for_it_and_closing_ends_it(maker):
     maker.gate.clear()
-    ahead = PagesAhead(maker, 3, num_pages=1000, run_len=8)
+    ahead = PagePrefault(maker, 3, num_pages=1000, run_len=8)
     ahead.use(1)
     ahead.use(900)  # returns although nothing is made yet
     assert ahead.num_made == 8
@@ -82,7 +82,7 @@ def test_nothing_waits_for_it_and_closing_ends_it(maker):
 
 def test_a_system_that_cannot_is_asked_once():
     maker = Maker(works=False)
-    ahead = PagesAhead(maker, 2, num_pages=100, run_len=20)
+    ahead = PagePrefault(maker, 2, num_pages=100, run_len=20)
     ahead.use(10)
     maker.wait(1)
     ahead._thread.join(600)

@@ -21,7 +21,7 @@ from penstock.runtime.cache import Cache
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.verify import VERIFY_MODES, open_verified
 from penstock.serving.workers.worker_config import WorkerConfig
-from penstock.serving.workers.worker_group import Fleet
+from penstock.serving.workers.worker_group import WorkerGroup
 from tests.support.command import DEMO, FOLDER, environment
 
 DAMAGE = r"segments\[0\] \(weights\)"
@@ -128,7 +128,7 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
             self.link, self.ended, self.stop = link, ended, stop
 
     class Launcher:
-        patience = SimpleNamespace(least_pause_s=0.01, most_pause_s=0.01)
+        supervision = SimpleNamespace(min_pause_s=0.01, max_pause_s=0.01)
 
         async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> Any:
             modes.append(config.verify)
@@ -146,7 +146,7 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
     async def start(path: Path, verify: str) -> list[str]:
         modes.clear()
         config = WorkerConfig("", "", "demo", str(path), verify=verify)
-        fleet = Fleet(Launcher(), config, 3, lambda: None, Counter())  # type: ignore[arg-type]
+        fleet = WorkerGroup(Launcher(), config, 3, lambda: None, Counter())  # type: ignore[arg-type]
         await fleet.start()
         while len(modes) < 6:
             await asyncio.sleep(0.01)

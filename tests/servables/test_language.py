@@ -20,7 +20,7 @@ from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits
 from penstock.servables.lifecycle.language_models import LanguageQueue
 from penstock.servables.lifecycle.repository import Servables
-from penstock.serving.workers.private_models import HiddenModels
+from penstock.serving.workers.private_models import PrivateModels
 from penstock.serving.workers.remote_model import RemoteBackend
 from tests.support.command import DEMO, FOLDER
 from tests.support.servable_folders import PATIENCE, ask, run, serving, until, write
@@ -99,7 +99,7 @@ class _HeardAnswer:
         self._heard.append(found)
 
 
-class Models(HiddenModels):
+class Models(PrivateModels):
     """Those of a service; what they answer is heard."""
 
     def __init__(self, *given: Any) -> None:

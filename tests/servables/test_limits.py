@@ -125,7 +125,7 @@ class Model:
 
     def __init__(self) -> None:
         self.tokenizer = self
-        self.num_open = self.most_open = 0
+        self.num_open = self.max_open = 0
         self.asked: list[str] = []
         self.gate = asyncio.Event()
 
@@ -149,7 +149,7 @@ class Answer:
 
     async def __aenter__(self) -> Answer:
         self.model.num_open += 1
-        self.model.most_open = max(self.model.most_open, self.model.num_open)
+        self.model.max_open = max(self.model.max_open, self.model.num_open)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -176,7 +176,7 @@ def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
             model.gate.set()
             assert (await many)["text"].tolist() == [one.encode() for one in given]
             model.gate.clear()
-            assert model.most_open == 3
+            assert model.max_open == 3
             first = asyncio.ensure_future(ask(servables, "it", {"text": given[:8]}, request_id="first"))
             while model.num_open < 3:
                 await asyncio.sleep(0.001)
@@ -187,7 +187,7 @@ def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
                 await asyncio.sleep(0.001)
             model.gate.set()
             assert (await second)["text"].tolist() == [one.encode() for one in given[:2]]
-            assert (model.num_open, model.most_open) == (0, 3)
+            assert (model.num_open, model.max_open) == (0, 3)
             await ask(servables, "it", {"text": given[:20]})  # nothing that left is counted any more
 
     run(work)

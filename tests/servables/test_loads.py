@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.servables.lifecycle.loaded_version import LoadedVersion, to_its_end
 from penstock.servables.lifecycle.repository import Servables
-from penstock.servables.process.open_version import Opening, Source
+from penstock.servables.process.open_version import OpenedVersion, Source
 from tests.support.servable_folders import PATIENCE, ask, children, pids, run, serving, write
 from tests.support.worker_processes import until
 
@@ -191,18 +191,18 @@ def cut(monkeypatch: pytest.MonkeyPatch, where: str, loading: asyncio.Future[Non
     """Cancel twice: when a new version has started, or when the process that only told what the file says ends, and
     while what was begun is undone.
     """
-    stop, load, close = LoadedVersion.stop, LoadedVersion.load, Opening.close
+    stop, load, close = LoadedVersion.stop, LoadedVersion.load, OpenedVersion.close
 
     async def cancelling_stop(version: LoadedVersion) -> None:
         loading.cancel()
         await stop(version)
 
-    async def cancelling_load(opening: Opening, languages: None = None) -> LoadedVersion:
+    async def cancelling_load(opening: OpenedVersion, languages: None = None) -> LoadedVersion:
         found = await load(opening, languages)
         loading.cancel()
         return found
 
-    async def cancelling_close(opening: Opening) -> None:
+    async def cancelling_close(opening: OpenedVersion) -> None:
         if opening.source.version == "3":
             loading.cancel()
         await close(opening)
@@ -211,7 +211,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, where: str, loading: asyncio.Future[Non
     if where == "start":
         monkeypatch.setattr(LoadedVersion, "load", staticmethod(cancelling_load))
     else:
-        monkeypatch.setattr(Opening, "close", cancelling_close)
+        monkeypatch.setattr(OpenedVersion, "close", cancelling_close)
 
 
 @pytest.mark.parametrize("end", ["close", "stop"])
@@ -321,7 +321,7 @@ def test_a_process_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
 
     async def work() -> None:
         source = Source("one", script, script.read_bytes(), "1", folder / "1", tmp_path)
-        ending = asyncio.ensure_future((await Opening.begin(source, PATIENCE)).close())
+        ending = asyncio.ensure_future((await OpenedVersion.begin(source, PATIENCE)).close())
         await asyncio.sleep(0.01)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -20,7 +20,7 @@ from penstock.servables.lifecycle.repository import Servables
 from penstock.servables.process import stage_worker
 from penstock.servables.process.failures import trace_of
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.grpc_client import SERVICE, refused, trailers
 from tests.support.http_service import Service
 from tests.support.servable_folders import PATIENCE, run, serving, until, write
@@ -59,7 +59,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("servables")
     write(root, "bad", STAGES)
     servables = Servables(PATIENCE)
-    found = Service({}, DoorSettings(grpc_port=0), methods=servables)
+    found = Service({}, GatewaySettings(grpc_port=0), methods=servables)
     found.do(servables.open(root))
     yield found
     found.do(servables.stop())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidFileError, NotFoundError, UnavailableError
-from penstock.serving.workers.private_models import HiddenModels
+from penstock.serving.workers.private_models import PrivateModels
 from tests.support.servable_folders import ask, run, serving, write
 
 STORY = """
@@ -45,9 +45,9 @@ class Shelf:
         return Named(name)
 
 
-def hidden(shelf: Shelf) -> HiddenModels:
+def hidden(shelf: Shelf) -> PrivateModels:
     models: Any = shelf
-    return HiddenModels(models, lambda *_: pytest.fail("nothing else is opened"))
+    return PrivateModels(models, lambda *_: pytest.fail("nothing else is opened"))
 
 
 @pytest.mark.parametrize(("names", "there"), [((), "none"), (("other", "third"), "other, third")])

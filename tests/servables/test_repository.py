@@ -12,7 +12,7 @@ import pytest
 
 from penstock.api_errors import RefusalError, refusal_of
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from tests.support.servable_folders import PATIENCE, ask, children, pids, request, run, serving, write
 from tests.support.worker_processes import until
 
@@ -243,7 +243,7 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
 
     async def work() -> None:
         with pytest.raises(UnavailableError, match="not loaded within 3 s"):
-            async with serving(tmp_path, Patience(load_s=3.0)):
+            async with serving(tmp_path, SupervisionPolicy(load_s=3.0)):
                 pass
         loading = asyncio.ensure_future(serving(tmp_path, PATIENCE).__aenter__())
         (tmp_path / "in").unlink(missing_ok=True)

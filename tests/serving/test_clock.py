@@ -12,10 +12,10 @@ import pytest
 import penstock
 from penstock.engine.options import RequestOptions
 from penstock.errors import DeadlineError
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.serving.test_cycles import Clients
 from tests.support.worker_processes import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
 
@@ -52,7 +52,7 @@ def test_an_hour_forth_and_back_ends_no_request(monkeypatch) -> None:
     """In the primary and in its worker, at every look at the clock."""
 
     async def main() -> None:
-        async with service(command=faulty("clock"), patience=Patience(hang_s=600.0)) as running:
+        async with service(command=faulty("clock"), supervision=SupervisionPolicy(hang_s=600.0)) as running:
             backend = await running.models.load(str(DEMO))
             own = RequestOptions(deadline_s=1800.0)
             expected = await tokens_of(backend, [5, 7, 9], SEEDED, own)
@@ -64,8 +64,8 @@ def test_an_hour_forth_and_back_ends_no_request(monkeypatch) -> None:
             assert await tokens_of(backend, [5, 7, 9], SEEDED, own) == expected
             with pytest.raises(DeadlineError):
                 await tokens_of(backend, [5, 7, 9], ENDLESS, RequestOptions(deadline_s=0.05))
-            limits = DoorLimits(request_s=1800.0, body_s=1800.0, write_s=1800.0)
-            door = make_app(running.models, DoorSettings(port=0, limits=limits))
+            limits = GatewayLimits(request_s=1800.0, body_s=1800.0, write_s=1800.0)
+            door = make_app(running.models, GatewaySettings(port=0, limits=limits))
             listener = Listener(door, door.settings)
             clients = Clients(running.models, listener.open(), "127.0.0.1:1")
             serving = asyncio.ensure_future(listener.serve())

@@ -16,14 +16,14 @@ from typing import Any
 
 import grpc
 
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.proto import wire_pb2 as wire
-from penstock.serving.settings import DoorSettings
-from penstock.serving.workers.failover import Journey
+from penstock.serving.settings import GatewaySettings
+from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker import Worker
 from penstock.serving.workers.worker_config import WorkerConfig
 from tests.support.grpc_client import SERVICE
@@ -85,7 +85,7 @@ class Clients:
 async def both_doors() -> AsyncIterator[tuple[Clients, Any]]:
     async with service() as running:
         backend = await running.models.load(str(DEMO))
-        door = make_app(running.models, DoorSettings(port=0, grpc_port=0))
+        door = make_app(running.models, GatewaySettings(port=0, grpc_port=0))
         listeners = [Listener(door, door.settings), GrpcListener(door)]
         clients = Clients(running.models, *(one.open() for one in listeners))
         serving = asyncio.gather(*(one.serve() for one in listeners))
@@ -154,9 +154,9 @@ def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch) -> None:
             assert not await left_by(clients.stream, "RESOURCE_EXHAUSTED", backend)
             link.max_open = most
 
-            monkeypatch.setattr(NewsAnswer, "_settle", lambda answer: answer.on_settled())  # it is not let go of
+            monkeypatch.setattr(EventAnswer, "_settle", lambda answer: answer.on_settled())  # it is not let go of
             found = await left_by(clients.http, b"200", backend)
-            assert found[f"{Journey.__module__}.{Journey.__qualname__}"] == NUM, found
+            assert found[f"{Failover.__module__}.{Failover.__qualname__}"] == NUM, found
 
     asyncio.run(main())
 

@@ -7,12 +7,12 @@ import gc
 import json
 import sys
 
-from penstock.llm.answer import NewsAnswer
-from penstock.llm.engine_thread import News
+from penstock.llm.answer import EventAnswer
+from penstock.llm.engine_thread import StepEvent
 from penstock.serving import metrics
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.serving.workers import worker_connection as link_module
 from tests.support.worker_processes import DEMO, service
 
@@ -58,15 +58,15 @@ class Traffic:
 
 def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
     """Less than an object in every fourth request; a planted one in each is seen."""
-    monkeypatch.setattr(link_module, "_MOST_NAMES", 64)
+    monkeypatch.setattr(link_module, "_MAX_NAMES", 64)
     monkeypatch.setattr(metrics, "WINDOW", 16)
     kept: list[object] = []
-    put = NewsAnswer.put
+    put = EventAnswer.put
 
     async def main() -> None:
         async with service() as running:
             await running.models.load(str(DEMO))
-            door = make_app(running.models, DoorSettings(port=0))
+            door = make_app(running.models, GatewaySettings(port=0))
             listener = Listener(door, door.settings)
             traffic = Traffic(listener.open())
             serving = asyncio.ensure_future(listener.serve())
@@ -76,11 +76,11 @@ def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
                 found.append(await traffic.round())
             assert min(found) < NUM // 4, found
 
-            def leak(answer: NewsAnswer, news: News) -> None:
+            def leak(answer: EventAnswer, news: StepEvent) -> None:
                 kept.append(object())
                 put(answer, news)
 
-            monkeypatch.setattr(NewsAnswer, "put", leak)
+            monkeypatch.setattr(EventAnswer, "put", leak)
             assert await traffic.round() > NUM // 2
             listener.stop(at_once=True)
             await serving

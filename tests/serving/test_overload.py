@@ -11,7 +11,7 @@ from tests.cli.test_serve import ask, serving
 from tests.support.worker_processes import DEMO, until
 
 PLACES, WAITING, NUM_NEW, NUM_SENT = 2, 4, 24, 90
-MOST_OPEN = PLACES + WAITING
+MAX_OPEN = PLACES + WAITING
 
 
 class Load:
@@ -46,7 +46,7 @@ class Load:
         self.send(3)
 
     async def run(self) -> None:
-        self.send(3 * MOST_OPEN)
+        self.send(3 * MAX_OPEN)
         await until(
             lambda: (
                 len(self.texts) + len(self.refused) == NUM_SENT
@@ -62,11 +62,11 @@ def test_what_is_taken_keeps_its_turn_and_the_rest_is_refused(tmp_path: Path) ->
             load = Load(client)
             await load.run()
             # One that ends makes place for one of the three that follow it.
-            assert (NUM_SENT - 3 * MOST_OPEN) // 3 <= len(load.texts) <= (NUM_SENT - 3 * MOST_OPEN) // 3 + 2 * MOST_OPEN
+            assert (NUM_SENT - 3 * MAX_OPEN) // 3 <= len(load.texts) <= (NUM_SENT - 3 * MAX_OPEN) // 3 + 2 * MAX_OPEN
             assert {(one.status, one.code) for one in load.refused} == {(429, "queue_full")}
             assert all(one.retry_after_s >= 1 for one in load.refused)
             # First come, first served: no longer than the queue is long, and as much for what the client sees late.
-            assert max(load.num_between) <= 2 * MOST_OPEN
+            assert max(load.num_between) <= 2 * MAX_OPEN
             assert [await load.text(number) for number in load.texts] == [*load.texts.values()]
 
     with serving(DEMO, "--max-requests", PLACES, "--max-waiting", WAITING, "--threads", 1, cwd=tmp_path) as (_, url, _):

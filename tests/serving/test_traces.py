@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.serving.traces import Traces, check_endpoint
 from tests.support.grpc_client import SERVICE, call, refused, request
 
@@ -128,7 +128,7 @@ def test_a_request_is_a_span_with_its_parts(serve, collector, caplog) -> None:
 
 def test_a_request_over_grpc_is_a_span(serve, collector) -> None:
     traces = Traces(collector.url)
-    service = serve("fake", traces=traces, settings=DoorSettings(grpc_port=0))
+    service = serve("fake", traces=traces, settings=GatewaySettings(grpc_port=0))
     metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "mine"))
     call(service, SERVICE + "ModelInfer", request().SerializeToString(), metadata)
     refused(service, SERVICE + "ModelInfer", request(model_name="other").SerializeToString())

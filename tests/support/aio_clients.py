@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from penstock.llm.llm import LLM
 from penstock.servables.lifecycle.repository import Servables
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
 from tests.support.http_service import KEY, SECONDS, Service, until
 from tests.support.servable_folders import PATIENCE, write
@@ -83,7 +83,7 @@ def service_of(folder: Path) -> Iterator[Service]:
     write(root, "waiting", WAITING)
     write(root, "spare", SPARE)
     servables = Servables(PATIENCE)
-    found = Service({"demo": LLM(DEMO)}, DoorSettings(grpc_port=0, admin_keys_file=admins), methods=servables)
+    found = Service({"demo": LLM(DEMO)}, GatewaySettings(grpc_port=0, admin_keys_file=admins), methods=servables)
     try:
         found.do(servables.open(root))
         yield found

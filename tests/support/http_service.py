@@ -16,7 +16,7 @@ from penstock.llm.llm import LLM
 from penstock.llm.local_backend import LocalBackend, LocalModels
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.serving.traces import Traces
 from penstock.tensors import Methods
 
@@ -44,13 +44,13 @@ class Service:
     def __init__(
         self,
         llms: Mapping[str, LLM],
-        settings: DoorSettings | None = None,
+        settings: GatewaySettings | None = None,
         traces: Traces | None = None,
         methods: Methods | None = None,
     ) -> None:
         self.llms, self.methods = llms, methods
         self._traces = traces
-        self._settings = replace(settings or DoorSettings(), port=0)
+        self._settings = replace(settings or GatewaySettings(), port=0)
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="service")

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.servables.lifecycle.repository import Servables
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 from tests.support.worker_processes import until
 
-PATIENCE = Patience(load_s=600.0, drain_s=600.0, least_pause_s=0.01, most_pause_s=0.05)
+PATIENCE = SupervisionPolicy(load_s=600.0, drain_s=600.0, min_pause_s=0.01, max_pause_s=0.05)
 HEAD = "import ctypes, os, sys, threading, time\nimport numpy as np\nfrom penstock import servable\n"
 
 
@@ -38,9 +38,9 @@ def children() -> set[int]:
 
 
 @asynccontextmanager
-async def serving(root: Path, patience: Patience = PATIENCE, **given: Any) -> AsyncIterator[Servables]:
+async def serving(root: Path, supervision: SupervisionPolicy = PATIENCE, **given: Any) -> AsyncIterator[Servables]:
     """What a folder holds, loaded; nothing is left afterwards."""
-    servables = Servables(patience, **given)
+    servables = Servables(supervision, **given)
     try:
         await servables.open(root)
         yield servables

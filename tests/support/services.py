@@ -11,7 +11,7 @@ import pytest
 
 from penstock.graph.export import export_bundle
 from penstock.llm.llm import LLM
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.serving.traces import Traces
 from tests.support.command import DEMO
 from tests.support.fake_model import FILES, later, make_llm
@@ -34,7 +34,7 @@ def serve(make_llm):
     made: list[Service] = []
 
     def start(
-        *names: str, settings: DoorSettings | None = None, traces: Traces | None = None, **sizes: object
+        *names: str, settings: GatewaySettings | None = None, traces: Traces | None = None, **sizes: object
     ) -> Service:
         llms = {name: make_llm(files=CHAT_FILES, **sizes) for name in names or ("fake",)}
         made.append(Service(llms, settings, traces))
@@ -51,7 +51,7 @@ def locked_grpc(serve, tmp_path):
     file = tmp_path / "keys"
     file.write_text(KEY + "\n")
     file.chmod(0o600)
-    return serve(settings=DoorSettings(grpc_port=0, keys_file=file))
+    return serve(settings=GatewaySettings(grpc_port=0, keys_file=file))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import psutil
 
 from penstock.engine.params import SamplingParams
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.runtime.program import ProgramLimits
 from penstock.serving.workers import worker_connection as link_module
 from penstock.serving.workers.primary import Primary
@@ -42,7 +42,7 @@ class Service:
 @asynccontextmanager
 async def service(
     *,
-    patience: Patience | None = None,
+    supervision: SupervisionPolicy | None = None,
     command=COMMAND,
     num_workers: int = 1,
     options: ModelOptions = OPTIONS,
@@ -54,7 +54,7 @@ async def service(
     A worker that says nothing for ``fresh_s`` is routed around: on a machine that stands still, none by chance.
     """
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
-    primary = Primary(patience, command, door)
+    primary = Primary(supervision, command, door)
     await primary.open()
     folder = Path(primary.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700

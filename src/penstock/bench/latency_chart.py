@@ -66,22 +66,22 @@ def draw_charts(title: str, about: str, capacity: float, first: Sequence[Line], 
 
 
 def _chart(name: str, capacity: float, lines: Sequence[Line], left: int) -> str:
-    most_x = _nice(max([capacity, *(x for line in lines for x, _ in line.points)]))
-    most_y = _nice(max([1e-3, *(y for line in lines for _, y in line.points)]))
+    max_x = _nice(max([capacity, *(x for line in lines for x, _ in line.points)]))
+    max_y = _nice(max([1e-3, *(y for line in lines for _, y in line.points)]))
     x0, x1, y0, y1 = left + _LEFT, left + _WIDTH - _RIGHT, _HEIGHT - _BOTTOM, _TOP
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return x0 + (x1 - x0) * x / most_x, y0 + (y1 - y0) * y / most_y
+        return x0 + (x1 - x0) * x / max_x, y0 + (y1 - y0) * y / max_y
 
     parts = [f"<text x='{x0}' y='{_TOP - 24}' font-size='13' fill='{_INK}'>{name}</text>"]
     for tick in range(_TICKS + 1):
-        x, y = at(most_x * tick / _TICKS, most_y * tick / _TICKS)
+        x, y = at(max_x * tick / _TICKS, max_y * tick / _TICKS)
         parts += [
             f"<line x1='{x0}' y1='{y:.1f}' x2='{x1}' y2='{y:.1f}' stroke='{_GRID}'/>",
             f"<text x='{x0 - 8}' y='{y + 4:.1f}' font-size='11' text-anchor='end' fill='{_FAINT}'>"
-            f"{most_y * tick / _TICKS:g}</text>",
+            f"{max_y * tick / _TICKS:g}</text>",
             f"<text x='{x:.1f}' y='{y0 + 16}' font-size='11' text-anchor='middle' fill='{_FAINT}'>"
-            f"{most_x * tick / _TICKS:g}</text>",
+            f"{max_x * tick / _TICKS:g}</text>",
         ]
     parts.append(
         f"<text x='{(x0 + x1) / 2:.1f}' y='{y0 + 36}' font-size='12' text-anchor='middle' fill='{_FAINT}'>"

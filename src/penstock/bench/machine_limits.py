@@ -7,12 +7,12 @@ from typing import Final
 from penstock.core import native
 from penstock.graph.ir import DType
 
-__all__ = ["Peaks"]
+__all__ = ["MachineLimits"]
 
 _DTYPES: Final = {"f32": DType.F32, "bf16": DType.BF16, "int8": DType.I8}
 
 
-class Peaks:
+class MachineLimits:
     """Arithmetic peaks and read bandwidths of a context's threads, as they were seen so far.
 
     ``ops_per_s`` has the highest of each type, for another process may have had the cores; ``bandwidths`` has every

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.machine_limits import Peaks
-from penstock.bench.open_model import check_size, open_subject
+from penstock.bench.machine_limits import MachineLimits
+from penstock.bench.open_model import check_size, open_model
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.request import Request, ResolvedSampling, Status
@@ -119,7 +119,7 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
         context_len=context_len,
         weights=what.weights,
     )
-    with open_subject(what, limits, "bench", progress) as (opened, program, graph):
+    with open_model(what, limits, "bench", progress) as (opened, program, graph):
         if program.info.context_len < context_len:
             raise InvalidArgumentError(
                 f"prompt_tokens {what.prompt_tokens} and new_tokens {what.new_tokens} at batch {largest} take a "
@@ -138,7 +138,7 @@ class _Measurement:
         self.engine = Engine(program, EngineOptions(max_mixed_tokens=0))  # answers begin together, as pages are planned
         self.random = np.random.default_rng()
         self.peak_rss = 0
-        self.peaks = Peaks(program.context)
+        self.peaks = MachineLimits(program.context)
 
     def report(self, load_s: float) -> Report:
         info, what = self.program.info, self.what

@@ -23,7 +23,7 @@ from penstock.runtime.program import ProgramLimits
 __all__ = ["OnlineBench", "OnlineReport", "RateReport", "Trace", "bench_online"]
 
 PERCENTILES = (50, 90, 99)
-MOST_RATES = 32
+MAX_RATES = 32
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class OnlineBench:
 
     def __post_init__(self) -> None:
         """Refuse rates that never come, or never end."""
-        if len(self.rates) + len(self.shares) > MOST_RATES:
-            raise InvalidArgumentError(f"rate must name at most {MOST_RATES} rates")
+        if len(self.rates) + len(self.shares) > MAX_RATES:
+            raise InvalidArgumentError(f"rate must name at most {MAX_RATES} rates")
         for rate in self.rates + self.shares:
             if not 1e-3 <= rate <= 1e6:
                 raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}")
@@ -106,8 +106,8 @@ class RateReport:
     output_tokens_per_s: float
     hit_rate: float
     num_preemptions: int
-    most_running: int
-    most_waiting: int
+    max_running: int
+    max_waiting: int
 
 
 @dataclass
@@ -172,7 +172,7 @@ class _Run:
         self.first_token: list[float] = []
         self.between: list[float] = []
         self.whole: list[float] = []
-        self.most_running = self.most_waiting = 0
+        self.max_running = self.max_waiting = 0
 
     def report(self) -> RateReport:
         engine = self.engine
@@ -191,8 +191,8 @@ class _Run:
             output_tokens_per_s=sum(self.answer_lens) / seconds,
             hit_rate=(after.num_cached_tokens - before.num_cached_tokens) / prompt_tokens,
             num_preemptions=after.num_preemptions - before.num_preemptions,
-            most_running=self.most_running,
-            most_waiting=self.most_waiting,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
         )
 
     def _play(self) -> float:
@@ -227,8 +227,8 @@ class _Run:
                 if request.finish_reason != "length":
                     raise InternalError(f"bench: a request ended by {request.finish_reason}")
                 self.whole.append(now - due_at[request.id])
-        self.most_running = max(self.most_running, len(self.engine.scheduler.running))
-        self.most_waiting = max(self.most_waiting, len(self.engine.scheduler.waiting))
+        self.max_running = max(self.max_running, len(self.engine.scheduler.running))
+        self.max_waiting = max(self.max_waiting, len(self.engine.scheduler.waiting))
 
 
 def _percentiles(values: list[float]) -> dict[int, float]:

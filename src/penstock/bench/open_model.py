@@ -15,12 +15,12 @@ from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
 from penstock.validation import given_number, whole
 
-__all__ = ["Subject", "check_size", "open_subject"]
+__all__ = ["OpenModel", "check_size", "open_model"]
 
 MAX_SIZE: Final = 1 << 20
 
 
-class Subject(Protocol):
+class OpenModel(Protocol):
     """Which model, and how it runs."""
 
     @property
@@ -50,8 +50,8 @@ def check_size(name: str, value: object, least: int = 1) -> None:
 
 
 @contextmanager
-def open_subject(
-    what: Subject, limits: ProgramLimits, name: str, progress: Callable[[Any], None] | None
+def open_model(
+    what: OpenModel, limits: ProgramLimits, name: str, progress: Callable[[Any], None] | None
 ) -> Iterator[tuple[Opened, NativeProgram, Graph]]:
     """The model, its program and its graph, closed at the end; UnsupportedError where ``name`` cannot measure it."""
     opened = open_program(

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.machine_limits import Peaks
+from penstock.bench.machine_limits import MachineLimits
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
-from penstock.bench.open_model import check_size, open_subject
+from penstock.bench.open_model import check_size, open_model
 from penstock.bench.span_totals import Pass, tally
 from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError
@@ -159,7 +159,7 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
         kv_layout=what.kv_cache,
         weights=what.weights,
     )
-    with open_subject(what, limits, "profile", progress) as (opened, program, graph):
+    with open_model(what, limits, "profile", progress) as (opened, program, graph):
         most = program.info.context_len
         num_prompt, num_context = _sizes(what, most)
         if _longest(what, num_prompt, num_context) > most:
@@ -190,7 +190,7 @@ class _Profiler:
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
         self.kept = [node.kept for node in spans.node_infos(program.model)]
-        self.peaks = Peaks(program.context)
+        self.peaks = MachineLimits(program.context)
         self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of so many threads, of all phases
 
     def report(self, populate_s: float) -> ProfileReport:
@@ -213,7 +213,7 @@ class _Profiler:
         threads = max(counts, key=lambda number: (counts[number], number))
         if threads < self.program.info.num_threads:  # a step too short to be shared
             with native.Context(threads, self.program.info.cpu_level) as context:
-                peaks = Peaks(context)
+                peaks = MachineLimits(context)
                 bandwidth = max(_probe(peaks), _probe(peaks))
             ops_per_s = self.fewer.setdefault(threads, peaks.ops_per_s)
             for name, value in peaks.ops_per_s.items():
@@ -335,7 +335,7 @@ class _Profiler:
         return rows, between
 
 
-def _probe(peaks: Peaks) -> float:
+def _probe(peaks: MachineLimits) -> float:
     """Read bandwidth now, and a look at the arithmetic."""
     peaks.probe_compute(0.05)
     return peaks.probe_bandwidth()

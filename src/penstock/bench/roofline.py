@@ -26,7 +26,7 @@ _FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans
 _TEXT_HEIGHT, _TEXT_WIDTH = 16, 7.6
 _NAME_AT = 0.22
 """Where along the memory's line its name stands."""
-_LEAST_SHARE = 0.002
+_MIN_SHARE = 0.002
 """An op that takes less of the step is not worth a point."""
 
 
@@ -99,7 +99,7 @@ def draw_roofline(report: ProfileReport, model: str) -> str:
 def _points(phase: PhaseReport) -> Iterator[_Point]:
     for row in phase.kinds:
         share = row.seconds / phase.wall_s
-        if row.num_ops and row.num_bytes and row.busy_seconds and share >= _LEAST_SHARE:
+        if row.num_ops and row.num_bytes and row.busy_seconds and share >= _MIN_SHARE:
             name = row.name.removeprefix("linear ")
             label = f"{name} {share:.0%}" if share >= 0.01 else name
             yield _Point(phase.phase, label, row.num_ops / row.num_bytes, _rate(row), share)

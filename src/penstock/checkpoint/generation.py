@@ -25,8 +25,8 @@ __all__ = [
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
 MAX_EOS_TOKENS: Final = 64
-LEAST_SHARE: Final = 1e-6
-LEAST_REPETITION_PENALTY: Final = 0.01
+MIN_SHARE: Final = 1e-6
+MIN_REPETITION_PENALTY: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     top_p = _share(reader.float("top_p", 1.0, max=1.0))
     typical_p = _share(reader.optional_float("typical_p", max=1.0))
     min_p = reader.optional_float("min_p", max=1.0) or 0.0
-    repetition_penalty = reader.float("repetition_penalty", 1.0, min=LEAST_REPETITION_PENALTY, max=100.0)
+    repetition_penalty = reader.float("repetition_penalty", 1.0, min=MIN_REPETITION_PENALTY, max=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next((token for token in bos if token >= 0), None),
@@ -86,7 +86,7 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
 
 def _share(value: float | None) -> float:
     """A part of the probability to keep; 0 and none are all of it."""
-    return max(value, LEAST_SHARE) if value else 1.0
+    return max(value, MIN_SHARE) if value else 1.0
 
 
 def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:

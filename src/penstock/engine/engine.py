@@ -27,10 +27,10 @@ from penstock.engine.params import check_num_top
 from penstock.engine.pooling import Pooling, pool
 from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
-from penstock.engine.request import Request, ResolvedSampling, Status, as_ours
+from penstock.engine.request import Request, ResolvedSampling, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
-from penstock.engine.stats import EngineFigures
+from penstock.engine.stats import EngineStats
 from penstock.engine.tail import check_sampling
 from penstock.errors import (
     DeadlineError,
@@ -243,7 +243,7 @@ class Engine:
         with self._alone():
             self._start_over(error)
             while self._incoming:
-                self._end(self._incoming.popleft(), "error", as_ours("the step", error))
+                self._end(self._incoming.popleft(), "error", to_penstock_error("the step", error))
             self._tell([])
 
     def step(self) -> list[Request]:
@@ -303,7 +303,7 @@ class Engine:
                 self.scheduler.advance(chunk)
         except Exception as error:
             for chunk in chunks:
-                self._end(chunk.request, "error", as_ours("the step", error))
+                self._end(chunk.request, "error", to_penstock_error("the step", error))
             return []
         row = 0
         for chunk in chunks:
@@ -328,7 +328,7 @@ class Engine:
                 accept_row(request, rows, own[-1])
                 self.num_output_tokens += 1
         except Exception as error:
-            self._end(request, "error", as_ours("the step", error))
+            self._end(request, "error", to_penstock_error("the step", error))
             return
         if request.status is Status.FINISHED:
             self.scheduler.remove(request)
@@ -340,7 +340,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         for request in everyone:
             request.pages, request.slot = None, -1
-            self._end(request, "error", as_ours("the step", error))
+            self._end(request, "error", to_penstock_error("the step", error))
 
     def _expire(self) -> None:
         """End the requests whose time is over."""
@@ -380,10 +380,10 @@ class Engine:
         """Whether it takes no more requests."""
         return self._closed
 
-    def figures(self) -> EngineFigures:
+    def figures(self) -> EngineStats:
         """Counters of this moment, from any thread."""
         ended = dict(self._num_finished)
-        return EngineFigures.of(self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, ended)
+        return EngineStats.of(self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, ended)
 
     def forget_prefixes(self) -> None:
         """Drop what the prefix cache knows; requests keep what they hold."""

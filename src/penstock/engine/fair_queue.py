@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.engine.request import Request
 
-__all__ = ["FairOrder", "heaviest"]
+__all__ = ["FairQueue", "heaviest"]
 
 _MAX_IDLE_CLIENTS: Final = 1024
 """Clients without a waiting request that a level remembers."""
@@ -68,7 +68,7 @@ def heaviest(waiting: Iterable[tuple[str, int]], client: str, priority: int | No
     return most if counts[most] > counts[client] + 1 else None
 
 
-class FairOrder:
+class FairQueue:
     """Gives requests their place.  ``priority_s``: seconds of waiting that a level of priority is worth."""
 
     def __init__(self, priority_s: float) -> None:

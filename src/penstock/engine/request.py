@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine.sampler import RowState
     from penstock.text.tokenizer import TextStream
 
-__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs", "as_ours"]
+__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs", "to_penstock_error"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Request:
     ``num_computed`` counts the leading tokens whose keys and values are in pages; a preempted request falls
     back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
     not computed for it but shared.  ``order``, which the scheduler gives it, sorts requests by urgency, arrival and
-    client; ``virtual_start`` is what FairOrder needs for that.
+    client; ``virtual_start`` is what FairQueue needs for that.
     ``slot`` is its place among the running ones, ``page_keys`` are the names of its leading pages, ``row`` is the
     sampler's, ``prompt_rows`` collects what is wanted of each position of the prompt.  With ``max_tokens`` 0 that is
     all: no token follows.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.  ``family`` is the
@@ -159,7 +159,7 @@ class Request:
             completes = self.text is not None and self.text.push(token)  # an end token may be part of the text
             stops = completes or token in self.stop_ids
         except Exception as error:  # a damaged tokenizer, or no memory for its text: this request's misfortune alone
-            self.finish("error", as_ours("the answer's text", error))
+            self.finish("error", to_penstock_error("the answer's text", error))
             return
         if stops:
             self.finish("stop")
@@ -178,12 +178,12 @@ class Request:
             if self.text is not None:
                 self.text.finish()
         except Exception as damage:
-            self.error = error or as_ours("the end of the answer's text", damage)
+            self.error = error or to_penstock_error("the end of the answer's text", damage)
         finally:
             self.status = Status.FINISHED  # last: who waits in another thread then finds all of it
 
 
-def as_ours(what: str, error: Exception) -> PenstockError:
+def to_penstock_error(what: str, error: Exception) -> PenstockError:
     """Whatever ``what`` raised as an error that a request can end with."""
     if isinstance(error, PenstockError):
         return error

@@ -3,7 +3,7 @@
 Requests go in the order of ``arrival + priority * priority_s``: within a priority the earlier arrival first, and a
 level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that comes that much later goes
 behind, so an endless stream of urgent ones starves nobody.  Within a priority clients have equal shares: a request goes
-in front of those of a client that has more waiting (``FairOrder``).  A request's place in that order never changes.
+in front of those of a client that has more waiting (``FairQueue``).  A request's place in that order never changes.
 
 Requests that run keep running, decodes before prompts, so that a long prompt never stalls an answer; a prompt is
 computed in chunks within the step's token budget, and in a step that decodes within a smaller one; waiting requests
@@ -28,7 +28,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.engine.fair_queue import FairOrder
+from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageLedger
 from penstock.engine.prefix import PageKeys
@@ -40,7 +40,7 @@ from penstock.runtime.program import PAGE_TOKENS, pages_for
 __all__ = ["Chunk", "Scheduler"]
 
 _STEP_NAMES: Final = (*map(str, STEP_TOKENS), "")
-_MOST_PASSED = 4
+_MAX_PASSED = 4
 """Waiting requests that may be passed by in a step because what they need is just being computed."""
 
 
@@ -111,7 +111,7 @@ class Scheduler:
         self.num_steps_by: Counter[str] = Counter()
         self._keys = keys or PageKeys()
         self._all_share = keys is not None
-        self._order = FairOrder(priority_s)
+        self._order = FairQueue(priority_s)
         self.whole_prompts = False
         self._free_slots = list(range(max_requests - 1, -1, -1))
 
@@ -305,7 +305,7 @@ class Scheduler:
     def _admit(self, step: _Step, before: Request | None = None) -> None:
         """Let waiting requests join; with ``before`` only those that go before that one."""
         index = 0
-        while index < min(len(self.waiting), _MOST_PASSED) and step.budget > 0:
+        while index < min(len(self.waiting), _MAX_PASSED) and step.budget > 0:
             request = self.waiting[index]
             if before is not None and request.order >= before.order:
                 return

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.engine.scheduler import Scheduler
 
-__all__ = ["STEP_TOKENS", "EngineFigures"]
+__all__ = ["STEP_TOKENS", "EngineStats"]
 
 STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Bounds by which steps are counted, as vLLM has them."""
 
 
 @dataclass(frozen=True)
-class EngineFigures:
+class EngineStats:
     """Counts at one moment; those of tokens, steps and ends since the engine began.
 
     Pages are those of the page group that holds most.  ``num_named_pages`` could be shared by a later request; without
@@ -48,7 +48,7 @@ class EngineFigures:
         num_steps: int,
         num_output_tokens: int,
         num_finished: Mapping[str, int],
-    ) -> EngineFigures:
+    ) -> EngineStats:
         """Those of a scheduler, with what the engine counts itself."""
         pools = scheduler.ledger.pools
         fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
@@ -68,7 +68,7 @@ class EngineFigures:
             num_steps_by=dict(scheduler.num_steps_by),
         )
 
-    def since(self, earlier: EngineFigures) -> EngineFigures:
+    def since(self, earlier: EngineStats) -> EngineStats:
         """What was counted since an earlier moment of the same engine; gauges are those of now."""
         counters = (
             "num_steps", "num_preemptions", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens",

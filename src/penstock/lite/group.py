@@ -26,7 +26,7 @@ __all__ = ["ModelGroup"]
 
 _WEIGHTS: Final = "weights"
 _COMPARED_PAGES: Final = 4096  # at a time: 16 MB
-_LEAST_RUN: Final = 16
+_MIN_RUN: Final = 16
 """Pages in a row: each run is a mapping, of which a process may have 65,530."""
 
 
@@ -148,8 +148,8 @@ def _equal_runs(
             if is_equal and begin is None:
                 begin = page
             elif not is_equal and begin is not None:
-                if page - begin >= _LEAST_RUN:
+                if page - begin >= _MIN_RUN:
                     yield begin * mmap.PAGESIZE, page * mmap.PAGESIZE
                 begin = None
-    if begin is not None and num_pages - begin >= _LEAST_RUN:
+    if begin is not None and num_pages - begin >= _MIN_RUN:
         yield begin * mmap.PAGESIZE, num_pages * mmap.PAGESIZE

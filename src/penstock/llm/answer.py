@@ -10,17 +10,17 @@ from types import TracebackType
 from penstock.engine.request import TokenLogprobs
 from penstock.errors import PenstockError
 from penstock.llm.backend import Delta
-from penstock.llm.engine_thread import News
+from penstock.llm.engine_thread import StepEvent
 
-__all__ = ["NewsAnswer"]
+__all__ = ["EventAnswer"]
 
 
 def _nothing() -> None:
     """Nobody is to be told."""
 
 
-class NewsAnswer:
-    """The Answer that whoever receives News fills with ``put``, in the event loop of its reader.
+class EventAnswer:
+    """The Answer that whoever receives StepEvent fills with ``put``, in the event loop of its reader.
 
     ``on_abort`` is called once when the reader goes before the end.
     """
@@ -34,7 +34,7 @@ class NewsAnswer:
         self.timings: Mapping[str, float] = {}
         self.has_begun = False
         self.is_complete = False
-        self.last: News | None = None
+        self.last: StepEvent | None = None
         self.on_settled: Callable[[], None] = _nothing
         """Called when something came of it: its first news, its last, an error, or its reader's leaving."""
         self.take_now: Callable[[Delta], bool] | None = None
@@ -46,7 +46,7 @@ class NewsAnswer:
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, news: News) -> None:
+    def put(self, news: StepEvent) -> None:
         """Take what came, its lists with it; nothing more may come after the last."""
         self.last = news
         settles, self.has_begun = news.is_last or not self.has_begun, True
@@ -78,7 +78,7 @@ class NewsAnswer:
         self._wake()
         self._settle()
 
-    def _is_taken_now(self, news: News) -> bool:
+    def _is_taken_now(self, news: StepEvent) -> bool:
         """Whether ``take_now`` took it: not when its reader is behind, nor the end of an answer."""
         reader, take_now = self._reader, self.take_now
         if take_now is None or reader is None or reader.done() or self._unread or news.finish_reason is not None:
@@ -89,7 +89,7 @@ class NewsAnswer:
             self._error = error
             return True
 
-    def _append(self, news: News) -> None:
+    def _append(self, news: StepEvent) -> None:
         for unread in self._unread:  # of a reader who is behind: as many as there are answers
             if unread.index == news.index:
                 unread.text += news.text
@@ -109,7 +109,7 @@ class NewsAnswer:
         """Whether nothing more will come."""
         return self._ended
 
-    def __aiter__(self) -> NewsAnswer:
+    def __aiter__(self) -> EventAnswer:
         return self
 
     async def __anext__(self) -> Delta:
@@ -148,7 +148,7 @@ class NewsAnswer:
             on_abort()
             self._settle()
 
-    async def __aenter__(self) -> NewsAnswer:
+    async def __aenter__(self) -> EventAnswer:
         return self
 
     async def __aexit__(
@@ -156,7 +156,7 @@ class NewsAnswer:
     ) -> None:
         self.close()
 
-    async def whole(self) -> News:
+    async def whole(self) -> StepEvent:
         """The last news, for an answer that comes as one; raises what it ended with."""
         async for _ in self:
             pass

@@ -250,6 +250,6 @@ class AsyncLLM:
 
 
 def _check_loop(own: asyncio.AbstractEventLoop) -> None:
-    """News come to one event loop: whoever waits in another one would wait for ever."""
+    """StepEvent come to one event loop: whoever waits in another one would wait for ever."""
     if asyncio.get_running_loop() is not own:
         raise InvalidArgumentError("the AsyncLLM is used in the event loop that it was made in; this is another one")

@@ -18,7 +18,7 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.engine.pooling import Embedding
 from penstock.engine.request import TokenLogprobs
-from penstock.engine.stats import EngineFigures
+from penstock.engine.stats import EngineStats
 from penstock.errors import UnavailableError
 from penstock.llm.result import Score
 from penstock.text.tokenizer import Tokenizer
@@ -111,7 +111,7 @@ class WorkerState:
     version: int
     heartbeat_age_s: float
     num_open: int
-    figures: EngineFigures | None = None
+    figures: EngineStats | None = None
 
 
 class Backend(Protocol):
@@ -191,7 +191,7 @@ class Backend(Protocol):
     ) -> list[Embedding]:
         """``LLM.embed`` of prompts, in their order; cancelling the caller ends them."""
 
-    def figures(self) -> EngineFigures | None:
+    def figures(self) -> EngineStats | None:
         """The sums over its engines as last heard, without waiting; None before the first."""
 
     def deaths(self) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.pooling import Pooling, check_embedding
 from penstock.engine.prompt_logits import PromptScores
-from penstock.engine.request import Request, Status, TokenLogprobs, as_ours
+from penstock.engine.request import Request, Status, TokenLogprobs, to_penstock_error
 from penstock.engine.tail import check_scoring
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.result import all_finished, make_result
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     from penstock.llm.llm import LLM
 
-__all__ = ["IDLE_TURN_S", "Feed", "News", "Opening"]
+__all__ = ["IDLE_TURN_S", "EngineThread", "Started", "StepEvent"]
 
 IDLE_TURN_S: Final = 0.25
 _REST_S: Final = 0.001
 """After the first token of a request: about as long as it takes to a client of the same machine."""
-_MOST_RESTED: Final = 4
+_MAX_RESTED: Final = 4
 """Among more answers nobody waits for one request's first token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class Started:
     """What is known of a request once its first answer begins.
 
     ``num_prompt_tokens`` is what was left of a prompt that was cut; ``num_cached_tokens`` of them were shared instead
@@ -52,7 +52,7 @@ class Opening:
 
 
 @dataclass(slots=True)
-class News:
+class StepEvent:
     """What a step brought for one answer of a request.
 
     ``finish_reason``, ``timings`` (``Timings.summary``) and an embedding's ``vector`` [hidden_size] come with the
@@ -66,7 +66,7 @@ class News:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
-    opening: Opening | None = None
+    opening: Started | None = None
     timings: dict[str, float] | None = None
     vector: NDArray[np.float32] | None = None
     error: PenstockError | None = None
@@ -92,7 +92,7 @@ class _Open:
         return (self.params.best_of or 0) > self.params.n
 
 
-class Feed:
+class EngineThread:
     """Drives an LLM's engine.
 
     ``deliver`` is called with the news of a step, in order, in the thread of the step or of a ``submit``, one call at a
@@ -105,7 +105,7 @@ class Feed:
     def __init__(
         self,
         llm: LLM,
-        deliver: Callable[[list[News]], None],
+        deliver: Callable[[list[StepEvent]], None],
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         if llm.engine.observer is not None:
@@ -213,21 +213,21 @@ class Feed:
     def _observe(self, requests: Sequence[Request]) -> None:
         """In the thread that stepped: what is new."""
         with self._lock:
-            news: list[News] = []
+            news: list[StepEvent] = []
             for request in requests:
                 owner = self._owners.get(request.id)
                 if owner is not None:
                     news += self._news_of(*owner)
             if news:
                 self._deliver(news)
-                self._has_first = len(news) <= _MOST_RESTED and any(one.opening is not None for one in news)
+                self._has_first = len(news) <= _MAX_RESTED and any(one.opening is not None for one in news)
         self._end_doomed()
 
     def _end_doomed(self) -> None:
         while self._doomed:
             self.llm.engine.abort(self._doomed.pop())
 
-    def _news_of(self, one: _Open, index: int) -> list[News]:
+    def _news_of(self, one: _Open, index: int) -> list[StepEvent]:
         request = one.requests[index]
         if one.ended[index]:
             return []
@@ -235,13 +235,13 @@ class Feed:
         one.ended[index] = finished
         if request.error is not None:
             self._fail(one)
-            return [News(one.key, error=request.error, is_last=True)]
+            return [StepEvent(one.key, error=request.error, is_last=True)]
         if one.is_choice:
             return self._best(one)
         start = one.num_given[index]
         ids = request.output_ids[start:]
         one.num_given[index] = start + len(ids)
-        piece = News(one.key, index, "" if request.text is None else request.text.take(), ids)
+        piece = StepEvent(one.key, index, "" if request.text is None else request.text.take(), ids)
         if one.params.logprobs is not None:
             piece.logprobs = request.logprobs[start : start + len(ids)]
         if index == 0 and not one.has_opened:
@@ -253,7 +253,7 @@ class Feed:
             self._finish(one, index, piece)
         return [piece]
 
-    def _finish(self, one: _Open, index: int, piece: News) -> None:
+    def _finish(self, one: _Open, index: int, piece: StepEvent) -> None:
         request = one.requests[index]
         piece.finish_reason = request.finish_reason
         piece.timings = request.timings.summary(len(request.output_ids))
@@ -268,16 +268,16 @@ class Feed:
         self._forget(one)
         self._doomed += [request for request in one.requests if request.status is not Status.FINISHED]
 
-    def _best(self, one: _Open) -> list[News]:
+    def _best(self, one: _Open) -> list[StepEvent]:
         if not all_finished(one.requests):
             return []
         self._forget(one)
         try:
             result = make_result(one.requests, one.params)
         except PenstockError as error:
-            return [News(one.key, error=error, is_last=True)]
+            return [StepEvent(one.key, error=error, is_last=True)]
         news = [
-            News(
+            StepEvent(
                 one.key, index, choice.text, choice.token_ids, choice.logprobs, choice.finish_reason,
                 seed=choice.seed if index else None,
             )
@@ -303,11 +303,11 @@ class Feed:
                     time.sleep(_REST_S)
             except Exception as error:  # requests' own never come out here: nobody else would end them
                 if not engine.is_closed:
-                    engine.fail_all(as_ours("the step", error))
+                    engine.fail_all(to_penstock_error("the step", error))
 
 
-def _opening(request: Request) -> Opening:
-    return Opening(
+def _opening(request: Request) -> Started:
+    return Started(
         seed=request.sampling.seed,
         num_prompt_tokens=len(request.prompt_ids),
         num_cached_tokens=request.num_cached,

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.engine.pooling import Embedding
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard
-from penstock.llm.engine_thread import Feed, News
+from penstock.llm.engine_thread import EngineThread, StepEvent
 from penstock.llm.result import Score
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
-    from penstock.engine.stats import EngineFigures
+    from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Backend, Models, WorkerState
     from penstock.llm.llm import LLM
     from penstock.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalBackend", "LocalModels", "card_of", "embedding_of", "in_order", "score_of"]
 
 STALE_S: Final = 30.0
-_MOST_OPEN_EMBEDDINGS: Final = 64
+_MAX_OPEN_EMBEDDINGS: Final = 64
 
 
 def card_of(llm: LLM, name: str, source: str, version: int = 1) -> ModelCard:
@@ -54,14 +54,14 @@ def card_of(llm: LLM, name: str, source: str, version: int = 1) -> ModelCard:
     )
 
 
-def score_of(prompt_ids: Sequence[int], answer: NewsAnswer, last: News) -> Score:
+def score_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent) -> Score:
     """What a scored prompt's news say."""
     if last.finish_reason != "length":
         raise UnavailableError("the model was closed before the prompt was scored")
     return Score(list(prompt_ids), answer.prompt_logprobs or [])
 
 
-def embedding_of(prompt_ids: Sequence[int], answer: NewsAnswer, last: News) -> Embedding:
+def embedding_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent) -> Embedding:
     """What an embedded prompt's news say; of a prompt that was cut the end is what was embedded."""
     if last.vector is None:
         raise UnavailableError("the model was closed before the prompt was embedded")
@@ -77,7 +77,7 @@ async def in_order(
     tasks: list[asyncio.Future[Embedding]] = []
     try:
         for index in range(len(prompts)):
-            while len(tasks) < len(prompts) and len(tasks) < index + _MOST_OPEN_EMBEDDINGS:
+            while len(tasks) < len(prompts) and len(tasks) < index + _MAX_OPEN_EMBEDDINGS:
                 tasks.append(embed_one(prompts[len(tasks)]))
             done.append(await tasks[index])
     finally:
@@ -98,9 +98,9 @@ class LocalBackend:
         self.error = ""
         self._loop = asyncio.get_running_loop()
         self._keys = count()
-        self._answers: dict[int, NewsAnswer] = {}
+        self._answers: dict[int, EventAnswer] = {}
         self._closed = False
-        self._feed = Feed(llm, self._hand_over)
+        self._feed = EngineThread(llm, self._hand_over)
 
     @property
     def state(self) -> str:
@@ -133,7 +133,7 @@ class LocalBackend:
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
-    ) -> NewsAnswer:
+    ) -> EventAnswer:
         """Begin answers; as Backend has it.  A local model has no use for ``request_id``, which is for logs."""
         return self._begin(lambda key: self._feed.submit(key, prompt_ids, params, options))
 
@@ -168,7 +168,7 @@ class LocalBackend:
 
         return await in_order(prompts, lambda ids: asyncio.ensure_future(one(ids)))
 
-    def figures(self) -> EngineFigures:
+    def figures(self) -> EngineStats:
         """The engine's, of this moment."""
         return self.llm.engine.figures()
 
@@ -186,11 +186,11 @@ class LocalBackend:
             self._closed = True
             await asyncio.to_thread(self._feed.close)
 
-    def _begin(self, call: Callable[[int], None]) -> NewsAnswer:
+    def _begin(self, call: Callable[[int], None]) -> EventAnswer:
         if self._closed:
             raise UnavailableError(f"{self.name} is closed")
         key = next(self._keys)
-        answer = self._answers[key] = NewsAnswer(lambda: self._abort(key))
+        answer = self._answers[key] = EventAnswer(lambda: self._abort(key))
         try:
             call(key)
         except BaseException:
@@ -202,12 +202,12 @@ class LocalBackend:
         self._answers.pop(key, None)
         self._feed.abort(key)
 
-    def _hand_over(self, news: list[News]) -> None:
+    def _hand_over(self, news: list[StepEvent]) -> None:
         """In the engine's thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._put, news)
 
-    def _put(self, news: list[News]) -> None:
+    def _put(self, news: list[StepEvent]) -> None:
         for one in news:
             answer = self._answers.get(one.key)
             if answer is not None:

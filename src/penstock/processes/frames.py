@@ -35,14 +35,14 @@ Incoming = TypeVar("Incoming")
 class FrameStream(Generic[Incoming]):
     """One end of a stream over ``own``, a connected socket that this closes; ``parse`` makes messages of bytes.
 
-    Messages wait for ``read``, or go to ``listen``'s listener as they come.  A longer message than ``most_bytes``, one
+    Messages wait for ``read``, or go to ``listen``'s listener as they come.  A longer message than ``max_bytes``, one
     that ``parse`` or the listener refuses, and a socket that fails end the stream: ``error`` says why, None for an end
     that the other side chose.  Use it in the event loop in which it was made, but for ``send``.
     """
 
-    def __init__(self, own: socket.socket, parse: Callable[[bytes], Incoming], most_bytes: int) -> None:
+    def __init__(self, own: socket.socket, parse: Callable[[bytes], Incoming], max_bytes: int) -> None:
         own.setblocking(False)
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self.on_room: Callable[[], None] = lambda: None
@@ -130,8 +130,8 @@ class FrameStream(Generic[Incoming]):
         held += data
         while len(held) - start >= _LENGTH.size and not self._closed:
             (size,) = _LENGTH.unpack_from(held, start)
-            if size > self.most_bytes:
-                self._fail(InternalError(f"a message of {size} bytes came, where {self.most_bytes} may"))
+            if size > self.max_bytes:
+                self._fail(InternalError(f"a message of {size} bytes came, where {self.max_bytes} may"))
                 return
             first = start + _LENGTH.size
             if len(held) - first < size:

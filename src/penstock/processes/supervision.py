@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CAUSES", "LOOP_DEATHS", "QUICK_DEATH_S", "Death", "Patience"]
+__all__ = ["CAUSES", "LOOP_DEATHS", "QUICK_DEATH_S", "Death", "SupervisionPolicy"]
 
 CAUSES: Final = ("signal", "exit", "hang", "start")
 """Of a worker's death: a signal ended it, it ended itself, its engine's loop stood still, it never was ready."""
@@ -25,14 +25,14 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Patience:
+class SupervisionPolicy:
     """Seconds.  ``hang_s``: an engine whose loop has not turned for so long is killed; a step may take no longer.
     ``load_s``: a model that loads longer has failed.  ``drain_s``: open requests get so long to end.
-    ``least_pause_s``, ``most_pause_s``: between restarts after the first, doubling.
+    ``min_pause_s``, ``max_pause_s``: between restarts after the first, doubling.
     """
 
     hang_s: float = 30.0
     load_s: float = 600.0
     drain_s: float = 30.0
-    least_pause_s: float = 0.2
-    most_pause_s: float = 30.0
+    min_pause_s: float = 0.2
+    max_pause_s: float = 30.0

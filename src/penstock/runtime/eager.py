@@ -225,11 +225,11 @@ def _complete(limits: ProgramLimits, longest: int, scheme: str, bidirectional: b
 
     With ``bidirectional`` attention a row for each token: a prompt whose rows are wanted runs whole.
     """
-    most_rows = max(limits.max_tokens, limits.max_requests) if bidirectional else limits.max_requests
+    max_rows = max(limits.max_tokens, limits.max_requests) if bidirectional else limits.max_requests
     context_len = min(limits.context_len or longest, longest)
     return replace(
         limits,
-        max_rows=limits.max_rows or most_rows,
+        max_rows=limits.max_rows or max_rows,
         num_pages=limits.num_pages or pages_for(context_len) * limits.max_requests,
         context_len=context_len,
         kv_layout=kv_layout_of(limits.kv_layout, scheme),

@@ -12,7 +12,7 @@ from penstock.core.kv import KV_NUMBERS
 from penstock.core.memory import make_memory, use_small_pages
 from penstock.errors import OutOfMemoryError
 from penstock.runtime.machine import memory
-from penstock.runtime.page_prefault import PagesAhead
+from penstock.runtime.page_prefault import PagePrefault
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 from penstock.runtime.verify import open_verified
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 
-LEAST_CONTEXT = 2048
+MIN_CONTEXT = 2048
 """A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
 _HUGE_PAGE_BYTES = 2 << 20
 _UNKNOWN_BYTES = 1 << 62
@@ -66,11 +66,11 @@ def fit_limits(
     context_len = min(limits.context_len or longest, longest)
     max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
     # A prompt whose rows are wanted cannot be cut into steps by the rows when it must run whole.
-    most_rows = max(max_tokens, limits.max_requests) if model.info.bidirectional else limits.max_requests
+    max_rows = max(max_tokens, limits.max_requests) if model.info.bidirectional else limits.max_requests
     base = ProgramLimits(
         max_tokens=max_tokens,
         max_requests=limits.max_requests,
-        max_rows=limits.max_rows or most_rows,
+        max_rows=limits.max_rows or max_rows,
         num_pages=limits.num_pages or pages_for(context_len),
         context_len=context_len,
         kv_layout=kv_layout_of(limits.kv_layout, model.info.scheme),
@@ -85,7 +85,7 @@ def fit_limits(
         num_pages = max(pages_for(context_len), wanted)
         if fixed + num_pages * page > available and limits.context_len == 0:
             shrunk = max(0, available - fixed) // page
-            if shrunk >= min(pages_for(context_len), pages_for(LEAST_CONTEXT)):
+            if shrunk >= min(pages_for(context_len), pages_for(MIN_CONTEXT)):
                 num_pages = shrunk
                 context_len = min(context_len, shrunk * PAGE_TOKENS)
         base = dataclasses.replace(base, num_pages=num_pages, context_len=context_len)
@@ -144,7 +144,7 @@ class NativeProgram:
         """Seconds that verifying the checksums took; 0 when they were not read."""
         self._closed = False
         run_len = max(1, _HUGE_PAGE_BYTES * info.num_states // max(1, plan.kv_page_bytes))
-        self._ahead = PagesAhead(self._make_pages, info.num_states, limits.num_pages, run_len)
+        self._ahead = PagePrefault(self._make_pages, info.num_states, limits.num_pages, run_len)
         for state in range(info.num_states):  # who needs a few tokens shall not wait for a huge page in each layer
             use_small_pages(*self._memory_of(state, 0, run_len))
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["PagesAhead"]
+__all__ = ["PagePrefault"]
 
-LEAST_MARGIN: Final = 16
+MIN_MARGIN: Final = 16
 """Pages: a step of 512 tokens, while which the next ones are made."""
 PAUSE: Final = 1.0
 """Times what a part took."""
 
 
-class PagesAhead:
+class PagePrefault:
     """Makes the memory of ``num_pages`` KV pages in runs of ``run_len``, in order, each when half of the one before is
     used.
 
@@ -35,7 +35,7 @@ class PagesAhead:
         self._num_parts = num_parts
         self._num_pages = num_pages
         self._run_len = run_len
-        self._margin = max(LEAST_MARGIN, run_len // 2)
+        self._margin = max(MIN_MARGIN, run_len // 2)
         self._made = self._wanted = min(num_pages, run_len)
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None

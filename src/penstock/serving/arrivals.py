@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["FRESH_S", "MOST_S", "Arrivals"]
+__all__ = ["FRESH_S", "MAX_S", "Arrivals"]
 
 FRESH_S: Final = 0.005
 """A connection that was opened a shorter time ago and has sent nothing is likely to send a request."""
-MOST_S: Final = 0.01
+MAX_S: Final = 0.01
 """Nobody is kept waiting for longer."""
 _LOOK_S: Final = 0.0003
 _NUM_ROUNDS: Final = 3
@@ -46,9 +46,9 @@ class Arrivals:
         return len(self._fresh)
 
     def settle(self, callback: Callable[[], None]) -> None:
-        """Call it once nothing more is expected and what is here already has gone its way, MOST_S from now at last."""
+        """Call it once nothing more is expected and what is here already has gone its way, MAX_S from now at last."""
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._look, callback, loop.time() + MOST_S, 1)
+        loop.call_soon(self._look, callback, loop.time() + MAX_S, 1)
 
     def _look(self, callback: Callable[[], None], until: float, rounds: int) -> None:
         loop = asyncio.get_running_loop()

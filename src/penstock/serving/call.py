@@ -19,7 +19,7 @@ from penstock.llm.backend import known_card
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
     from penstock.serving.metrics import Metrics
-    from penstock.serving.settings import DoorSettings
+    from penstock.serving.settings import GatewaySettings
     from penstock.serving.traces import Trace
     from penstock.tensors import Methods
 
@@ -99,7 +99,7 @@ class Call:
     path_values: Mapping[str, str]
     body: dict[str, Any]
     models: Models
-    settings: DoorSettings
+    settings: GatewaySettings
     metrics: Metrics
     send: Send
     arrived: float = field(default_factory=time.perf_counter)

@@ -26,13 +26,13 @@ from penstock.serving.json_bounds import check_counts, decode
 from penstock.serving.keys import Admission
 from penstock.serving.metrics import Metrics
 from penstock.serving.operations import Media, Operation, Routes, is_oip
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from penstock.serving.traces import Traces
     from penstock.tensors import Methods
 
-__all__ = ["LOG", "REQUEST_ID", "Door"]
+__all__ = ["LOG", "REQUEST_ID", "Gateway"]
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _HOST: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,255})|\[(?P<address>[0-9A-Fa-f:.]{2,45})\])(?::[0-9]{0,5})?")
@@ -44,7 +44,7 @@ _SINGLE_HEADERS: Final = (
 )  # fmt: skip
 
 
-class Door:
+class Gateway:
     """Lets requests in.  ``admission``: who is known; everybody unless given.  ``metrics``: those of another door of
     the service.  ``traces``: where spans of the requests go.  ``methods``: servables beside the models.
     ``arrivals``: who is told of connections.
@@ -54,7 +54,7 @@ class Door:
         self,
         routes: Routes,
         models: Models,
-        settings: DoorSettings,
+        settings: GatewaySettings,
         admission: Admission | None = None,
         metrics: Metrics | None = None,
         traces: Traces | None = None,

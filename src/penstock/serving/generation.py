@@ -24,7 +24,7 @@ Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
 TakeNow = Callable[[int, "Answer", "Delta"], bool]
 """The same without waiting; False, and nothing is done, where it would have to wait."""
 
-MOST_AT_ONCE: Final = 32
+MAX_AT_ONCE: Final = 32
 """Prompts of one HTTP request that are open at a time: the others wait here, not in the engine's queue."""
 _RETRY_S: Final = 0.05
 _COUNT: Final = Whole(0, 2**53)
@@ -84,7 +84,7 @@ class Generation:
             for index in todo:
                 await self._answer(index, prompts[index], take, take_now, is_first=index == 0)
 
-        tasks = [asyncio.create_task(work()) for _ in range(min(MOST_AT_ONCE, len(prompts)))]
+        tasks = [asyncio.create_task(work()) for _ in range(min(MAX_AT_ONCE, len(prompts)))]
         try:
             await asyncio.gather(*tasks)
         finally:

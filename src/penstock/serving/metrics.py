@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.engine.stats import STEP_TOKENS
 
 if TYPE_CHECKING:
-    from penstock.engine.stats import EngineFigures
+    from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Models
     from penstock.servables.lifecycle.repository import Servables
 
@@ -205,7 +205,7 @@ class Metrics:
             out += metric_lines(self.servables)
         return ("\n".join(out) + "\n").encode()
 
-    def _engines(self, out: list[str], figures: Mapping[str, EngineFigures]) -> None:
+    def _engines(self, out: list[str], figures: Mapping[str, EngineStats]) -> None:
         rows = (
             ("num_requests_running", "gauge", "Requests that take part in steps.", "num_running"),
             ("num_requests_waiting", "gauge", "Requests that wait for a place.", "num_waiting"),

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from penstock.errors import InvalidFileError
 from penstock.logs import tell
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.http.listener import Listener, check_tls
 from penstock.serving.http.open_files import fitting_connections, raise_limit
 from penstock.serving.model_changes import Changes
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.serving.startup_banner import greeting
-from penstock.serving.workers.primary import Primary, WorkerDoor
+from penstock.serving.workers.primary import Primary, WorkerListener
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
 from penstock.serving.workers.worker_config import ModelOptions
@@ -51,9 +51,9 @@ class ServiceSettings:
     models: tuple[tuple[str, str], ...]
     num_workers: int = 1
     options: ModelOptions = field(default_factory=ModelOptions)
-    door: DoorSettings = field(default_factory=DoorSettings)
-    patience: Patience = field(default_factory=Patience)
-    worker_door: WorkerDoor | None = None
+    door: GatewaySettings = field(default_factory=GatewaySettings)
+    supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
+    worker_door: WorkerListener | None = None
     admin_socket: Path | None = None
     otlp_traces_endpoint: str = ""
     servables: tuple[Path, ...] = ()
@@ -96,7 +96,7 @@ async def run_service(settings: ServiceSettings) -> int:
     """
     limit = raise_limit()
     settings = _within(settings, limit)
-    primary = Primary(settings.patience, door=settings.worker_door)
+    primary = Primary(settings.supervision, door=settings.worker_door)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
@@ -169,7 +169,7 @@ def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
     return replace(settings, door=replace(door, limits=replace(door.limits, num_connections=fitting)))
 
 
-def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, settings: DoorSettings) -> None:
+def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, settings: GatewaySettings) -> None:
     """Read the files of keys, certificate and TLS key again; a file that is wrong changes nothing but the log."""
     public = listeners["http"]
     if isinstance(public, Listener):
@@ -209,13 +209,13 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
     if not settings.servables:
         return None
     from penstock.servables.lifecycle.repository import Servables
-    from penstock.serving.workers.private_models import HiddenModels
+    from penstock.serving.workers.private_models import PrivateModels
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
         return RemoteBackend(name, primary, options, settings.num_workers)
 
-    found = Servables(settings.patience, HiddenModels(models, make), lambda: [one.name for one in models.list()])
+    found = Servables(settings.supervision, PrivateModels(models, make), lambda: [one.name for one in models.list()])
     models.taken_by = found.taken_by
     return found
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["DoorLimits", "DoorSettings", "is_loopback"]
+__all__ = ["GatewayLimits", "GatewaySettings", "is_loopback"]
 
 _ORIGIN: Final = re.compile(r"https?://[^/A-Z\s]+")
 _HOST: Final = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
@@ -34,7 +34,7 @@ def _is_address(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class DoorLimits:
+class GatewayLimits:
     """Sizes in bytes, times in seconds.
 
     ``body_bytes`` and ``header_bytes`` of one request; ``num_headers``.  ``header_s`` and ``body_s`` to send them in;
@@ -62,7 +62,7 @@ class DoorLimits:
 
 
 @dataclass(frozen=True)
-class DoorSettings:
+class GatewaySettings:
     """Where the service listens and to whom it answers.
 
     ``port`` 0 takes a free one.  ``keys_file`` holds API keys, one a line; without it nobody is asked for one, which
@@ -82,7 +82,7 @@ class DoorSettings:
     tls_key: Path | None = None
     grpc_port: int | None = None
     admin_keys_file: Path | None = None
-    limits: DoorLimits = field(default_factory=DoorLimits)
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     def __post_init__(self) -> None:
         """Refuse what would open the service to the world, or not at all."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["greeting"]
 
 _MIB: Final = 1 << 20
-_MOST_OF_TRIAL: Final = 128
+_MAX_OF_TRIAL: Final = 128
 """Numbers of a request to try: a line of more is no help."""
 
 
@@ -77,7 +77,7 @@ def _trial(method: Method) -> tuple[str, Any] | None:
     for one in method.inputs:
         shape = [1, *(max(1, size) for size in one.shape[1:])]
         count = math.prod(shape)
-        if count > _MOST_OF_TRIAL:
+        if count > _MAX_OF_TRIAL:
             return None
         element: Any = {"BYTES": "hello", "BOOL": True}.get(one.datatype, 0)
         tensors.append({"name": one.name, "datatype": one.datatype, "shape": shape, "data": [element] * count})

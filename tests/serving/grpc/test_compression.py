@@ -17,7 +17,7 @@ from penstock.serving.grpc import compression
 from penstock.serving.grpc.compression import ZLIB_FIELDS, encoding_of, unpacked
 from penstock.serving.http.compression import inflated
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.serving.grpc.test_fuzz import answers_to
 from tests.serving.grpc.test_malformed import packed
 from tests.support.grpc_client import SERVICE, Stream, call, tensor
@@ -32,7 +32,7 @@ INFER, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    found = Service({}, DoorSettings(grpc_port=0, limits=DoorLimits(body_bytes=LIMIT)), methods=StubMethods())
+    found = Service({}, GatewaySettings(grpc_port=0, limits=GatewayLimits(body_bytes=LIMIT)), methods=StubMethods())
     yield found
     found.close()
 

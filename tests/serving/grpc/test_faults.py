@@ -23,14 +23,14 @@ import pytest
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.http.app import make_app
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.serving.workers.test_faults import CALM, HASTY, IMPATIENT, switch_under
 from tests.support.grpc_client import SERVICE
 from tests.support.http_service import SECONDS
 from tests.support.worker_processes import SEEDED, Service, pids, service, still, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
-PATIENT = DoorLimits(body_s=SECONDS, write_s=SECONDS)
+PATIENT = GatewayLimits(body_s=SECONDS, write_s=SECONDS)
 """On a machine that stands still for half a minute a message may be late, and is no fault of its client's."""
 IN_STREAM = 3
 """Requests of one stream, side by side."""
@@ -40,7 +40,7 @@ IN_STREAM = 3
 async def grpc_service(**named: Any) -> AsyncIterator[tuple[Service, GrpcListener, str]]:
     """A primary with workers, its gRPC door, and the address of that."""
     async with service(**named) as running:
-        listener = GrpcListener(make_app(running.models, DoorSettings(grpc_port=0, limits=PATIENT)))
+        listener = GrpcListener(make_app(running.models, GatewaySettings(grpc_port=0, limits=PATIENT)))
         address = listener.open()
         serving = asyncio.ensure_future(listener.serve())
         try:
@@ -177,7 +177,7 @@ class Traffic:
 
 def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected) -> None:
     async def main() -> None:
-        async with grpc_service(num_workers=2, patience=HASTY) as (running, _, address):
+        async with grpc_service(num_workers=2, supervision=HASTY) as (running, _, address):
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(address, expected[:1] * 2)
             for _ in range(3 * CHAOS):
@@ -196,7 +196,7 @@ def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected) ->
 
 def test_a_stopped_worker_is_replaced_under_load_over_grpc(versions, expected) -> None:
     async def main() -> None:
-        async with grpc_service(patience=IMPATIENT) as (running, _, address):
+        async with grpc_service(supervision=IMPATIENT) as (running, _, address):
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(address, expected[:1] * 2)
             await traffic.more()
@@ -213,7 +213,7 @@ def test_new_weights_under_traffic_over_grpc_cost_no_request(versions, expected)
     """Every answer is from one version, whole; no request fails."""
 
     async def main() -> None:
-        async with grpc_service(patience=CALM) as (running, _, address):
+        async with grpc_service(supervision=CALM) as (running, _, address):
             await running.models.load(str(versions[0]), "model")
             await switch_under(Traffic(address, expected), running, versions, 20 * CHAOS if CHAOS > 1 else 3)
 
@@ -230,7 +230,7 @@ def test_a_drain_under_traffic_over_grpc_cuts_no_answer(versions, expected) -> N
     """What was taken ends whole, in streams that are open, too; what comes later is refused to be sent elsewhere."""
 
     async def main() -> None:
-        async with grpc_service(patience=CALM) as (running, listener, address):
+        async with grpc_service(supervision=CALM) as (running, listener, address):
             await running.models.load(str(versions[0]))
             traffic = Traffic(address, expected[:1] * 2)
             await traffic.more()

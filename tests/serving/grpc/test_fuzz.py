@@ -26,7 +26,7 @@ import pytest
 from penstock.engine import deadlines
 from penstock.serving import metrics
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.serving.http.test_client_behaviour import is_idle
 from tests.support.grpc_client import SERVICE, call, channel, infer, request
 from tests.support.grpc_damage import GOOD, asked, cut_bytes, damaged
@@ -43,7 +43,7 @@ FINAL = "triton_final_response"
 
 @pytest.fixture
 def fake(serve) -> Service:
-    return serve("fake", settings=DoorSettings(grpc_port=0), context_len=128)
+    return serve("fake", settings=GatewaySettings(grpc_port=0), context_len=128)
 
 
 def num_tasks(service: Service) -> int:
@@ -247,7 +247,7 @@ class Leaving:
 @pytest.mark.parametrize("stage", Leaving.STAGES)
 def test_a_grpc_client_that_goes_leaves_nothing(serve, stage, is_stream, caplog):
     caplog.set_level(logging.ERROR)
-    service = serve("fake", settings=DoorSettings(grpc_port=0), context_len=30_000, num_pages=1000)
+    service = serve("fake", settings=GatewaySettings(grpc_port=0), context_len=30_000, num_pages=1000)
     infer(service, request())
     until(lambda: is_idle(service))
     before = num_tasks(service)

@@ -21,13 +21,13 @@ from penstock.llm.llm import LLM
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.grpc.message_bounds import MAX_FIELDS
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.command import DEMO
 from tests.support.grpc_client import SERVICE, call, channel, infer, infer_refused, refused, request, trailers
 from tests.support.http_service import KEY, SECONDS, Service, until
 
 OPEN = {SERVICE + "ServerLive", SERVICE + "ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
-GRPC = DoorSettings(grpc_port=0)
+GRPC = GatewaySettings(grpc_port=0)
 
 
 @pytest.fixture(scope="module")
@@ -263,8 +263,8 @@ def test_every_code_of_the_table(serve, monkeypatch):
 
 
 def test_limits(serve):
-    limits = DoorLimits(body_bytes=4096, header_bytes=8192, num_headers=20)
-    service = serve(settings=DoorSettings(grpc_port=0, limits=limits))
+    limits = GatewayLimits(body_bytes=4096, header_bytes=8192, num_headers=20)
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=limits))
     method, data = SERVICE + "ModelInfer", request().SerializeToString()
     too_large = refused(service, method, b"x" * 5000)
     too_many = refused(service, method, data, tuple((f"x-{i}", "y") for i in range(21)))
@@ -283,7 +283,7 @@ def test_limits(serve):
 
 
 def test_no_more_requests_are_open_than_may_be(serve):
-    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(num_open=1)))
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
     method, data = SERVICE + "ModelInfer", request().SerializeToString()
     service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
     until(lambda: service.num_open == 1)
@@ -300,7 +300,7 @@ def test_pages_of_other_hosts_are_refused(demo):
 
 
 def test_a_message_that_does_not_come_is_not_waited_for(serve):
-    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(body_s=0.2)))
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(body_s=0.2)))
     never = threading.Event()
     with channel(service) as found:
         late = found.stream_unary(SERVICE + "ModelInfer").future(_asks(never), timeout=SECONDS)
@@ -311,13 +311,13 @@ def test_a_message_that_does_not_come_is_not_waited_for(serve):
 def test_a_port_that_is_taken_is_refused(demo):
     """Not shared, as gRPC would have it."""
     port = int(demo.grpc_address.rpartition(":")[2])
-    door = type(demo.door)(demo.door.routes, demo.models, DoorSettings(grpc_port=port))
+    door = type(demo.door)(demo.door.routes, demo.models, GatewaySettings(grpc_port=port))
 
     async def open_it() -> None:
         GrpcListener(door).open()
 
     for host in ("127.0.0.1", "localhost"):  # a name is not bound at whichever of its addresses is free
-        door.settings = DoorSettings(host=host, grpc_port=port)
+        door.settings = GatewaySettings(host=host, grpc_port=port)
         with pytest.raises(FileAccessError, match=str(port)):
             demo.do(open_it())
 
@@ -361,8 +361,8 @@ def _asks(never: threading.Event, *requests: pb.ModelInferRequest) -> Iterator[b
 def test_a_grpc_reader_who_takes_nothing_is_given_up(serve, caplog):
     """And what it asked for ends in the engine; meanwhile pieces are put together, not queued."""
     caplog.set_level(logging.INFO, "penstock.serving")
-    limits = DoorLimits(write_s=0.3)
-    service = serve(settings=DoorSettings(grpc_port=0, limits=limits), context_len=30_000, num_pages=1000)
+    limits = GatewayLimits(write_s=0.3)
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=limits), context_len=30_000, num_pages=1000)
     never = threading.Event()
     small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
     long = [request(id="x" * 1000) for _ in range(4)]
@@ -383,7 +383,7 @@ def test_a_grpc_reader_who_takes_nothing_is_given_up(serve, caplog):
 
 def test_tls(serve, certificate):
     file, key = certificate
-    service = serve(settings=DoorSettings(grpc_port=0, tls_certificate=file, tls_key=key))
+    service = serve(settings=GatewaySettings(grpc_port=0, tls_certificate=file, tls_key=key))
     port = service.grpc_address.rpartition(":")[2]
     trusted = grpc.ssl_channel_credentials(file.read_bytes())
     with grpc.secure_channel(f"localhost:{port}", trusted) as found:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.serving.grpc.test_fuzz import answers_to, frame, headers
 from tests.support.grpc_client import SERVICE, channel
 from tests.support.http_service import SECONDS, Service
@@ -26,7 +26,7 @@ INFER, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    settings = DoorSettings(grpc_port=0, limits=DoorLimits(body_bytes=LIMIT))
+    settings = GatewaySettings(grpc_port=0, limits=GatewayLimits(body_bytes=LIMIT))
     found = Service({}, settings, methods=StubMethods())
     yield found
     found.close()

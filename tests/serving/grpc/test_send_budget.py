@@ -8,16 +8,16 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from penstock.serving.grpc.send_budget import Untaken
+from penstock.serving.grpc.send_budget import SendBudget
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.grpc_client import SERVICE, call, request
 from tests.support.http_service import SECONDS, until
 
 
 def test_answers_wait_for_room_in_their_order_and_one_alone_has_it():
     async def work():
-        untaken, given, leave = Untaken(most_answers=2, most_bytes=100), [], {}
+        untaken, given, leave = SendBudget(max_answers=2, max_bytes=100), [], {}
 
         async def answer(name, size):
             leave[name] = asyncio.Event()
@@ -77,9 +77,9 @@ def asks(stream, authority):
 def test_readers_who_take_nothing_hold_so_many_answers_and_no_more(serve, caplog):
     """Beyond those each has the clock that every stream has; who takes what he asked for notices nothing."""
     caplog.set_level(logging.INFO, "penstock.serving")
-    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(write_s=0.3)))
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(write_s=0.3)))
     untaken = service.grpc.door.untaken
-    untaken._most_answers = 2
+    untaken._max_answers = 2
     host, _, port = service.grpc_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SECONDS) as own:
         own.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\x04" + bytes(4)))  # a window of 0 bytes
@@ -102,12 +102,12 @@ def test_readers_who_take_nothing_hold_so_many_answers_and_no_more(serve, caplog
 
 
 def test_an_answer_for_which_readers_leave_no_room_is_given_up(serve, monkeypatch):
-    service = serve(settings=DoorSettings(grpc_port=0, limits=DoorLimits(write_s=0.2)))
+    service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(write_s=0.2)))
 
     async def add(self, size, seconds):
         raise TimeoutError
 
-    monkeypatch.setattr(Untaken, "add", add)
+    monkeypatch.setattr(SendBudget, "add", add)
     with pytest.raises(grpc.RpcError) as error:
         call(service, SERVICE + "ModelInfer", request().SerializeToString())
     assert error.value.code() is grpc.StatusCode.ABORTED

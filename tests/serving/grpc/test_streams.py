@@ -11,11 +11,11 @@ import pytest
 
 from penstock.serving.grpc.gateway import GoneError, GrpcCall
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.grpc_client import SERVICE, call, channel, refused, request
 from tests.support.http_service import SECONDS, until
 
-GRPC = DoorSettings(grpc_port=0)
+GRPC = GatewaySettings(grpc_port=0)
 STREAM = SERVICE + "ModelStreamInfer"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

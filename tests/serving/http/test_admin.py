@@ -24,7 +24,7 @@ from penstock.serving.http.listener import Listener
 from penstock.serving.http.unix_socket import UnixSocket
 from penstock.serving.metrics import Metrics
 from penstock.serving.model_changes import Changes
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.cli.test_serve import ask, serving
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
 
@@ -170,7 +170,7 @@ def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> Non
     async def main() -> None:
         async with service(command=faulty("waits")) as running:
             models = running.models
-            asked = Call("id", {}, {}, models, DoorSettings(), Metrics(models), None)
+            asked = Call("id", {}, {}, models, GatewaySettings(), Metrics(models), None)
             await models.load(str(model))
             loading = asyncio.ensure_future(models.load(str(other)))
             await until(lambda: len(models.list()) == 2)

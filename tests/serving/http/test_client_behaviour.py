@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.http_service import Service, until
 
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
@@ -104,8 +104,8 @@ def test_tokens_are_sent_while_the_answer_goes_on(serve):
 
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 def test_a_reader_who_takes_nothing_is_given_up(serve, caplog, is_stream):
-    limits = DoorLimits(write_s=0.3, keep_alive_s=1)
-    service = serve(settings=DoorSettings(limits=limits), **ROOMY)
+    limits = GatewayLimits(write_s=0.3, keep_alive_s=1)
+    service = serve(settings=GatewaySettings(limits=limits), **ROOMY)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(service.address)
@@ -120,7 +120,7 @@ def test_a_reader_who_takes_nothing_is_given_up(serve, caplog, is_stream):
 
 
 def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(write_s=0.3)), **ROOMY)
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(write_s=0.3)), **ROOMY)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(service.address)
@@ -135,7 +135,7 @@ def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
 @pytest.mark.parametrize(("path", "size", "status"), [("/nowhere", 900_000, 404), ("/tokenize", 10_000_000, 413)])
 @pytest.mark.parametrize("close", [False, True], ids=["kept", "closed"])
 def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, close):
-    service = serve(settings=DoorSettings(limits=DoorLimits(body_bytes=1_000_000)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_bytes=1_000_000)))
     with service.connect() as connection:
         extra = ["Connection: close"] if close else []
         for _ in range(3 if status == 404 and not close else 1):
@@ -147,7 +147,7 @@ def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, c
 
 
 def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(body_s=0.3)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.3)))
     with service.connect() as connection, suppress(ConnectionError):
         head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head)
@@ -161,7 +161,7 @@ def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve):
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A"])
 def test_headers_that_do_not_come_end_the_connection(serve, sent):
-    service = serve(settings=DoorSettings(limits=DoorLimits(header_s=0.2)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(header_s=0.2)))
     with service.connect() as connection, suppress(ConnectionResetError):  # who is late finds it gone
         connection.sendall(sent)
         assert connection.recv(100) == b""
@@ -169,7 +169,7 @@ def test_headers_that_do_not_come_end_the_connection(serve, sent):
 
 
 def test_a_body_that_does_not_come_is_refused(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(body_s=0.2)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.2)))
     with service.connect() as connection:
         connection.sendall(post("/v1/completions", {"prompt": "the cat"})[:-3])
         answer = read_until(connection, b"}}")
@@ -181,7 +181,7 @@ def test_a_body_that_does_not_come_is_refused(serve):
 
 def test_a_kept_connection_serves_many_and_ends_when_it_rests(serve):
     for seconds, num_requests in ((600, 3), (1, 1)):
-        service = serve(settings=DoorSettings(limits=DoorLimits(keep_alive_s=seconds)))
+        service = serve(settings=GatewaySettings(limits=GatewayLimits(keep_alive_s=seconds)))
         with service.connect() as connection:
             for _ in range(num_requests):
                 connection.sendall(post("/v1/completions", {"prompt": "the cat", "max_tokens": 2}))
@@ -215,7 +215,7 @@ def test_requests_sent_ahead_are_answered_in_order(serve):
 
 
 def test_more_connections_than_may_be_are_told_so(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(num_connections=2)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(num_connections=2)))
     kept = [service.connect() for _ in range(2)]
     until(lambda: num_connections(service) == 2)
     with service.connect() as connection:
@@ -227,7 +227,7 @@ def test_more_connections_than_may_be_are_told_so(serve):
 
 
 def test_more_requests_than_may_be_open_are_refused_and_the_others_served(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(num_open=1)), **ROOMY)
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(num_open=1)), **ROOMY)
     with service.connect() as connection:
         connection.sendall(post("/v1/completions", ENDLESS | {"stream": True}))
         read_until(connection, b"data: ")

@@ -16,7 +16,7 @@ import pytest
 from penstock import Client
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.serving.keys import Admission, ApiKeys
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.serving.workers.messages import options_from, options_to
 from tests.support.http_service import SECONDS, Service, until
 
@@ -86,7 +86,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("way", [over_http, over_grpc])
 def test_two_keys_have_equal_shares(way: Callable[..., Any], serve: Any, key_file: Path) -> None:
-    service = serve(settings=DoorSettings(grpc_port=0, keys_file=key_file), max_requests=1)
+    service = serve(settings=GatewaySettings(grpc_port=0, keys_file=key_file), max_requests=1)
     ran = order_of(service, way(service, KEYS[0]), way(service, KEYS[1]))
     assert ran.index(NEW) <= 2, ran
 
@@ -98,7 +98,7 @@ def test_two_addresses_have_equal_shares_without_keys(serve: Any) -> None:
 
 
 def test_one_key_is_one_client_from_any_address(serve: Any, key_file: Path) -> None:
-    service = serve(settings=DoorSettings(keys_file=key_file), max_requests=1)
+    service = serve(settings=GatewaySettings(keys_file=key_file), max_requests=1)
     ran = order_of(service, over_http(service, KEYS[0]), over_http(service, KEYS[0], "127.0.0.2"))
     assert ran.index(NEW) == NUM_BUSY, ran
 

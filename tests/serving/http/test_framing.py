@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.http_service import KEY, Service
 
 BODY = b'{"prompt": "the cat"}'
@@ -154,7 +154,7 @@ def test_a_trailer_is_no_header(serve, tmp_path):
     file = tmp_path / "keys"
     file.write_text(KEY + "\n")
     file.chmod(0o600)
-    service = serve(settings=DoorSettings(keys_file=file))
+    service = serve(settings=GatewaySettings(keys_file=file))
     head, trailer = HEAD + CHUNKED + b"\r\n", b"Authorization: Bearer %b\r\n" % KEY.encode()
     body = CHUNKS.removesuffix(b"\r\n") + trailer + b"\r\n"
     assert ask(service, head + body + LAST) == [401, 200]

@@ -13,7 +13,7 @@ from penstock.logs import JsonLines
 from penstock.serving.http.app import operations
 from penstock.serving.keys import ApiKeys
 from penstock.serving.operations import Routes
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.http_service import Service, until
 
 KEY = "a-key-of-twenty-chars"
@@ -32,7 +32,7 @@ def keys_file(tmp_path):
 
 @pytest.fixture
 def locked(serve, keys_file):
-    return serve(settings=DoorSettings(keys_file=keys_file))
+    return serve(settings=GatewaySettings(keys_file=keys_file))
 
 
 def raw(service: Service, data: bytes) -> bytes:
@@ -117,10 +117,10 @@ def test_a_file_that_others_read_is_refused(keys_file, tmp_path):
 def test_the_world_is_not_served_without_a_key(keys_file):
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.com", "127.example.com"):  # noqa: S104
         with pytest.raises(InvalidArgumentError, match="--api-key-file"):
-            DoorSettings(host=host)
-        DoorSettings(host=host, keys_file=keys_file)
-        DoorSettings(host=host, insecure=True)
-    assert DoorSettings().host == "127.0.0.1"
+            GatewaySettings(host=host)
+        GatewaySettings(host=host, keys_file=keys_file)
+        GatewaySettings(host=host, insecure=True)
+    assert GatewaySettings().host == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_host_and_origin(demo, headers, status):
 
 
 def test_odd_hosts_are_refused_where_any_host_is_allowed(serve):
-    service = serve(settings=DoorSettings(hosts=("*",)))
+    service = serve(settings=GatewaySettings(hosts=("*",)))
     assert service.ask("GET", "/v1/models", headers={"Host": "any.example:80"})[0] == 200
     for host in ("x@any.example", "any.example/evil", "[bad"):
         status, _, data = service.ask("GET", "/v1/models", headers={"Host": host})
@@ -166,7 +166,7 @@ def test_odd_hosts_are_refused_where_any_host_is_allowed(serve):
 
 
 def test_further_hosts_and_origins(serve):
-    settings = DoorSettings(hosts=("my.example",), origins=("https://page.example",))
+    settings = GatewaySettings(hosts=("my.example",), origins=("https://page.example",))
     service = serve(settings=settings)
     assert service.ask("GET", "/v1/models", headers={"Host": "my.example:8000"})[0] == 200
     assert service.ask("GET", "/v1/models", headers={"Host": "your.example"})[0] == 403
@@ -216,7 +216,7 @@ def test_bodies_that_are_refused(demo, body, code):
 
 
 def test_bounds_on_bodies(serve):
-    service = serve(settings=DoorSettings(limits=DoorLimits(body_bytes=1000)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_bytes=1000)))
     fits = json.dumps({"prompt": "x" * 900, "max_tokens": 1}).encode()
     assert service.ask("POST", "/tokenize", json.dumps({"prompt": "x" * 900}).encode())[0] == 200
     status, headers, data = service.ask("POST", "/v1/completions", fits + b" " * (1001 - len(fits)))
@@ -379,7 +379,7 @@ def test_an_address_that_is_taken(serve):
     from penstock.serving.http.listener import Listener
 
     service = serve()
-    settings = DoorSettings(port=service.address[1])
+    settings = GatewaySettings(port=service.address[1])
     with pytest.raises(FileAccessError, match=str(service.address[1])):
         Listener(make_app(service.models, settings), settings).open()
 

@@ -172,9 +172,9 @@ def test_a_full_listener_says_so_at_once() -> None:
 
 
 def test_a_refused_client_reads_why_after_it_sent_its_request(serve) -> None:
-    from penstock.serving.settings import DoorLimits, DoorSettings
+    from penstock.serving.settings import GatewayLimits, GatewaySettings
 
-    service = serve(settings=DoorSettings(limits=DoorLimits(num_connections=1)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(num_connections=1)))
     with service.connect():
         until(lambda: len(service.listener.connections) == 1)
         for _ in range(20):

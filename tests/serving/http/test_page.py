@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.http_service import SECONDS, Service, until
 from tests.system_packages import skip_reason
 
@@ -228,7 +228,7 @@ def test_a_models_text_is_never_markup(serve, visit):
 def test_the_key_is_asked_for_until_it_is_right(serve, visit, tmp_path):
     (tmp_path / "keys").write_text(f"{KEY}\n")
     (tmp_path / "keys").chmod(0o600)
-    page = visit(serve("fake", settings=DoorSettings(keys_file=tmp_path / "keys")).url)
+    page = visit(serve("fake", settings=GatewaySettings(keys_file=tmp_path / "keys")).url)
     for given in ("wrong", KEY):
         page.locator("#key").wait_for()
         assert page.locator("#key-wrong").is_visible() == (given == KEY)

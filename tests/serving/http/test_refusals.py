@@ -69,13 +69,13 @@ def test_no_folder_of_the_server_reaches_a_client():
 
 
 def test_crashing_workers_leak_no_path():
-    from penstock.processes.supervision import Patience
-    from penstock.serving.workers.worker_group import Fleet
+    from penstock.processes.supervision import SupervisionPolicy
+    from penstock.serving.workers.worker_group import WorkerGroup
 
     class Launcher:
-        patience = Patience()
+        supervision = SupervisionPolicy()
 
-    fleet = Fleet(Launcher(), None, 1, lambda: None, {})
+    fleet = WorkerGroup(Launcher(), None, 1, lambda: None, {})
     fleet.error = "/srv/models/demo.psm: No such file or directory"
     assert str(fleet.unavailable("demo")) == "demo is not ready: no worker is running now. Retry later."
     fleet._failing.add(0)

@@ -16,7 +16,7 @@ from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.http.admin import admin_operations
 from penstock.serving.http.app import operations
 from penstock.serving.model_changes import Changes
-from penstock.serving.settings import DoorLimits
+from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, start
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ def test_the_documents_tables_are_the_codes():
     rows = {int(status): tuple(rest) for status, *rest in found}
     assert rows == {status: (code.type, code.grpc, code.meaning) for status, code in CODES.items()}
     limits = dict(re.findall(r"^\| `(\w+)` \| ([\d,.]+) \|", text, re.MULTILINE))
-    assert limits == {name: f"{value:,}" for name, value in vars(DoorLimits()).items()}
+    assert limits == {name: f"{value:,}" for name, value in vars(GatewayLimits()).items()}
     routes = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", text))
     assert routes == {operation.path for operation in (*operations(), *admin_operations(Changes(LocalModels([]))))}
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.aio_clients import (
     GREEDY,
     LONG,
@@ -187,7 +187,7 @@ def test_a_stream_that_ends_early(service, gate, how):
 
 def test_over_tls(serve, certificate, way):
     file, key = certificate
-    own = serve(settings=DoorSettings(grpc_port=0, tls_certificate=file, tls_key=key))
+    own = serve(settings=GatewaySettings(grpc_port=0, tls_certificate=file, tls_key=key))
     if way == "grpc":
         options = {"ssl": True, "root_certificates": str(file)}
     else:

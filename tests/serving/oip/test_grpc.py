@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as published
 from penstock import __version__
 from penstock.llm.llm import LLM
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
 from tests.support.grpc_client import Stream, streaming, tensor, text_of
 from tests.support.http_service import SECONDS, Service, until
@@ -24,7 +24,7 @@ GREEDY = {"max_tokens": 12, "temperature": 0.0}
 
 @pytest.fixture(scope="module")
 def demo():
-    service = Service({"demo": LLM(DEMO)}, DoorSettings(grpc_port=0))
+    service = Service({"demo": LLM(DEMO)}, GatewaySettings(grpc_port=0))
     yield service
     service.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.api_errors import CODES
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.serving.http.test_gateway import raw
 from tests.support.http_service import Service
 from tests.support.memory_use import check_flat
@@ -24,7 +24,7 @@ LIMIT = 1 << 20
 
 @pytest.fixture(scope="module")
 def service():
-    found = Service({}, DoorSettings(limits=DoorLimits(body_bytes=LIMIT)), methods=StubMethods())
+    found = Service({}, GatewaySettings(limits=GatewayLimits(body_bytes=LIMIT)), methods=StubMethods())
     yield found
     found.close()
 

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from penstock import __version__
 from penstock.llm.llm import LLM
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 from penstock.tensors import DTYPES
 from tests.support.command import DEMO
 from tests.support.http_service import KEY, Service
@@ -28,7 +28,7 @@ def service(tmp_path_factory):
     admins = tmp_path_factory.mktemp("keys") / "admins"
     admins.write_text(ADMIN_KEY + "\n")
     admins.chmod(0o600)
-    found = Service({"demo": LLM(DEMO)}, DoorSettings(admin_keys_file=admins), methods=StubMethods())
+    found = Service({"demo": LLM(DEMO)}, GatewaySettings(admin_keys_file=admins), methods=StubMethods())
     yield found
     found.close()
 
@@ -318,7 +318,7 @@ def test_no_changes_without_a_file_of_admins_keys(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(KEY + "\n")
     keys.chmod(0o600)
-    locked = serve(settings=DoorSettings(keys_file=keys))
+    locked = serve(settings=GatewaySettings(keys_file=keys))
     for path in ("sums/load", "sums/unload"):
         status, _, data = locked.ask("POST", f"/v2/repository/models/{path}", {}, {"Authorization": f"Bearer {KEY}"})
         told = json.loads(data)
@@ -327,7 +327,7 @@ def test_no_changes_without_a_file_of_admins_keys(serve, tmp_path):
     admins = tmp_path / "admins"
     admins.write_text(ADMIN_KEY + "\n")
     admins.chmod(0o600)
-    both = serve(settings=DoorSettings(keys_file=keys, admin_keys_file=admins))
+    both = serve(settings=GatewaySettings(keys_file=keys, admin_keys_file=admins))
     path, body = "/v2/repository/models/sums/load", {}
     assert both.ask("POST", path, body, {"Authorization": f"Bearer {KEY}"})[0] == 403
     assert both.ask("POST", path, body, {"Authorization": f"Bearer {ADMIN_KEY}"})[0] == 404

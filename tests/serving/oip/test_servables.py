@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from penstock.tensors import DTYPES
 from tests.support.grpc_client import SERVICE, Stream, call, channel, refused, trailers
 from tests.support.http_service import KEY, SECONDS, Service, until
@@ -28,8 +28,8 @@ def service(tmp_path_factory):
     admins = tmp_path_factory.mktemp("keys") / "admins"
     admins.write_text(KEY + "\n")
     admins.chmod(0o600)
-    limits = DoorLimits(body_bytes=16 << 20)
-    found = Service({}, DoorSettings(grpc_port=0, admin_keys_file=admins, limits=limits), methods=StubMethods())
+    limits = GatewayLimits(body_bytes=16 << 20)
+    found = Service({}, GatewaySettings(grpc_port=0, admin_keys_file=admins, limits=limits), methods=StubMethods())
     yield found
     found.close()
 
@@ -225,7 +225,7 @@ def test_deadlines_and_priorities_reach_the_method(service, client):
 
 
 def test_no_more_requests_of_methods_are_open_than_may_be():
-    service = Service({}, DoorSettings(limits=DoorLimits(num_open=1)), methods=StubMethods())
+    service = Service({}, GatewaySettings(limits=GatewayLimits(num_open=1)), methods=StubMethods())
     try:
         service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
         until(lambda: service.num_open == 1)

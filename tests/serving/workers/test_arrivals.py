@@ -7,11 +7,11 @@ import socket
 import types
 from collections.abc import Callable
 
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.processes.frames import FrameStream
-from penstock.serving.arrivals import FRESH_S, MOST_S, Arrivals
+from penstock.serving.arrivals import FRESH_S, MAX_S, Arrivals
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.worker_connection import OpenRequest, WorkerLink
+from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
 from tests.support.worker_processes import until
 
 ROUNDS = 20  # of the event loop: more than anything here takes that does not wait for the clock
@@ -85,13 +85,13 @@ def test_nobody_waits_longer_than_the_bound_whoever_connects() -> None:
             if called:
                 break
         assert called
-        assert called[0] <= 100.0 + MOST_S + 0.002
+        assert called[0] <= 100.0 + MAX_S + 0.002
 
     asyncio.run(main())
 
 
 def submit() -> OpenRequest:
-    return OpenRequest(NewsAnswer(lambda: None), pb.ToWorker(submit=pb.Submit(request_id="r")), lambda error: None)
+    return OpenRequest(EventAnswer(lambda: None), pb.ToWorker(submit=pb.Submit(request_id="r")), lambda error: None)
 
 
 class Held(Arrivals):
@@ -106,7 +106,7 @@ def test_a_resting_worker_is_sent_together_what_comes_together() -> None:
         here, there = socket.socketpair()
         there.setblocking(False)
         arrivals = Held()
-        link = WorkerLink("m", 0, arrivals)
+        link = WorkerConnection("m", 0, arrivals)
         link.get_ready(pb.Ready(), None)
         stream = FrameStream(here, pb.FromWorker.FromString, 1 << 20)
         link.pour_into(stream)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import Blame
-from penstock.serving.workers.worker_connection import OpenRequest, WorkerLink
+from penstock.serving.workers.crash_tracker import CrashTracker
+from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
 
 
 def test_who_follows_an_answer_that_ended_unheard_is_a_suspect() -> None:
@@ -15,12 +15,14 @@ def test_who_follows_an_answer_that_ended_unheard_is_a_suspect() -> None:
 
     async def main() -> None:
         lost: dict[int, bool] = {}
-        link = WorkerLink("m", 0)
+        link = WorkerConnection("m", 0)
         link.get_ready(pb.Ready(plan=pb.Plan(max_requests=2)), None)
         for number in range(6):
             message = pb.ToWorker(submit=pb.Submit(options=pb.Options(priority=-100 if number == 5 else 0)))
             request = OpenRequest(
-                NewsAnswer(lambda: None), message, lambda error, number=number: lost.update({number: error.was_running})
+                EventAnswer(lambda: None),
+                message,
+                lambda error, number=number: lost.update({number: error.was_running}),
             )
             request.taken.set_result(None)
             request.answer.has_begun = number < 2
@@ -32,14 +34,14 @@ def test_who_follows_an_answer_that_ended_unheard_is_a_suspect() -> None:
 
 
 def test_waiting_through_three_deaths_counts_as_one() -> None:
-    blame = Blame()
+    blame = CrashTracker()
     assert [blame.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
     blame.clear(b"x")
     assert blame.add_wait(b"x", "7") == 0
 
 
 def test_equal_requests_share_the_blame_of_one_death() -> None:
-    blame = Blame()
+    blame = CrashTracker()
     assert [blame.add(b"x", "first"), blame.add(b"x", "first"), blame.add(b"y", "first")] == [1, 1, 1]
     assert [blame.add(b"x", "second"), blame.num_deaths(b"x"), blame.num_deaths(b"z")] == [2, 2, 0]
     blame.clear(b"x")

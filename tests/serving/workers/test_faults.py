@@ -22,7 +22,7 @@ import pytest
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.metrics import Metrics
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_process import COMMAND
@@ -31,8 +31,8 @@ from tests.support.worker_processes import OPTIONS, SEEDED, Service, faulty, pid
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-CALM = Patience(hang_s=600.0, drain_s=600.0)
-HASTY = Patience(hang_s=600.0, least_pause_s=0.05, most_pause_s=0.2)
+CALM = SupervisionPolicy(hang_s=600.0, drain_s=600.0)
+HASTY = SupervisionPolicy(hang_s=600.0, min_pause_s=0.05, max_pause_s=0.2)
 IMPATIENT = replace(HASTY, hang_s=6.0)
 """Only for what is to hang: on a busy machine an honest worker may stand for seconds, too."""
 
@@ -99,7 +99,7 @@ async def switch_under(traffic: Any, running: Service, versions: Sequence[Path],
 
 def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
     async def main() -> None:
-        async with service(num_workers=2, patience=HASTY) as running:
+        async with service(num_workers=2, supervision=HASTY) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             for _ in range(3 * CHAOS):
@@ -122,7 +122,7 @@ def test_a_stopped_worker_is_replaced_under_load(versions, expected) -> None:
     """SIGSTOP: nothing is heard of it.  With one worker its requests are tried again on the next."""
 
     async def main() -> None:
-        async with service(patience=IMPATIENT) as running:
+        async with service(supervision=IMPATIENT) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             await traffic.more()
@@ -139,7 +139,7 @@ def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> N
     """The worker's event loop goes on and sends beats; the engine's loop hangs in a step."""
 
     async def main() -> None:
-        async with service(patience=IMPATIENT, command=faulty("tokens")) as running:
+        async with service(supervision=IMPATIENT, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
             victim = pids(backend)[0]
             before = time.monotonic()
@@ -157,7 +157,7 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
     """The negative control of the two above: nobody else ends a worker that stands."""
 
     async def main() -> None:
-        async with service(patience=Patience(hang_s=1000.0)) as running:
+        async with service(supervision=SupervisionPolicy(hang_s=1000.0)) as running:
             backend = await running.models.load(str(versions[0]))
             worker = psutil.Process(pids(backend)[0])
             still(worker)
@@ -173,7 +173,7 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
 
 def test_a_request_that_kills_workers_is_refused_and_others_are_served(versions) -> None:
     async def main() -> None:
-        async with service(patience=HASTY, command=faulty("tokens")) as running:
+        async with service(supervision=HASTY, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
             first = pids(backend)
             innocent = [asyncio.ensure_future(tokens_of(backend, [number, 3], GREEDY)) for number in range(4)]
@@ -196,7 +196,7 @@ def test_what_was_sent_is_not_sent_again(versions) -> None:
     """A worker that dies in the middle of an answer: the reader gets what came, and a retriable error."""
 
     async def main() -> None:
-        async with service(patience=HASTY, command=faulty("tokens")) as running:
+        async with service(supervision=HASTY, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
             ids: list[int] = []
 
@@ -222,7 +222,7 @@ async def tokens_of_when_ready(backend: RemoteBackend, prompt: list[int]) -> lis
 
 def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> None:
     async def main() -> None:
-        async with service(patience=HASTY, command=faulty("exits")) as running:
+        async with service(supervision=HASTY, command=faulty("exits")) as running:
             bad = await running.models.load(str(versions[0]), "bad")
             good = await running.models.load(str(versions[1]), "good")
             os.kill(pids(bad)[0], signal.SIGKILL)  # each further one ends while it loads
@@ -245,7 +245,7 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
     """Every answer is from one version, whole; no request fails."""
 
     async def main() -> None:
-        async with service(command=COMMAND, patience=CALM) as running:
+        async with service(command=COMMAND, supervision=CALM) as running:
             backend = await running.models.load(str(versions[0]), "model")
             await switch_under(Traffic(backend, expected), running, versions, 20 * CHAOS)
 
@@ -265,7 +265,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
         return await honest(*arguments)
 
     async def main() -> None:
-        async with service(patience=HASTY) as running:
+        async with service(supervision=HASTY) as running:
             monkeypatch.setattr(primary, "start_process", start)
             with pytest.raises(UnavailableError, match="Too many open files"):
                 await running.models.load(str(versions[0]))
@@ -298,7 +298,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
         ]
         assert "SIGKILL" in told[1]["message"]
         pauses = [one["restart_in_s"] for one in told if one["event"] == "worker_gone"]
-        assert pauses == [0.0, HASTY.least_pause_s, 2 * HASTY.least_pause_s], "the first one is replaced at once"
+        assert pauses == [0.0, HASTY.min_pause_s, 2 * HASTY.min_pause_s], "the first one is replaced at once"
 
     asyncio.run(main())
 
@@ -314,7 +314,7 @@ def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) 
         return await honest(config, command)
 
     async def main() -> None:
-        async with service(patience=HASTY) as running:
+        async with service(supervision=HASTY) as running:
             backend = await running.models.load(str(versions[0]))
             monkeypatch.setattr(primary, "start_process", start)
             loading = asyncio.ensure_future(running.models.load(str(versions[1]), "slow"))
@@ -334,7 +334,7 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
 
     async def main() -> None:
         versions[0].with_suffix(".first").unlink(missing_ok=True)
-        async with service(patience=HASTY, command=faulty("crowd"), options=options) as running:
+        async with service(supervision=HASTY, command=faulty("crowd"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
             blamed, add = [], backend.blame.add
             monkeypatch.setattr(backend.blame, "add", lambda *what: blamed.append(what) or add(*what))
@@ -356,7 +356,7 @@ def test_an_urgent_request_that_kills_workers_is_found_behind_others(versions) -
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
 
     async def main() -> None:
-        async with service(patience=HASTY, command=faulty("scheduled"), options=options) as running:
+        async with service(supervision=HASTY, command=faulty("scheduled"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
             asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(8)]
             await until(lambda: backend.workers()[0].num_open == 8)

@@ -13,12 +13,12 @@ import time
 import psutil
 
 from penstock.engine.params import SamplingParams
-from penstock.llm.answer import NewsAnswer
-from penstock.processes.supervision import Patience
+from penstock.llm.answer import EventAnswer
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import worker_connection as link_module
-from penstock.serving.workers.heartbeat import Pulse
-from penstock.serving.workers.worker_connection import FRESH_S, OpenRequest, WorkerLink
+from penstock.serving.workers.heartbeat import Heartbeat
+from penstock.serving.workers.worker_connection import FRESH_S, OpenRequest, WorkerConnection
 from tests.support.command import environment
 from tests.support.worker_processes import DEMO, faulty, pids, service, still, tokens_of, until
 
@@ -37,7 +37,7 @@ class Clock:
 
 def test_a_pulse_counts_the_time_in_which_the_worker_itself_ran() -> None:
     clock = Clock()
-    pulse = Pulse(0.0, clock)
+    pulse = Heartbeat(0.0, clock)
 
     def look(seconds: float, last_turn: float) -> float:
         clock.now += seconds
@@ -58,7 +58,7 @@ def test_a_worker_is_counted_on_while_it_speaks_and_its_engine_turns(monkeypatch
 
     async def main() -> None:
         monkeypatch.setattr(link_module.time, "monotonic", clock)
-        link = WorkerLink("m", 0)
+        link = WorkerConnection("m", 0)
         assert not link.is_fresh
         link.get_ready(pb.Ready(), None)
         assert link.is_fresh
@@ -81,9 +81,9 @@ def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
     """A worker that reads nothing, and clients that come and go."""
 
     async def main() -> None:
-        link = WorkerLink("m", 0)
+        link = WorkerConnection("m", 0)
         link.get_ready(pb.Ready(), None)
-        requests = [OpenRequest(NewsAnswer(lambda: None), pb.ToWorker(submit=pb.Submit()), None) for _ in range(3)]
+        requests = [OpenRequest(EventAnswer(lambda: None), pb.ToWorker(submit=pb.Submit()), None) for _ in range(3)]
         for request in requests:
             link.begin(request)
         link.abort(requests[1])
@@ -100,7 +100,7 @@ def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
 
 def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -> None:
     async def main() -> None:
-        async with service(patience=Patience(hang_s=1000.0), num_workers=2, fresh_s=1.5) as running:
+        async with service(supervision=SupervisionPolicy(hang_s=1000.0), num_workers=2, fresh_s=1.5) as running:
             backend = await running.models.load(str(DEMO))
             first, second = (psutil.Process(pid) for pid in pids(backend))
             links = backend._fleet.links
@@ -129,12 +129,12 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
 SCRIPT = """
 import asyncio, sys
 from penstock.engine.params import SamplingParams
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_models import RemoteModels
 
 async def main():
-    primary = Primary(Patience(hang_s=6.0), sys.argv[2:])
+    primary = Primary(SupervisionPolicy(hang_s=6.0), sys.argv[2:])
     await primary.open()
     models = RemoteModels(primary)
     backend = await models.load(sys.argv[1])

@@ -14,10 +14,10 @@ from penstock import errors
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
-from penstock.engine.stats import EngineFigures
+from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.llm.backend import ModelCard
-from penstock.llm.engine_thread import News, Opening
+from penstock.llm.engine_thread import Started, StepEvent
 from penstock.servables.process import stages_pb2
 from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
 from penstock.serving.proto import wire_pb2 as pb
@@ -136,17 +136,19 @@ def test_errors_round_trip_by_class() -> None:
 def test_news_round_trip() -> None:
     row = TokenLogprobs(5, -0.1, 2, ((4, -0.05), (5, -0.1)))
     many = [
-        News(1, 0, "ä", [1, 2], [row, TokenLogprobs(6, -1 / 3, 1)], None, Opening(2**64 - 1, 4, 3, [None, row, row])),
-        News(2, 1, "", [], [], "length", Opening(3, 1), {"total_s": 0.1}, np.float32([1.5, -0.1]), None, True),
-        News(3, error=InvalidArgumentError("no"), is_last=True),
-        News(4, 0, "x", [7]),
-        News(4, 1, "y", [8], seed=2**64 - 1),
+        StepEvent(
+            1, 0, "ä", [1, 2], [row, TokenLogprobs(6, -1 / 3, 1)], None, Started(2**64 - 1, 4, 3, [None, row, row])
+        ),
+        StepEvent(2, 1, "", [], [], "length", Started(3, 1), {"total_s": 0.1}, np.float32([1.5, -0.1]), None, True),
+        StepEvent(3, error=InvalidArgumentError("no"), is_last=True),
+        StepEvent(4, 0, "x", [7]),
+        StepEvent(4, 1, "y", [8], seed=2**64 - 1),
     ]
     for news in many:
         step = pb.Step()
-        wire.news_to(news, step.news)
-        again = wire.news_from(pb.Step.FromString(step.SerializeToString()).news[0])
-        for field in dataclasses.fields(News):
+        wire.events_to(news, step.news)
+        again = wire.events_from(pb.Step.FromString(step.SerializeToString()).news[0])
+        for field in dataclasses.fields(StepEvent):
             one, other = getattr(news, field.name), getattr(again, field.name)
             if field.name == "vector" and one is not None:
                 np.testing.assert_array_equal(one, other)
@@ -158,11 +160,11 @@ def test_news_round_trip() -> None:
 
 def test_figures_of_several_engines_add_up() -> None:
     given = {
-        field.name: {"stop": 2} if "Mapping" in str(field.type) else 3 for field in dataclasses.fields(EngineFigures)
+        field.name: {"stop": 2} if "Mapping" in str(field.type) else 3 for field in dataclasses.fields(EngineStats)
     }
-    figures = EngineFigures(**given)
-    message = wire.figures_to(figures)
-    assert wire.figures_from([message]) == figures
-    total = wire.figures_from([message, message])
+    figures = EngineStats(**given)
+    message = wire.stats_to(figures)
+    assert wire.stats_from([message]) == figures
+    total = wire.stats_from([message, message])
     assert (total.num_steps, total.num_finished) == (6, {"stop": 4})
-    assert wire.figures_from([]).num_steps == 0
+    assert wire.stats_from([]).num_steps == 0

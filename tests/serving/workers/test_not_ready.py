@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.model_changes import Changes
 from penstock.serving.proto import oip_pb2 as pb
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 from penstock.serving.workers.remote_models import RemoteModels
 from tests.serving.http.test_admin import admin
 from tests.support.grpc_client import SERVICE
@@ -87,7 +87,7 @@ class Doors:
 async def doors(tmp_path: Path, **named: Any) -> AsyncIterator[Doors]:
     """Models without any at first, their HTTP and gRPC doors and their admin's socket."""
     async with service(**named) as running, admin(running.models, tmp_path / "admin.sock") as (asked, changes):
-        settings = DoorSettings(port=0, grpc_port=0, limits=DoorLimits(body_s=SECONDS, write_s=SECONDS))
+        settings = GatewaySettings(port=0, grpc_port=0, limits=GatewayLimits(body_s=SECONDS, write_s=SECONDS))
         door = make_app(running.models, settings)
         listeners = Listener(door, settings), GrpcListener(door)
         host = listeners[0].open().removeprefix("http://")
@@ -190,7 +190,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
                     os.kill(link.pid, signal.SIGKILL)
                     link.fail("planted")
 
-            monkeypatch.setattr("penstock.serving.workers.worker_group.Fleet._on_change", lose, raising=False)
+            monkeypatch.setattr("penstock.serving.workers.worker_group.WorkerGroup._on_change", lose, raising=False)
             await loading
             lose()
             await until(lambda: not pids(backend))
@@ -207,7 +207,7 @@ def test_a_race_of_loads_gives_no_false_refusal(tmp_path: Path) -> None:
     num_loads = 6
 
     async def main() -> None:
-        async with doors(tmp_path, patience=Patience(drain_s=SECONDS)) as its:
+        async with doors(tmp_path, supervision=SupervisionPolicy(drain_s=SECONDS)) as its:
             found: dict[str, set[Any]] = {}
             is_over = False
 
@@ -244,8 +244,8 @@ def test_why_workers_die_is_for_the_log(tmp_path: Path, caplog: pytest.LogCaptur
     path, _ = model(tmp_path, is_there=True)
 
     async def main() -> None:
-        patience = Patience(least_pause_s=0.01, most_pause_s=0.05)
-        async with doors(tmp_path, command=faulty("waits"), patience=patience) as its:
+        supervision = SupervisionPolicy(min_pause_s=0.01, max_pause_s=0.05)
+        async with doors(tmp_path, command=faulty("waits"), supervision=supervision) as its:
             backend = await its.models.load(str(path))
             path.unlink()
             os.kill(*pids(backend), signal.SIGKILL)

@@ -17,9 +17,9 @@ import pytest
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.workers.messages import JOIN, bearer
-from penstock.serving.workers.primary import Primary, WorkerDoor
+from penstock.serving.workers.primary import Primary, WorkerListener
 from penstock.serving.workers.remote_worker_client import read_token
 from tests.support.command import environment
 from tests.support.worker_processes import DEMO, faulty, pids, service, still, tokens_of, until
@@ -29,8 +29,8 @@ TOKEN = "0123456789abcdef" * 3
 
 
 @pytest.fixture
-def door(certificate: tuple[Path, Path]) -> WorkerDoor:
-    return WorkerDoor("127.0.0.1", 0, certificate[0].read_bytes(), certificate[1].read_bytes(), TOKEN)
+def door(certificate: tuple[Path, Path]) -> WorkerListener:
+    return WorkerListener("127.0.0.1", 0, certificate[0].read_bytes(), certificate[1].read_bytes(), TOKEN)
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def test_an_update_that_nobody_waits_for_still_dismisses_a_worker_that_joined(do
     its worker."""
 
     async def main() -> None:
-        async with service(door=door, patience=Patience(hang_s=600.0, drain_s=600.0)) as running:
+        async with service(door=door, supervision=SupervisionPolicy(hang_s=600.0, drain_s=600.0)) as running:
             backend = await running.models.load(str(DEMO), "demo")
             with joining(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)

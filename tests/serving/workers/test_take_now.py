@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.llm.answer import NewsAnswer
-from penstock.llm.engine_thread import News, Opening
+from penstock.llm.answer import EventAnswer
+from penstock.llm.engine_thread import Started, StepEvent
 
 
 async def rounds(number: int) -> None:
@@ -15,13 +15,13 @@ async def rounds(number: int) -> None:
         await asyncio.sleep(0)
 
 
-def piece(text: str, **more) -> News:
-    return News(1, 0, text, [7], **more)
+def piece(text: str, **more) -> StepEvent:
+    return StepEvent(1, 0, text, [7], **more)
 
 
 def test_what_is_taken_at_once_wakes_no_reader() -> None:
     async def main() -> None:
-        answer = NewsAnswer(lambda: None)
+        answer = EventAnswer(lambda: None)
         taken: list[str] = []
         accepts = True
 
@@ -31,7 +31,7 @@ def test_what_is_taken_at_once_wakes_no_reader() -> None:
             return accepts
 
         answer.take_now = take_now
-        answer.put(piece("a", opening=Opening(1, 1)))  # the first is the reader's
+        answer.put(piece("a", opening=Started(1, 1)))  # the first is the reader's
         assert (await anext(answer)).text == "a"
         reading = asyncio.ensure_future(anext(answer))
         await rounds(2)
@@ -61,9 +61,9 @@ def test_what_is_taken_at_once_wakes_no_reader() -> None:
 def test_what_taking_raises_is_the_readers() -> None:
     async def main() -> None:
         aborted: list[bool] = []
-        answer = NewsAnswer(lambda: aborted.append(True))
+        answer = EventAnswer(lambda: aborted.append(True))
         answer.take_now = lambda delta: [][0]
-        answer.put(piece("a", opening=Opening(1, 1)))
+        answer.put(piece("a", opening=Started(1, 1)))
 
         async def read() -> None:
             async with answer:

@@ -31,7 +31,7 @@ from penstock.llm.llm import LLM
 from penstock.processes.frames import FIRST_BYTES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import memory_check
-from penstock.serving.workers.private_folder import OwnFolder, remove_stale
+from penstock.serving.workers.private_folder import PrivateFolder, remove_stale
 from penstock.serving.workers.worker import open_llm, ready
 from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_process import unwritten_bytes
@@ -271,7 +271,7 @@ def test_models_load_side_by_side_but_plan_one_after_the_other(tmp_path) -> None
 
 def test_folders_of_the_dead_alone_are_removed(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    living, dead, full, open_to_all = (OwnFolder() for _ in range(4))
+    living, dead, full, open_to_all = (PrivateFolder() for _ in range(4))
     for folder in (dead, full, open_to_all):
         os.close(folder._lock)  # as the kernel does when a process is killed
     dead.socket.touch()

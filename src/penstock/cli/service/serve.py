@@ -12,8 +12,8 @@ from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.serving.service import ServiceSettings
-    from penstock.serving.settings import DoorSettings
-    from penstock.serving.workers.primary import WorkerDoor
+    from penstock.serving.settings import GatewaySettings
+    from penstock.serving.workers.primary import WorkerListener
     from penstock.serving.workers.worker_config import ModelOptions
 
 MAX_THREADS: Final = 1024
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(args: argparse.Namespace) -> ServiceSettings:
     """What the command line asks for."""
-    from penstock.processes.supervision import Patience
+    from penstock.processes.supervision import SupervisionPolicy
     from penstock.serving.service import ServiceSettings
 
     if not 1 <= args.workers <= 256:
@@ -168,15 +168,15 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         num_workers=args.workers,
         options=options_of(args, args.workers),
         door=_door(args),
-        patience=Patience(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
+        supervision=SupervisionPolicy(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
         worker_door=_worker_door(args),
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
 
 
-def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
-    from penstock.serving.workers.primary import WorkerDoor
+def _worker_door(args: argparse.Namespace) -> WorkerListener | None:
+    from penstock.serving.workers.primary import WorkerListener
     from penstock.serving.workers.remote_worker_client import read_bytes, read_token
 
     if args.worker_port is None:
@@ -190,7 +190,7 @@ def _worker_door(args: argparse.Namespace) -> WorkerDoor | None:
         raise InvalidArgumentError("--worker-port goes with --worker-token-file, --tls-certificate and --tls-key")
     certificate, key = read_bytes(args.tls_certificate), read_bytes(args.tls_key)
     host = "127.0.0.1" if args.worker_host is None else args.worker_host
-    return WorkerDoor(host, args.worker_port, certificate, key, read_token(args.worker_token_file))
+    return WorkerListener(host, args.worker_port, certificate, key, read_token(args.worker_token_file))
 
 
 def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:
@@ -258,14 +258,14 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     )
 
 
-def _door(args: argparse.Namespace) -> DoorSettings:
-    from penstock.serving.settings import DoorLimits, DoorSettings
+def _door(args: argparse.Namespace) -> GatewaySettings:
+    from penstock.serving.settings import GatewayLimits, GatewaySettings
 
     for name in ("max_body_bytes", "max_open", "max_seconds"):
         if not 0 < getattr(args, name) <= 1 << 40:
             raise InvalidArgumentError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)}")
-    limits = DoorLimits(body_bytes=args.max_body_bytes, num_open=args.max_open, request_s=args.max_seconds)
-    return DoorSettings(
+    limits = GatewayLimits(body_bytes=args.max_body_bytes, num_open=args.max_open, request_s=args.max_seconds)
+    return GatewaySettings(
         host=args.host,
         port=args.port,
         grpc_port=args.grpc_port,

@@ -15,7 +15,7 @@ __all__ = ["AttentionAttrs", "attention", "kv_append", "page_elements"]
 
 PAGE_TOKENS = 32
 _SCALE_BYTES = 4 * PAGE_TOKENS
-_LEAST_HALF = 2.0**-50
+_MIN_HALF = 2.0**-50
 
 
 class AttentionAttrs(TypedDict):
@@ -86,7 +86,7 @@ class _Pages:
 
 def round_half(x: Tensor) -> Tensor:
     """``x`` rounded to bfloat16 as attention does it: magnitudes below 2^-50 are zero."""
-    return torch.where(x.abs() < _LEAST_HALF, 0.0, x).bfloat16()
+    return torch.where(x.abs() < _MIN_HALF, 0.0, x).bfloat16()
 
 
 def kv_append(

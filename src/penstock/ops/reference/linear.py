@@ -16,7 +16,7 @@ __all__ = ["embedding", "linear", "round_rows"]
 _LIMITS: Final = {"w8a8": 127, "w4a8": 127, "w8a16": 32512, "w4a16": 32512}
 """The largest integer of an activation."""
 _PLANE_BASE: Final = 255
-_LEAST_SCALE: Final = 1e-37
+_MIN_SCALE: Final = 1e-37
 """Below it a row counts as zero, for its inverse must be finite."""
 
 
@@ -29,7 +29,7 @@ def round_rows(x: Tensor, limit: int = 127) -> tuple[Tensor, Tensor]:
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / limit
     finite = torch.isfinite(x).all(dim=-1, keepdim=True)
-    scale = torch.where(scale < _LEAST_SCALE, torch.zeros_like(scale), scale)
+    scale = torch.where(scale < _MIN_SCALE, torch.zeros_like(scale), scale)
     inverse = torch.where((scale > 0) & finite, 1 / scale, torch.zeros_like(scale))
     q = torch.where(finite, x, torch.zeros_like(x)).mul(inverse).round().clamp(-limit, limit)
     return q.to(torch.int8 if limit <= 127 else torch.int32), torch.where(finite, scale, torch.nan)

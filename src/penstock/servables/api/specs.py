@@ -18,8 +18,8 @@ __all__ = ["Spec", "read_spec", "read_specs"]
 
 TEXT: Final = "TEXT"
 _WRITTEN: Final = re.compile(r"\s*([A-Z0-9]+)\s*\[([-0-9,\s]*)\]\s*")
-_MOST_SIZES: Final = 16
-_MOST_SIZE: Final = 1 << 31
+_MAX_SIZES: Final = 16
+_MAX_SIZE: Final = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def read_spec(written: object, what: str) -> Spec:
         shape = tuple(int(one) for one in inside.split(",")) if inside.strip() else ()
     except ValueError:
         raise InvalidArgumentError(f"{what}: sizes are whole numbers between commas, not {inside!r:.100}") from None
-    if len(shape) > _MOST_SIZES or any(not (one == -1 or 1 <= one <= _MOST_SIZE) for one in shape):
-        raise InvalidArgumentError(f"{what}: at most {_MOST_SIZES} sizes from 1 on, or -1 for any, not {inside!r:.100}")
+    if len(shape) > _MAX_SIZES or any(not (one == -1 or 1 <= one <= _MAX_SIZE) for one in shape):
+        raise InvalidArgumentError(f"{what}: at most {_MAX_SIZES} sizes from 1 on, or -1 for any, not {inside!r:.100}")
     return Spec(datatype, shape)
 
 

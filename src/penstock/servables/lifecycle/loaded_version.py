@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.llm.backend import WorkerState
     from penstock.servables.api.plan import MethodPlan, Plan
     from penstock.servables.lifecycle.language_models import LanguageModels, LanguageQueue
-    from penstock.servables.process.open_version import Opening, Source
+    from penstock.servables.process.open_version import OpenedVersion, Source
     from penstock.tensors import Method
 
     def _fits(method: LoadedMethod) -> Method:
@@ -273,7 +273,7 @@ class LoadedVersion:
         self._languages: list[LanguageQueue] = []
 
     @staticmethod
-    async def load(opening: Opening, languages: LanguageModels | None = None) -> LoadedVersion:
+    async def load(opening: OpenedVersion, languages: LanguageModels | None = None) -> LoadedVersion:
         """Start the other processes, open and warm the models; raises why not, and leaves nothing then."""
         found = LoadedVersion(opening.source, opening.plan)
         try:
@@ -285,18 +285,18 @@ class LoadedVersion:
             await opening.close()
         return found
 
-    async def _start(self, opening: Opening, languages: LanguageModels | None) -> None:
-        source, settings, patience = self.source, self.plan.settings, opening.patience
+    async def _start(self, opening: OpenedVersion, languages: LanguageModels | None) -> None:
+        source, settings, supervision = self.source, self.plan.settings, opening.supervision
         for path in self.plan.models:
             await asyncio.to_thread(source.path, path)
         title, limit = f"{source.name} {source.version}", settings.memory_limit_mib
         starting, pools = [], {}
         if self.plan.has_python:
-            pool = pools[""] = Pool(f"{title}: stages", source.start(), settings.workers, settings, patience)
+            pool = pools[""] = Pool(f"{title}: stages", source.start(), settings.workers, settings, supervision)
             starting.append(pool.start(opening.take()))
         for path, one in self.plan.models.items():
             start = source.start(one, limit)
-            pool = pools[path] = Pool(f"{title}: {path}", start, one.instances, settings, patience)
+            pool = pools[path] = Pool(f"{title}: {path}", start, one.instances, settings, supervision)
             starting.append(pool.start())
         self.pools = [*pools.values()]
         await asyncio.gather(*starting)

@@ -13,10 +13,10 @@ from penstock.errors import PenstockError
 from penstock.logs import tell
 from penstock.servables.lifecycle.loaded_version import LoadedVersion
 from penstock.servables.lifecycle.versions import Plan, Policy, ServableFolder, Wanted
-from penstock.servables.process.open_version import Opening, Source
+from penstock.servables.process.open_version import OpenedVersion, Source
 
 if TYPE_CHECKING:
-    from penstock.processes.supervision import Patience
+    from penstock.processes.supervision import SupervisionPolicy
     from penstock.servables.api.declare import Settings
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.servables.lifecycle.repository import Servable
@@ -31,10 +31,10 @@ SLOW_S: Final = 10.0
 class Loading:
     """One look at a servable's folder, and the ``new`` versions that are loaded, with the texts of their files."""
 
-    def __init__(self, servable: Servable, found: ServableFolder, text: bytes, patience: Patience) -> None:
+    def __init__(self, servable: Servable, found: ServableFolder, text: bytes, supervision: SupervisionPolicy) -> None:
         self.new: dict[int, tuple[LoadedVersion, str]] = {}
-        self._servable, self._found, self._text, self._patience = servable, found, text, patience
-        self._opened: dict[int, Opening] = {}
+        self._servable, self._found, self._text, self._patience = servable, found, text, supervision
+        self._opened: dict[int, OpenedVersion] = {}
 
     async def wanted(self, asked: Mapping[str, Any]) -> Wanted:
         """What is asked for, and other fields as servable.py has them for the newest of the versions asked for."""
@@ -69,13 +69,13 @@ class Loading:
             self.new[number] = version, self._found.versions[number]
         await self._close()
 
-    async def _begin(self, number: int) -> Opening:
+    async def _begin(self, number: int) -> OpenedVersion:
         servable, found = self._servable, self._found
         source = Source(servable.name, found.script, self._text, str(number), found.version_path(number), servable.root)
         if number not in servable.versions:
             servable.states[number] = ("LOADING", "")
         with _told_when_slow(servable.name, number, "its servable.py is being imported"):
-            return await Opening.begin(source, self._patience)
+            return await OpenedVersion.begin(source, self._patience)
 
     def _note_failed(self, number: int, error: PenstockError) -> None:
         servable = self._servable

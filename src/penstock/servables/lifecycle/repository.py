@@ -38,7 +38,7 @@ from penstock.servables.process.open_version import read_script
 from penstock.tensors import ModelState
 
 if TYPE_CHECKING:
-    from penstock.processes.supervision import Patience
+    from penstock.processes.supervision import SupervisionPolicy
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.tensors import Methods
 
@@ -105,11 +105,11 @@ class Servables:
 
     def __init__(
         self,
-        patience: Patience,
+        supervision: SupervisionPolicy,
         languages: LanguageModels | None = None,
         others: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self._patience, self._languages, self._others = patience, languages, others
+        self._patience, self._languages, self._others = supervision, languages, others
         self._all: dict[str, Servable] = {}
         self._found: dict[tuple[str, str], LoadedMethod] = {}
         self._loads: set[asyncio.Task[None]] = set()

@@ -14,9 +14,9 @@ from penstock.servables.process.stage_process import StageProcess, launch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.processes.supervision import Patience
+    from penstock.processes.supervision import SupervisionPolicy
 
-__all__ = ["Opening", "Source", "read_script"]
+__all__ = ["OpenedVersion", "Source", "read_script"]
 
 MAX_SCRIPT_BYTES: Final = 4 << 20
 _MIB: Final = 1 << 20
@@ -79,19 +79,19 @@ def read_script(file: Path) -> bytes:
     return text
 
 
-class Opening:
+class OpenedVersion:
     """A process that has imported the file, which becomes the first of its version, and the plan that it told."""
 
-    def __init__(self, source: Source, patience: Patience, process: StageProcess, plan: Plan) -> None:
-        self.source, self.patience, self.plan = source, patience, plan
+    def __init__(self, source: Source, supervision: SupervisionPolicy, process: StageProcess, plan: Plan) -> None:
+        self.source, self.supervision, self.plan = source, supervision, plan
         self._process: StageProcess | None = process
 
     @staticmethod
-    async def begin(source: Source, patience: Patience) -> Opening:
+    async def begin(source: Source, supervision: SupervisionPolicy) -> OpenedVersion:
         """Import; raises what went wrong, and leaves nothing then."""
-        process = await launch(source.start(), patience.load_s)
+        process = await launch(source.start(), supervision.load_s)
         try:
-            return Opening(source, patience, process, read_plan(process.plan))
+            return OpenedVersion(source, supervision, process, read_plan(process.plan))
         except BaseException:
             await process.stop()
             raise

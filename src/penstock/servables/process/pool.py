@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import PenstockError, UnavailableError
 from penstock.llm.backend import WorkerState
 from penstock.logs import tell
-from penstock.processes.supervision import LOOP_DEATHS, Death, Patience
-from penstock.servables.process.pool_worker import Seat
+from penstock.processes.supervision import LOOP_DEATHS, Death, SupervisionPolicy
+from penstock.servables.process.pool_worker import PoolWorker
 from penstock.servables.process.stage_process import StageProcess, launch
 
 if TYPE_CHECKING:
@@ -33,17 +33,19 @@ _FAR_ABOVE: Final = 2
 class Pool:
     """``size`` processes that are started with ``start``.  ``title`` names it to people."""
 
-    def __init__(self, title: str, start: pb.Start, size: int, settings: Settings, patience: Patience) -> None:
+    def __init__(
+        self, title: str, start: pb.Start, size: int, settings: Settings, supervision: SupervisionPolicy
+    ) -> None:
         self.title, self.timeout_s = title, settings.timeout_s
         self.max_waiting = settings.max_waiting
         self.max_batch_bytes = settings.max_batch_mib << 20
         self._limit_bytes = (settings.memory_limit_mib or 0) << 20
         self.queues: list[UnitQueue] = []
-        self.free: list[Seat] = []
+        self.free: list[PoolWorker] = []
         self.deaths: Counter[str] = Counter()
         self.size = size
-        self._start, self._patience = start, patience
-        self._seats: list[Seat] = []
+        self._start, self._patience = start, supervision
+        self._seats: list[PoolWorker] = []
         self._again: deque[Flight] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -165,7 +167,7 @@ class Pool:
             await self.stop()
             raise
 
-    async def _keep(self, place: int, first: asyncio.Future[None], seat: Seat | None) -> None:
+    async def _keep(self, place: int, first: asyncio.Future[None], seat: PoolWorker | None) -> None:
         num_deaths = 0
         while not self._is_stopping:
             try:
@@ -188,7 +190,7 @@ class Pool:
             seat = None
             await self._pause(place, death, num_deaths)
 
-    async def _replaced(self, place: int, seat: Seat) -> Seat:
+    async def _replaced(self, place: int, seat: PoolWorker) -> PoolWorker:
         """The process that takes the place of one that grew; that one, when none can be had yet and it may go on.  That
         it dies meanwhile is found by whoever attends to it.
         """
@@ -199,7 +201,7 @@ class Pool:
             if seat.is_leaving:  # it has far too much, or is gone, so this ends as if it had died
                 await self._retire(seat)
                 raise
-            await asyncio.wait((seat.gone,), timeout=self._patience.most_pause_s)
+            await asyncio.wait((seat.gone,), timeout=self._patience.max_pause_s)
             seat.is_excessive.clear()
             return seat
         found = self._sit(place, process)
@@ -219,9 +221,9 @@ class Pool:
             first.set_exception(error)
             return None
 
-    def _sit(self, place: int, process: StageProcess) -> Seat:
+    def _sit(self, place: int, process: StageProcess) -> PoolWorker:
         self._failing.discard(place)
-        seat = Seat(self, process)
+        seat = PoolWorker(self, process)
         seat.gone = asyncio.ensure_future(self._attend(seat))
         self._seats.append(seat)
         self.free.append(seat)
@@ -229,7 +231,7 @@ class Pool:
         self.pump()
         return seat
 
-    async def _watch(self, seat: Seat) -> Death | None:
+    async def _watch(self, seat: PoolWorker) -> Death | None:
         """How its process ended; None when it should be replaced."""
         grown = asyncio.ensure_future(seat.is_excessive.wait())
         try:
@@ -238,13 +240,13 @@ class Pool:
         finally:
             grown.cancel()
 
-    async def _attend(self, seat: Seat) -> Death:
+    async def _attend(self, seat: PoolWorker) -> Death:
         """Until its process has ended, however that came, and what it had is with others."""
         death = await seat.process.ended()
         await self._bury(seat, death)
         return death
 
-    async def _retire(self, seat: Seat) -> None:
+    async def _retire(self, seat: PoolWorker) -> None:
         """Let it finish its batch and end."""
         seat.leave()
         idle = asyncio.ensure_future(seat.idle.wait())
@@ -266,7 +268,7 @@ class Pool:
         if seat in self._seats:
             self._seats.remove(seat)
 
-    async def _bury(self, seat: Seat, death: Death) -> None:
+    async def _bury(self, seat: PoolWorker, death: Death) -> None:
         """Its process is gone, or is ended now: what it had goes to others.  Doing it again does nothing."""
         seat.close()
         await seat.process.stop()
@@ -287,16 +289,16 @@ class Pool:
             self._failing.add(place)
         if not self._seats and len(self._failing) == self.size:
             self._refuse_all()
-        patience, pause_s = self._patience, 0.0
+        supervision, pause_s = self._patience, 0.0
         if num_deaths > 1:
-            pause_s = min(patience.most_pause_s, patience.least_pause_s * 2.0 ** min(30, num_deaths - 2))
+            pause_s = min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
         tell(
             "stage_gone", f"{self.title}: a process is gone ({death.why}); the next one starts in {pause_s:g} s",
             logging.WARNING, stage=self.title, cause=death.cause, deaths_in_a_row=num_deaths, restart_in_s=pause_s,
         )  # fmt: skip
         await asyncio.sleep(pause_s)
 
-    def note_excess(self, seat: Seat, used_bytes: int, flight: Flight) -> None:
+    def note_excess(self, seat: PoolWorker, used_bytes: int, flight: Flight) -> None:
         """A process has more memory than it may: another one is started, and takes its place."""
         seat.is_excessive.set()
         limit = self._limit_bytes

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from penstock.servables.process.stage_process import StageProcess
     from penstock.servables.schedule.unit_queue import Flight
 
-__all__ = ["Seat"]
+__all__ = ["PoolWorker"]
 
 
-class Seat:
+class PoolWorker:
     """A process in the pool, and the batch that it has."""
 
     def __init__(self, pool: Pool, process: StageProcess) -> None:

@@ -24,8 +24,8 @@ __all__ = ["Found", "is_of_instances", "room", "run_each"]
 _CODES: Final = frozenset({"invalid_input", "stage_failed", "stage_died", "stage_hung"})
 _WINDOW: Final = 256
 """Instances that are on their way at once, where so many may wait."""
-_LEAST_PAUSE_S: Final = 0.005
-_MOST_PAUSE_S: Final = 0.2
+_MIN_PAUSE_S: Final = 0.005
+_MAX_PAUSE_S: Final = 0.2
 
 
 def is_of_instances(error: RefusalError) -> bool:
@@ -103,12 +103,12 @@ async def room(route: Route, left_s: float) -> None:
     that it waits rather than spoil them.  It is not told when there is room: it looks, and less often with time.
     """
     over = time.monotonic() + left_s
-    pause_s = _LEAST_PAUSE_S
+    pause_s = _MIN_PAUSE_S
     while (left_s := over - time.monotonic()) > 0:
         await asyncio.sleep(min(pause_s, left_s))
         if route.has_room:
             return
-        pause_s = min(_MOST_PAUSE_S, 2 * pause_s)
+        pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
 
 def _together(spec: Spec, rows: Sequence[NDArray[Any] | None]) -> NDArray[Any]:

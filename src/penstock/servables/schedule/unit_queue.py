@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Flight", "UnitQueue"]
 
 _TRIP_S: Final = 0.002
-_MOST_OF_TRIP: Final = 64
+_MAX_OF_TRIP: Final = 64
 """Of stages that take one instance at a time so many go in a trip at most, and fewer when they take long: so that other
 processes get some of what waits."""
 Piece = tuple["Job", int, int]
@@ -116,7 +116,7 @@ class UnitQueue:
 
     def __init__(self, index: int, unit: Unit, pool: Pool, title: str) -> None:
         self.index, self.unit, self.pool, self.title = index, unit, pool, title
-        self.rules = replace(unit.rules or BatchRules(max_size=_MOST_OF_TRIP), max_waiting=pool.max_waiting)
+        self.rules = replace(unit.rules or BatchRules(max_size=_MAX_OF_TRIP), max_waiting=pool.max_waiting)
         self._batcher: Batcher[Job] = Batcher(self.rules)
         self._is_each = unit.rules is None
         self._each_s = _TRIP_S
@@ -164,7 +164,7 @@ class UnitQueue:
         """Instances of a trip at most."""
         if not self._is_each:
             return self.rules.max_size
-        return max(1, min(_MOST_OF_TRIP, int(_TRIP_S / self._each_s)))
+        return max(1, min(_MAX_OF_TRIP, int(_TRIP_S / self._each_s)))
 
     def take(self, now: float) -> list[Flight]:
         """A batch that is due, cut into several where its stages take long; empty when none is."""

@@ -1,7 +1,7 @@
 """The gRPC door of the service: nothing reaches a method before it was checked here, as in ``door``.
 
 In this order: the metadata's size, Origin, the key, the method, how many requests are open, the message's time, size
-and fields.  Every method of every service goes through ``GrpcDoor``, also those that do not exist.  Keys, limits,
+and fields.  Every method of every service goes through ``GrpcGateway``, also those that do not exist.  Keys, limits,
 counts and metrics are those of the HTTP door beside it.
 """
 
@@ -24,16 +24,16 @@ from penstock.serving.call import Call, new_id
 from penstock.serving.gateway import LOG, REQUEST_ID
 from penstock.serving.grpc.compression import encoding_of, unpacked
 from penstock.serving.grpc.message_bounds import BadMessageError, check_fields
-from penstock.serving.grpc.send_budget import Untaken
+from penstock.serving.grpc.send_budget import SendBudget
 from penstock.serving.json_bounds import LARGE_BODY, decode
 from penstock.serving.operations import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.serving.gateway import Door
+    from penstock.serving.gateway import Gateway
 
-__all__ = ["GoneError", "GrpcCall", "GrpcDoor", "Method", "Outcome", "trailers_of"]
+__all__ = ["GoneError", "GrpcCall", "GrpcGateway", "Method", "Outcome", "trailers_of"]
 
 _OPEN_MESSAGE: Final = 1 << 10
 _MAX_KEYLESS: Final = 16
@@ -89,7 +89,7 @@ class Outcome:
 class GrpcCall:
     """An RPC that was let in.  ``is_known``: it brought a key, or none is needed.  ``facts`` go into the log line."""
 
-    door: GrpcDoor
+    door: GrpcGateway
     method: Method
     context: Any
     request_id: str
@@ -185,15 +185,15 @@ async def _no_send(message: Any) -> None:
     raise RuntimeError("an answer over gRPC is no HTTP message")
 
 
-class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]
+class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Lets RPCs in.  ``http`` is the door beside it, whose keys, limits, counts and metrics it shares."""
 
-    def __init__(self, http: Door, methods: Sequence[Method]) -> None:
+    def __init__(self, http: Gateway, methods: Sequence[Method]) -> None:
         self.http, self.limits = http, http.settings.limits
         self.stopping = asyncio.Event()
         self.num_asked = 0
         """Set when streams that have nothing left to do are to end."""
-        self.untaken = Untaken()
+        self.untaken = SendBudget()
         self._methods = {f"/{one.name}": one for one in methods}
         self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
         whole = {path: one for path, one in self._methods.items() if not (one.is_stream or one.is_many)}

@@ -11,7 +11,7 @@ import grpc
 
 from penstock.errors import FileAccessError
 from penstock.serving.gateway import LOG
-from penstock.serving.grpc.gateway import GrpcDoor
+from penstock.serving.grpc.gateway import GrpcGateway
 from penstock.serving.grpc.health import HealthMethods
 from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.grpc.reflection import reflection_methods
@@ -19,18 +19,18 @@ from penstock.serving.grpc.tls import GrpcTls
 from penstock.serving.workers.remote_worker_client import read_bytes
 
 if TYPE_CHECKING:
-    from penstock.serving.gateway import Door
-    from penstock.serving.settings import DoorLimits
+    from penstock.serving.gateway import Gateway
+    from penstock.serving.settings import GatewayLimits
 
 __all__ = ["GrpcListener"]
 
 _LAST_WORDS_S: Final = 5.0
 _QUIET_S: Final = 0.02
-_MOST_QUIETS: Final = 25
+_MAX_QUIETS: Final = 25
 _STREAMS_OF_CONNECTION: Final = 1024
 
 
-def _options(limits: DoorLimits) -> tuple[tuple[str, int], ...]:
+def _options(limits: GatewayLimits) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.so_reuseport", 0),  # else a second service takes half of the connections of a port, and nobody is told
         ("grpc.max_receive_message_length", limits.body_bytes),
@@ -73,9 +73,9 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
 class GrpcListener:
     """gRPC beside an HTTP door.  ``open`` binds the port, ``serve`` answers until ``stop`` is called."""
 
-    def __init__(self, http: Door) -> None:
+    def __init__(self, http: Gateway) -> None:
         settings = http.settings
-        self.door = GrpcDoor(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
+        self.door = GrpcGateway(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
         self._settings = settings
         self._tls: GrpcTls | None = None
         if settings.tls_certificate is not None and settings.tls_key is not None:
@@ -135,7 +135,7 @@ class GrpcListener:
 
         What came and was not looked at when gRPC's server stops it cancels, which tells nobody to ask elsewhere.
         """
-        for _ in range(_MOST_QUIETS):
+        for _ in range(_MAX_QUIETS):
             before = self.door.num_asked
             await asyncio.sleep(_QUIET_S)
             if self.door.num_asked == before or self._stop_now.is_set():

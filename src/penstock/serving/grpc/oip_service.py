@@ -23,7 +23,7 @@ __all__ = ["SERVICE", "oip_methods"]
 
 SERVICE: Final = "inference.GRPCInferenceService"
 FINAL: Final = "triton_final_response"
-MOST_OF_STREAM: Final = 128
+MAX_OF_STREAM: Final = 128
 """Requests of one stream that are open at a time; no more are read meanwhile."""
 _LARGE_REQUEST: Final = 1 << 16
 
@@ -134,7 +134,7 @@ class _Stream:
     def __init__(self, call: GrpcCall) -> None:
         self._call = call
         self._writing = asyncio.Lock()
-        self._places = asyncio.Semaphore(MOST_OF_STREAM)
+        self._places = asyncio.Semaphore(MAX_OF_STREAM)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_read = 0
         self._is_stopped = False

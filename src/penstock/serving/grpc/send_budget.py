@@ -11,24 +11,24 @@ import asyncio
 from functools import partial
 from typing import Any, Final
 
-__all__ = ["MOST_ANSWERS", "MOST_BYTES", "Untaken"]
+__all__ = ["MAX_ANSWERS", "MAX_BYTES", "SendBudget"]
 
-MOST_ANSWERS: Final = 256
-MOST_BYTES: Final = 32 << 20
+MAX_ANSWERS: Final = 256
+MAX_BYTES: Final = 32 << 20
 
 
-class Untaken:
+class SendBudget:
     """Counts answers from the moment that gRPC has them to the end of their RPCs."""
 
-    def __init__(self, most_answers: int = MOST_ANSWERS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES) -> None:
         self.num_answers = self.num_bytes = 0
-        self._most_answers, self._most_bytes = most_answers, most_bytes
+        self._max_answers, self._max_bytes = max_answers, max_bytes
         self._turn, self._left = asyncio.Lock(), asyncio.Event()
 
     @property
     def has_room(self) -> bool:
         """Whether what is asked for from now on may be answered like this."""
-        return self.num_answers < self._most_answers and self.num_bytes < self._most_bytes
+        return self.num_answers < self._max_answers and self.num_bytes < self._max_bytes
 
     async def add(self, size: int, seconds: float) -> None:
         """Count an answer of so many bytes until the task that calls this has ended.
@@ -51,7 +51,7 @@ class Untaken:
     def _fits(self, size: int) -> bool:
         if not self.num_answers:
             return True
-        return self.num_answers < self._most_answers and self.num_bytes + size <= self._most_bytes
+        return self.num_answers < self._max_answers and self.num_bytes + size <= self._max_bytes
 
     def _ended(self, size: int, _task: asyncio.Task[Any]) -> None:
         self.num_answers -= 1

@@ -17,11 +17,11 @@ from penstock.errors import (
 )
 from penstock.json_schema import Choice, Members, Text
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.gateway import Door
+from penstock.serving.gateway import Gateway
 from penstock.serving.http.app import description_of
 from penstock.serving.http.status import MODEL_STATUS, STATUS, model_status, status
 from penstock.serving.operations import NAME, Operation, Routes
-from penstock.serving.settings import DoorLimits, DoorSettings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
@@ -90,14 +90,14 @@ def admin_operations(changes: Changes) -> list[Operation]:
     return table
 
 
-def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Door:
+def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Gateway:
     """The application of the admin listener.
 
     It asks for no key: who may open its socket is the owner.  Its limits are the defaults, for a load may take longer
     than the public door gives an answer.  ``metrics`` are the public door's, so that both tell the same latencies.
     """
-    settings = DoorSettings(limits=DoorLimits(num_connections=MAX_CONNECTIONS))
-    return Door(Routes(admin_operations(changes)), models, settings, metrics=metrics)
+    settings = GatewaySettings(limits=GatewayLimits(num_connections=MAX_CONNECTIONS))
+    return Gateway(Routes(admin_operations(changes)), models, settings, metrics=metrics)
 
 
 def _absolute(path: str) -> str:

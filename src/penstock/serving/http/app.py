@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from penstock.json_schema import Anything
 from penstock.serving import request_fields
 from penstock.serving.call import Call, Reply
-from penstock.serving.gateway import Door
+from penstock.serving.gateway import Gateway
 from penstock.serving.http import health, page_files, status
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import Admission
 from penstock.serving.oip.rest import oip_operations
 from penstock.serving.openai import chat, completions, embeddings, tokenize
 from penstock.serving.operations import Operation, Routes
-from penstock.serving.settings import DoorSettings
+from penstock.serving.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
@@ -95,12 +95,12 @@ def description_of(table: list[Operation]) -> Operation:
 
 def make_app(
     models: Models,
-    settings: DoorSettings | None = None,
+    settings: GatewaySettings | None = None,
     traces: Traces | None = None,
     arrivals: Arrivals | None = None,
     methods: Methods | None = None,
-) -> Door:
+) -> Gateway:
     """The application over some models and servables.  Reads the keys' files; InvalidFileError when they are wrong."""
-    settings = settings or DoorSettings()
+    settings = settings or GatewaySettings()
     admission = Admission.read(settings.keys_file, settings.admin_keys_file)
-    return Door(Routes(operations()), models, settings, admission, traces=traces, arrivals=arrivals, methods=methods)
+    return Gateway(Routes(operations()), models, settings, admission, traces=traces, arrivals=arrivals, methods=methods)

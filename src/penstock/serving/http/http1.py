@@ -151,7 +151,7 @@ TOO_MANY_CONNECTIONS: Final = _refusal(503, "Too many open connections. Retry la
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection.  The application is a Door, whose limits hold from the first byte on.
+    """One connection.  The application is a Gateway, whose limits hold from the first byte on.
 
     ``connected`` is called when the connection is made, and counts among the open ones.
     """

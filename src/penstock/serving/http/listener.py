@@ -17,8 +17,8 @@ from penstock.serving.http.http1 import MAX_REFUSED, TOO_MANY_CONNECTIONS, Bound
 from penstock.serving.http.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
-    from penstock.serving.gateway import Door
-    from penstock.serving.settings import DoorLimits, DoorSettings
+    from penstock.serving.gateway import Gateway
+    from penstock.serving.settings import GatewayLimits, GatewaySettings
 
 __all__ = ["Listener", "check_tls"]
 
@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
         """Begin to accept connections."""
         await super().startup(sockets=[])
         config, connections = self.config, self.server_state.connections
-        limits: DoorLimits = config.app.settings.limits  # type: ignore[union-attr]
+        limits: GatewayLimits = config.app.settings.limits  # type: ignore[union-attr]
 
         def make(connected: Callable[[], None]) -> BoundedProtocol:
             return BoundedProtocol(config, self.server_state, self.lifespan.state, connected=connected)
@@ -53,7 +53,7 @@ class Listener:
     With ``path`` it is a unix socket of its owner's alone, else a port.
     """
 
-    def __init__(self, app: Door, settings: DoorSettings, path: Path | None = None) -> None:
+    def __init__(self, app: Gateway, settings: GatewaySettings, path: Path | None = None) -> None:
         self._settings = settings
         self.door = app
         self._path = path
@@ -129,7 +129,7 @@ class Listener:
             self._socket.close()
 
 
-def check_tls(settings: DoorSettings) -> None:
+def check_tls(settings: GatewaySettings) -> None:
     """Refuse files that are no certificate and its key, before anything runs.  uvicorn's own words name neither."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 __all__ = ["Transport"]
 
-_LEAST_BYTES: Final = 1 << 16
+_MIN_BYTES: Final = 1 << 16
 """Who takes less of an answer in ``write_s`` is not waited for."""
 
 
@@ -76,7 +76,7 @@ class Transport:
         self._timer = self._loop.call_later(self._write_s, self._look)
 
     def _look(self) -> None:
-        if self._inner.get_write_buffer_size() > self._num_unsent - _LEAST_BYTES:
+        if self._inner.get_write_buffer_size() > self._num_unsent - _MIN_BYTES:
             self._inner.abort()
         else:
             self._watch()

@@ -151,11 +151,11 @@ class Beat(_message.Message):
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     LONGEST_TURN_S_FIELD_NUMBER: _ClassVar[int]
     turn_age_s: float
-    figures: Figures
+    figures: Stats
     longest_turn_s: float
-    def __init__(self, turn_age_s: _Optional[float] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., longest_turn_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, turn_age_s: _Optional[float] = ..., figures: _Optional[_Union[Stats, _Mapping]] = ..., longest_turn_s: _Optional[float] = ...) -> None: ...
 
-class Figures(_message.Message):
+class Stats(_message.Message):
     __slots__ = ("numbers", "counts")
     class NumbersEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -193,10 +193,10 @@ class Counts(_message.Message):
 class Step(_message.Message):
     __slots__ = ("news",)
     NEWS_FIELD_NUMBER: _ClassVar[int]
-    news: _containers.RepeatedCompositeFieldContainer[News]
-    def __init__(self, news: _Optional[_Iterable[_Union[News, _Mapping]]] = ...) -> None: ...
+    news: _containers.RepeatedCompositeFieldContainer[StepEvent]
+    def __init__(self, news: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ...) -> None: ...
 
-class News(_message.Message):
+class StepEvent(_message.Message):
     __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "opening", "timings", "vector", "error", "is_last", "has_logprobs", "seed")
     class TimingsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -224,14 +224,14 @@ class News(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
     finish_reason: str
-    opening: Opening
+    opening: Started
     timings: _containers.ScalarMap[str, float]
     vector: bytes
     error: Error
     is_last: bool
     has_logprobs: bool
     seed: int
-    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., opening: _Optional[_Union[Started, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top_ids", "top_logprobs")
@@ -247,7 +247,7 @@ class Logprob(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class Opening(_message.Message):
+class Started(_message.Message):
     __slots__ = ("seed", "num_prompt_tokens", "num_cached_tokens", "has_prompt_logprobs", "prompt_logprobs")
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]

@@ -6,17 +6,17 @@ import time
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["MOST_DEATHS", "Blame"]
+__all__ = ["MAX_DEATHS", "CrashTracker"]
 
-MOST_DEATHS: Final = 2
-MOST_WAITS: Final = 3
+MAX_DEATHS: Final = 2
+MAX_WAITS: Final = 3
 """Who ran in a worker that died is reckoned from the order of places, which may be wrong: what waited through so many
 deaths counts as having run."""
 _FORGET_S: Final = 600.0
 _MOST: Final = 4096
 
 
-class Blame:
+class CrashTracker:
     """Counts deaths per fingerprint of a request.  One that was answered, or was not seen for ten minutes, is clear."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Blame:
 
     def add_wait(self, fingerprint: bytes, worker: str) -> int:
         """A worker died while it waited for a place there; returns the sum of deaths."""
-        if _count(self._waits, fingerprint, worker) < MOST_WAITS:
+        if _count(self._waits, fingerprint, worker) < MAX_WAITS:
             return self.num_deaths(fingerprint)
         del self._waits[fingerprint]
         return self.add(fingerprint, worker)

@@ -11,42 +11,42 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import DeadlineError, InternalError
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import MOST_DEATHS, Blame
+from penstock.serving.workers.crash_tracker import MAX_DEATHS, CrashTracker
 from penstock.serving.workers.messages import options_to
-from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerLink, page_names
+from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection, page_names
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
 
-__all__ = ["Journey", "Roads"]
+__all__ = ["Failover", "WorkerRoutes"]
 
 RETRY_WAIT_S: Final = 60.0
 """How long a request that is tried again waits for a worker."""
 
 
-class Roads(Protocol):
+class WorkerRoutes(Protocol):
     """What a journey needs of its model."""
 
-    blame: Blame
+    blame: CrashTracker
     suspects: asyncio.Lock
     """Held by a request that was there when a worker died, until something comes of it: the next death is then its own
     fault and not that of all who were open beside it."""
 
-    def choose(self, names: Sequence[bytes]) -> WorkerLink:
+    def choose(self, names: Sequence[bytes]) -> WorkerConnection:
         """The worker for a prompt with these leading pages; UnavailableError."""
 
     async def wait_ready(self, seconds: float) -> None:
         """Until a worker takes requests; UnavailableError."""
 
 
-class Journey:
+class Failover:
     """One request.  ``make`` gives the message for the options that hold when it is sent."""
 
     def __init__(
         self,
-        roads: Roads,
+        roads: WorkerRoutes,
         prompt_ids: Sequence[int],
         options: RequestOptions,
         make: Callable[[pb.Options], pb.ToWorker],
@@ -56,19 +56,19 @@ class Journey:
         self._make = make
         self._names = page_names(prompt_ids, options.cache_salt)
         self._began = time.monotonic()
-        self._link: WorkerLink | None = None
+        self._link: WorkerConnection | None = None
         self._request: OpenRequest | None = None
         self._retry: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        self.answer = NewsAnswer(self._abort)
+        self.answer = EventAnswer(self._abort)
         self.answer.on_settled = self._on_settled
 
-    async def start(self) -> NewsAnswer:
+    async def start(self) -> EventAnswer:
         """Begin; returns with the first news of it, raises what the worker refuses it with."""
         try:
             deaths = self._roads.blame.num_deaths(self._fingerprint) if self._roads.blame else 0
             while True:
-                if deaths >= MOST_DEATHS:
+                if deaths >= MAX_DEATHS:
                     raise self._refusal()
                 try:
                     await (self._send() if deaths == 0 else self._send_as_suspect())
@@ -120,14 +120,14 @@ class Journey:
 
     def _refusal(self) -> InternalError:
         return InternalError(
-            f"the request is refused: it was open when {MOST_DEATHS} workers died, which may be its doing"
+            f"the request is refused: it was open when {MAX_DEATHS} workers died, which may be its doing"
         )
 
     def _on_lost(self, error: LostWorkerError) -> None:
         """The worker that had taken it is gone."""
         deaths = self._deaths(error)
         self._settled.set()
-        if deaths >= MOST_DEATHS:
+        if deaths >= MAX_DEATHS:
             self.answer.fail(self._refusal())
         elif self.answer.has_begun:
             self.answer.fail(error)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BEAT_S", "Pulse"]
+__all__ = ["BEAT_S", "Heartbeat"]
 
 BEAT_S: Final = 0.5
-_MOST_GROWN_S: Final = 2 * BEAT_S
+_MAX_GROWN_S: Final = 2 * BEAT_S
 
 
-class Pulse:
+class Heartbeat:
     """The age of an engine's last turn, counted in time in which this process ran itself.
 
     A process that is stopped and goes on (Ctrl-Z, fg; a machine that sleeps) finds its clocks far ahead, and its engine
@@ -32,7 +32,7 @@ class Pulse:
     def look(self, last_turn: float) -> float:
         """The age of the turn that began at ``last_turn`` on the same clock."""
         now = self._clock()
-        grown_s = min(now - self._looked, _MOST_GROWN_S)
+        grown_s = min(now - self._looked, _MAX_GROWN_S)
         self._looked = now
         if last_turn == self._turn:
             self._age_s += grown_s

@@ -16,16 +16,31 @@ from penstock import errors
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
 from penstock.engine.request import TokenLogprobs
-from penstock.engine.stats import EngineFigures
+from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
 from penstock.llm.backend import ModelCard
-from penstock.llm.engine_thread import News, Opening
+from penstock.llm.engine_thread import Started, StepEvent
 from penstock.serving.proto import wire_pb2 as pb
 
 __all__ = [
-    "JOIN", "MAX_MESSAGE_BYTES", "MESSAGE_OPTIONS", "PROTOCOL", "WELCOME", "bearer", "card_from", "card_to",
-    "error_from", "error_to", "figures_from", "figures_to", "news_from", "news_to", "options_from", "options_to",
-    "sampling_from", "sampling_to",
+    "JOIN",
+    "MAX_MESSAGE_BYTES",
+    "MESSAGE_OPTIONS",
+    "PROTOCOL",
+    "WELCOME",
+    "bearer",
+    "card_from",
+    "card_to",
+    "error_from",
+    "error_to",
+    "events_from",
+    "events_to",
+    "options_from",
+    "options_to",
+    "sampling_from",
+    "sampling_to",
+    "stats_from",
+    "stats_to",
 ]  # fmt: skip
 
 JOIN: Final = "/penstock.v1.Primary/Join"
@@ -138,9 +153,9 @@ def card_from(message: pb.Card) -> ModelCard:
     return ModelCard(**{name: getattr(message, name) for name in _CARD_FIELDS})
 
 
-def figures_to(figures: EngineFigures) -> pb.Figures:
+def stats_to(figures: EngineStats) -> pb.Stats:
     """An engine's counters."""
-    message = pb.Figures()
+    message = pb.Stats()
     for field in dataclasses.fields(figures):
         value = getattr(figures, field.name)
         if isinstance(value, (int, float)):
@@ -150,7 +165,7 @@ def figures_to(figures: EngineFigures) -> pb.Figures:
     return message
 
 
-def figures_from(messages: Iterable[pb.Figures]) -> EngineFigures:
+def stats_from(messages: Iterable[pb.Stats]) -> EngineStats:
     """The sums of several engines' counters."""
     numbers: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -162,13 +177,13 @@ def figures_from(messages: Iterable[pb.Figures]) -> EngineFigures:
             for key, count in many.of.items():
                 own[key] = own.get(key, 0) + count
     given: dict[str, Any] = {}
-    for field in dataclasses.fields(EngineFigures):
+    for field in dataclasses.fields(EngineStats):
         if "Mapping" in str(field.type):
             given[field.name] = counts.get(field.name, {})
         else:
             number = numbers.get(field.name, 0)
             given[field.name] = number if field.type == "float" else int(number)
-    return EngineFigures(**given)
+    return EngineStats(**given)
 
 
 def _logprob_to(one: TokenLogprobs, message: pb.Logprob) -> None:
@@ -183,7 +198,7 @@ def _logprob_from(message: pb.Logprob) -> TokenLogprobs:
     return TokenLogprobs(message.token_id, message.logprob, message.rank, top)
 
 
-def news_to(news: News, messages: Any) -> None:
+def events_to(news: StepEvent, messages: Any) -> None:
     """Add what a step brought for an answer to the ``news`` of a step's message."""
     message = messages.add(
         key=news.key, index=news.index, text=news.text, token_ids=news.token_ids, is_last=news.is_last
@@ -206,7 +221,7 @@ def news_to(news: News, messages: Any) -> None:
         message.error.CopyFrom(error_to(news.error))
 
 
-def _opening_to(opening: Opening, message: pb.Opening) -> None:
+def _opening_to(opening: Started, message: pb.Started) -> None:
     message.seed = opening.seed
     message.num_prompt_tokens, message.num_cached_tokens = opening.num_prompt_tokens, opening.num_cached_tokens
     message.has_prompt_logprobs = opening.prompt_logprobs is not None
@@ -215,16 +230,16 @@ def _opening_to(opening: Opening, message: pb.Opening) -> None:
             _logprob_to(one, message.prompt_logprobs.add())
 
 
-def _opening_from(message: pb.Opening) -> Opening:
+def _opening_from(message: pb.Started) -> Started:
     rows: list[TokenLogprobs | None] | None = None
     if message.has_prompt_logprobs:
         rows = [None, *map(_logprob_from, message.prompt_logprobs)]
-    return Opening(message.seed, message.num_prompt_tokens, message.num_cached_tokens, rows)
+    return Started(message.seed, message.num_prompt_tokens, message.num_cached_tokens, rows)
 
 
-def news_from(message: pb.News) -> News:
+def events_from(message: pb.StepEvent) -> StepEvent:
     """What a step brought."""
-    news = News(message.key, message.index, message.text, list(message.token_ids), is_last=message.is_last)
+    news = StepEvent(message.key, message.index, message.text, list(message.token_ids), is_last=message.is_last)
     if message.has_logprobs:
         news.logprobs = [*map(_logprob_from, message.logprobs)]
     if message.HasField("seed"):

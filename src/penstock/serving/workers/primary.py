@@ -19,20 +19,20 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
-from penstock.processes.supervision import Patience
+from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, PROTOCOL, error_to
-from penstock.serving.workers.private_folder import OwnFolder
-from penstock.serving.workers.worker_connection import LostWorkerError, WorkerLink
+from penstock.serving.workers.private_folder import PrivateFolder
+from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
 from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.remote_worker_server import FarWorkers
+    from penstock.serving.workers.remote_worker_server import RemoteWorkerServer
     from penstock.serving.workers.worker_config import WorkerConfig
 
-__all__ = ["Primary", "WorkerDoor"]
+__all__ = ["Primary", "WorkerListener"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 _LAST_WORDS_S: Final = 1.0
@@ -42,7 +42,7 @@ _BACKLOG: Final = 64
 
 
 @dataclass(frozen=True)
-class WorkerDoor:
+class WorkerListener:
     """Where workers of other machines join: TLS with the certificate and key in PEM, and a token that they share."""
 
     host: str
@@ -59,29 +59,32 @@ class Primary:
     """
 
     def __init__(
-        self, patience: Patience | None = None, command: Sequence[str] = COMMAND, door: WorkerDoor | None = None
+        self,
+        supervision: SupervisionPolicy | None = None,
+        command: Sequence[str] = COMMAND,
+        door: WorkerListener | None = None,
     ) -> None:
         self._command = command
         self._door = door
-        self.patience = patience or Patience()
+        self.supervision = supervision or SupervisionPolicy()
         self.arrivals = Arrivals()
         self.address = ""
         self.port = 0
         """Of the door for workers of other machines, once it is open."""
-        self.adopt: Callable[[WorkerLink], None] = _nobody
+        self.adopt: Callable[[WorkerConnection], None] = _nobody
         """Takes a worker of another machine that is ready; InvalidArgumentError when there is no place for it."""
-        self._folder: OwnFolder | None = None
+        self._folder: PrivateFolder | None = None
         self._listener: socket.socket | None = None
-        self._far: FarWorkers | None = None
+        self._far: RemoteWorkerServer | None = None
         self._meeting: set[asyncio.Future[None]] = set()
         self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
-        self._expected: dict[bytes, asyncio.Future[WorkerLink]] = {}
-        self._planned: dict[WorkerLink, int] = {}
+        self._expected: dict[bytes, asyncio.Future[WorkerConnection]] = {}
+        self._planned: dict[WorkerConnection, int] = {}
         self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
 
     async def open(self) -> None:
         """Begin to listen."""
-        self._folder = OwnFolder()
+        self._folder = PrivateFolder()
         self.address = f"unix:{self._folder.socket}"
         listener = self._listener = socket.socket(socket.AF_UNIX)
         try:
@@ -90,9 +93,13 @@ class Primary:
             listener.setblocking(False)
             self._hold(self._accept(listener))
             if self._door is not None:
-                from penstock.serving.workers.remote_worker_server import FarWorkers  # gRPC: for others' machines alone
+                from penstock.serving.workers.remote_worker_server import (
+                    RemoteWorkerServer,  # gRPC: for others' machines alone
+                )
 
-                self._far = FarWorkers(self._door, self._get_ready, lambda link: self.adopt(link), self.patience.hang_s)
+                self._far = RemoteWorkerServer(
+                    self._door, self._get_ready, lambda link: self.adopt(link), self.supervision.hang_s
+                )
                 self.port = await self._far.open()
         except BaseException:
             await self.close()
@@ -175,15 +182,15 @@ class Primary:
             raise UnavailableError(f"a worker cannot be started: {error}") from error
         finally:
             self._expected.pop(_digest(token), None)
-        return WorkerProcess(process, link, self.patience.hang_s)
+        return WorkerProcess(process, link, self.supervision.hang_s)
 
     async def _loaded(
         self,
         process: asyncio.subprocess.Process,
-        joined: asyncio.Future[WorkerLink],
+        joined: asyncio.Future[WorkerConnection],
         path: str,
         has_planned: asyncio.Event,
-    ) -> WorkerLink:
+    ) -> WorkerConnection:
         """The link of a process whose model is loaded; else the process is gone."""
 
         def note_planned() -> None:
@@ -192,7 +199,7 @@ class Primary:
 
         exited = asyncio.ensure_future(process.wait())
         try:
-            async with asyncio.timeout(self.patience.load_s):
+            async with asyncio.timeout(self.supervision.load_s):
                 link = await _first(joined, exited)
                 if not link.gone.is_set():
                     link.on_planned, link.on_gone = note_planned, partial(self._forget_plan, link)
@@ -206,18 +213,18 @@ class Primary:
             if process.stdin is not None:
                 process.stdin.close()
             if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
-                raise UnavailableError(f"{path}: not loaded within {self.patience.load_s:g} s") from None
+                raise UnavailableError(f"{path}: not loaded within {self.supervision.load_s:g} s") from None
             raise
         finally:
             exited.cancel()
 
-    def _forget_plan(self, link: WorkerLink) -> None:
+    def _forget_plan(self, link: WorkerConnection) -> None:
         self._planned.pop(link, None)
 
     async def _meet(self, own: socket.socket) -> None:
         """One worker's stream.  Who does not know a token that is expected is told nothing."""
         stream = FrameStream(own, pb.FromWorker.FromString, FIRST_BYTES)
-        link: WorkerLink | None = None
+        link: WorkerConnection | None = None
         try:
             async with asyncio.timeout(_JOIN_S):
                 first = await stream.read()
@@ -229,8 +236,8 @@ class Primary:
                 why = UnavailableError(f"protocol {join.protocol} is not spoken here, but {PROTOCOL}")
                 stream.send(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
                 return
-            stream.most_bytes = MAX_MESSAGE_BYTES
-            link = WorkerLink(join.model, join.pid, self.arrivals)
+            stream.max_bytes = MAX_MESSAGE_BYTES
+            link = WorkerConnection(join.model, join.pid, self.arrivals)
             expected.set_result(link)
             link.pour_into(stream)
             while (message := await stream.read()) is not None:
@@ -250,7 +257,7 @@ class Primary:
                 link.fail("the worker's stream ended")
             stream.close()
 
-    async def _get_ready(self, link: WorkerLink, ready: pb.Ready) -> None:
+    async def _get_ready(self, link: WorkerConnection, ready: pb.Ready) -> None:
         try:
             tokenizer = await asyncio.to_thread(self._tokenizer, dict(ready.files))
         except PenstockError as error:  # the worker opened these files: their process failed or was too slow here
@@ -258,7 +265,7 @@ class Primary:
             raise
         link.get_ready(ready, tokenizer)
 
-    def _find(self, token: str) -> asyncio.Future[WorkerLink] | None:
+    def _find(self, token: str) -> asyncio.Future[WorkerConnection] | None:
         """Compared by hashes in constant time; a token is good for one worker."""
         offered, found = _digest(token), None
         for known in self._expected:
@@ -279,7 +286,7 @@ class Primary:
         return tokenizer
 
 
-def _nobody(link: WorkerLink) -> None:
+def _nobody(link: WorkerConnection) -> None:
     raise InvalidArgumentError(f"there is no model {link.model!r:.140} here")
 
 
@@ -287,7 +294,7 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-async def _first(wanted: asyncio.Future[WorkerLink], exited: asyncio.Future[int]) -> WorkerLink:
+async def _first(wanted: asyncio.Future[WorkerConnection], exited: asyncio.Future[int]) -> WorkerConnection:
     """What is wanted, unless the process ends first or its stream does, which is the same a moment earlier."""
     await asyncio.wait((wanted, exited), return_when=asyncio.FIRST_COMPLETED)
     if not wanted.done():  # its last words may be on their way; that its stream broke off says less than its status

@@ -10,16 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["OwnFolder", "remove_stale"]
+__all__ = ["PrivateFolder", "remove_stale"]
 
 _PREFIX: Final = "penstock-"
 _LOCK: Final = "owner"
 _SOCKET: Final = "primary.sock"
-_MOST_SOCKET_PATH: Final = 100
+_MAX_SOCKET_PATH: Final = 100
 """The kernel bounds a socket's name."""
 
 
-class OwnFolder:
+class PrivateFolder:
     """A folder of mode 0700 in the temporary folder, locked for as long as this process lives.
 
     The kernel frees the lock of a process that ends, however it ends: that is how a later one knows that the folder is
@@ -28,7 +28,7 @@ class OwnFolder:
 
     def __init__(self) -> None:
         parent = _temporary()
-        if len(parent) > _MOST_SOCKET_PATH - 32:
+        if len(parent) > _MAX_SOCKET_PATH - 32:
             parent = "/tmp"  # noqa: S108 - the folder in it is made afresh, for this user alone
         remove_stale(Path(parent))
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.servables.process.open_version import Source
 
-    def _fits(models: HiddenModels) -> LanguageModels:
+    def _fits(models: PrivateModels) -> LanguageModels:
         return models
 
 
-__all__ = ["HiddenModels"]
+__all__ = ["PrivateModels"]
 
 
-class HiddenModels:
+class PrivateModels:
     """``models`` are those that are served; ``make`` gives a backend under a name, which loads a bundle or a folder, by
     a scheme where that is said, as any other does, with a memory plan of its own, and is in no list.
     """

@@ -15,24 +15,24 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.pooling import Embedding, check_embedding
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.llm.local_backend import embedding_of, in_order, score_of
 from penstock.llm.result import Score
 from penstock.logs import tell
 from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import Blame
-from penstock.serving.workers.failover import Journey
-from penstock.serving.workers.messages import figures_from, sampling_to
+from penstock.serving.workers.crash_tracker import CrashTracker
+from penstock.serving.workers.failover import Failover
+from penstock.serving.workers.messages import sampling_to, stats_from
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
-from penstock.serving.workers.worker_group import Fleet, Launcher
+from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
-    from penstock.engine.stats import EngineFigures
+    from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Backend
-    from penstock.serving.workers.worker_connection import WorkerLink
+    from penstock.serving.workers.worker_connection import WorkerConnection
     from penstock.text.tokenizer import Tokenizer
 
     def _fits(backend: RemoteBackend) -> Backend:
@@ -49,21 +49,21 @@ class RemoteBackend:
 
     def __init__(self, name: str, launcher: Launcher, options: ModelOptions, num_workers: int = 1) -> None:
         self.name = name
-        self.blame = Blame()
+        self.blame = CrashTracker()
         self.suspects = asyncio.Lock()
         self._launcher = launcher
         self._options = options
         self._num_workers = num_workers
-        self._fleet: Fleet | None = None
-        self._old: list[Fleet] = []
-        self._joined: list[WorkerLink] = []
+        self._fleet: WorkerGroup | None = None
+        self._old: list[WorkerGroup] = []
+        self._joined: list[WorkerConnection] = []
         self._version = 0
         self._is_updating = False
         self._is_draining = False
         self._changed = asyncio.Event()
         self._deaths: Counter[str] = Counter()
-        self._past: dict[str, pb.Figures] = {}
-        self._known: dict[str, WorkerLink] = {}
+        self._past: dict[str, pb.Stats] = {}
+        self._known: dict[str, WorkerConnection] = {}
         self._update_lock = asyncio.Lock()
         self._error = ""
         self.on_change: Callable[[], None] = lambda: None
@@ -77,7 +77,7 @@ class RemoteBackend:
             self._is_updating = True
             version = self._version + 1
             config = WorkerConfig("", "", self.name, path, version, verify or self._options.verify, 0, self._options)
-            fleet = Fleet(self._launcher, config, self._num_workers, self._on_change, self._deaths)
+            fleet = WorkerGroup(self._launcher, config, self._num_workers, self._on_change, self._deaths)
             try:
                 await fleet.start()
             except BaseException as error:
@@ -100,7 +100,7 @@ class RemoteBackend:
             # Whoever asked for the switch may leave now: what ran before ends all the same.
             await asyncio.shield(asyncio.ensure_future(self._retire(old, strangers)))
 
-    async def _retire(self, fleet: Fleet | None, strangers: Sequence[WorkerLink]) -> None:
+    async def _retire(self, fleet: WorkerGroup | None, strangers: Sequence[WorkerConnection]) -> None:
         """End what ran before: workers of another machine with other weights, then the processes."""
         try:
             await asyncio.gather(*(self._dismiss(link) for link in strangers))
@@ -111,7 +111,7 @@ class RemoteBackend:
                 self._old.remove(fleet)
             self._on_change()
 
-    def adopt(self, link: WorkerLink) -> None:
+    def adopt(self, link: WorkerConnection) -> None:
         """A worker of another machine shares the load from now on; InvalidArgumentError when its weights are others."""
         wanted = self._fleet.weights_id if self._fleet is not None else ""
         if self._is_draining or not wanted or link.weights_id != wanted:
@@ -132,16 +132,16 @@ class RemoteBackend:
         )
         self._on_change()
 
-    def _leave(self, link: WorkerLink) -> None:
+    def _leave(self, link: WorkerConnection) -> None:
         self._joined.remove(link)
         text = f"{self.name}: worker {link.name} of another machine is gone"
         tell("worker_left", text, logging.WARNING, model=self.name, worker=link.name, open_requests=link.num_lost)
 
-    async def _dismiss(self, link: WorkerLink) -> None:
+    async def _dismiss(self, link: WorkerConnection) -> None:
         """Let a worker of another machine end what it has, and tell it to stop."""
         link.drain()
         with suppress(TimeoutError):
-            await asyncio.wait_for(link.idle(), self._launcher.patience.drain_s)
+            await asyncio.wait_for(link.idle(), self._launcher.supervision.drain_s)
         link.stop()
 
     async def close(self) -> None:
@@ -175,10 +175,10 @@ class RemoteBackend:
                     link.figures.numbers.pop(gauge, None)
                 self._past[name] = link.figures
         if len(self._past) > 1:
-            total = figures_from(self._past.values())
-            from penstock.serving.workers.messages import figures_to
+            total = stats_from(self._past.values())
+            from penstock.serving.workers.messages import stats_to
 
-            self._past = {"": figures_to(total)}
+            self._past = {"": stats_to(total)}
         self._known = links
         for link in links.values():
             link.on_change = self._on_link
@@ -189,16 +189,16 @@ class RemoteBackend:
         self.on_change()
 
     @property
-    def _fleets(self) -> list[Fleet]:
+    def _fleets(self) -> list[WorkerGroup]:
         return [*self._old, *([self._fleet] if self._fleet else [])]
 
     @property
-    def _all_links(self) -> list[WorkerLink]:
+    def _all_links(self) -> list[WorkerConnection]:
         """Those that are being drained included."""
         return [*(link for fleet in self._fleets for link in fleet.links), *self._joined]
 
     @property
-    def _links(self) -> list[WorkerLink]:
+    def _links(self) -> list[WorkerConnection]:
         own = self._fleet.links if self._fleet else []
         return [link for link in (*own, *self._joined) if link.is_ready]
 
@@ -216,7 +216,7 @@ class RemoteBackend:
         return self._loaded.tokenizer
 
     @property
-    def _loaded(self) -> Fleet:
+    def _loaded(self) -> WorkerGroup:
         if self._fleet is None:
             raise UnavailableError(f"{self.name} is not loaded yet")
         return self._fleet
@@ -259,7 +259,7 @@ class RemoteBackend:
         """The least age among its workers."""
         return min((link.heartbeat_age_s for link in self._links), default=math.inf)
 
-    def choose(self, names: Sequence[bytes]) -> WorkerLink:
+    def choose(self, names: Sequence[bytes]) -> WorkerConnection:
         """The worker that knows most of the prompt among those with hardly more to do than the least busy one.
 
         One that stands is chosen where no other is there: it may go on, and else the request is tried again.
@@ -296,7 +296,7 @@ class RemoteBackend:
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
-    ) -> NewsAnswer:
+    ) -> EventAnswer:
         """Begin answers; as Backend has it."""
         ids, sampling = self._ids(prompt_ids), sampling_to(params)
         return await self._start(
@@ -362,13 +362,13 @@ class RemoteBackend:
 
     async def _start(
         self, ids: Sequence[int], options: RequestOptions | None, make: Callable[[pb.Options], pb.ToWorker]
-    ) -> NewsAnswer:
-        return await Journey(self, ids, check_options(options), make).start()
+    ) -> EventAnswer:
+        return await Failover(self, ids, check_options(options), make).start()
 
-    def figures(self) -> EngineFigures | None:
+    def figures(self) -> EngineStats | None:
         """The sums over its workers, those that are gone included, as last heard."""
         heard = [link.figures for link in self._all_links if link.figures is not None]
-        return figures_from([*heard, *self._past.values()]) if heard or self._past else None
+        return stats_from([*heard, *self._past.values()]) if heard or self._past else None
 
     def deaths(self) -> dict[str, int]:
         """Its workers that ended without being asked to, by cause; each was replaced, or is to be."""
@@ -383,7 +383,7 @@ class RemoteBackend:
         return [link.state() for link in self._all_links]
 
 
-def _slack(link: WorkerLink) -> int:
+def _slack(link: WorkerConnection) -> int:
     """How many more requests than the least busy worker has one may have and still be chosen for its prefixes."""
     most = link.plan.max_requests if link.plan is not None else 0
     return max(1, most // 4)

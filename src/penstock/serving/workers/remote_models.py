@@ -16,7 +16,7 @@ from penstock.serving.workers.worker_group import Launcher
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
-    from penstock.serving.workers.worker_connection import WorkerLink
+    from penstock.serving.workers.worker_connection import WorkerConnection
 
     def _fits(models: RemoteModels) -> Models:
         return models
@@ -60,7 +60,7 @@ class RemoteModels:
             raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(self._backends) or 'none'}")
         return backend
 
-    def adopt(self, link: WorkerLink) -> None:
+    def adopt(self, link: WorkerConnection) -> None:
         """A worker of another machine is ready: it shares the load of the model that it names."""
         self.get(link.model).adopt(link)
 

@@ -20,7 +20,7 @@ from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
 
-LEAST_TOKEN_CHARS: Final = 32
+MIN_TOKEN_CHARS: Final = 32
 _KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a primary whose machine is gone says nothing
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -34,9 +34,9 @@ def read_token(path: Path) -> str:
     """The token of a file's first line; InvalidArgumentError for one that can be guessed, and as ``read_secret``."""
     token = read_secret(path).decode("utf-8", "replace").strip().splitlines()
     is_plain = bool(token) and token[0].isascii() and token[0].isprintable() and " " not in token[0]
-    if not is_plain or len(token[0]) < LEAST_TOKEN_CHARS:
+    if not is_plain or len(token[0]) < MIN_TOKEN_CHARS:
         raise InvalidArgumentError(
-            f"{path}: a token has at least {LEAST_TOKEN_CHARS} printable characters of ASCII without spaces; "
+            f"{path}: a token has at least {MIN_TOKEN_CHARS} printable characters of ASCII without spaces; "
             "'openssl rand -hex 32' makes one"
         )
     return token[0]

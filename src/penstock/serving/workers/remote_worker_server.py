@@ -15,16 +15,16 @@ from penstock.errors import FileAccessError, PenstockError
 from penstock.serving.grpc.tls import GrpcTls
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.messages import MESSAGE_OPTIONS, PROTOCOL, WELCOME, bearer, error_to
-from penstock.serving.workers.worker_connection import WorkerLink
+from penstock.serving.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.primary import WorkerDoor
+    from penstock.serving.workers.primary import WorkerListener
 
-__all__ = ["MAX_CONNECTIONS", "FarWorkers"]
+__all__ = ["MAX_CONNECTIONS", "RemoteWorkerServer"]
 
 _METHOD: Final = "penstock.v1.Primary"
 _JOIN_S: Final = 10.0
-_MOST_STREAMS: Final = 1024
+_MAX_STREAMS: Final = 1024
 MAX_CONNECTIONS: Final = 256
 """Strangers included, which must not use up the descriptors of the service."""
 _OPTIONS: Final = (
@@ -36,16 +36,16 @@ _OPTIONS: Final = (
 )
 
 
-class FarWorkers:
+class RemoteWorkerServer:
     """Listens where ``door`` says.  ``get_ready`` makes a link ready with what its worker says, ``adopt`` gives it a
     place among a model's workers; who stands for ``hang_s`` is given up.
     """
 
     def __init__(
         self,
-        door: WorkerDoor,
-        get_ready: Callable[[WorkerLink, pb.Ready], Awaitable[None]],
-        adopt: Callable[[WorkerLink], None],
+        door: WorkerListener,
+        get_ready: Callable[[WorkerConnection, pb.Ready], Awaitable[None]],
+        adopt: Callable[[WorkerConnection], None],
         hang_s: float,
     ) -> None:
         self._door, self._get_ready, self._adopt, self._hang_s = door, get_ready, adopt, hang_s
@@ -55,7 +55,7 @@ class FarWorkers:
     async def open(self) -> int:
         """Begin to listen; the port."""
         door = self._door
-        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_OPTIONS), maximum_concurrent_rpcs=_MOST_STREAMS)
+        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_OPTIONS), maximum_concurrent_rpcs=_MAX_STREAMS)
         join = grpc.stream_stream_rpc_method_handler(
             self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
         )
@@ -96,7 +96,7 @@ class FarWorkers:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"
             )
-        link = WorkerLink(join.model, 0)
+        link = WorkerConnection(join.model, 0)
         reader = asyncio.ensure_future(self._read(link, context))
         writer = asyncio.ensure_future(self._write(link, context))
         try:
@@ -118,7 +118,7 @@ class FarWorkers:
                 while await context.read() is not grpc.aio.EOF:
                     pass
 
-    async def _read(self, link: WorkerLink, context: Any) -> None:
+    async def _read(self, link: WorkerConnection, context: Any) -> None:
         """What the worker says, until its stream ends."""
         watch: asyncio.Future[None] | None = None
         try:
@@ -133,7 +133,7 @@ class FarWorkers:
             if watch is not None:
                 watch.cancel()
 
-    async def _write(self, link: WorkerLink, context: Any) -> None:
+    async def _write(self, link: WorkerConnection, context: Any) -> None:
         async for message in link.outgoing():
             await context.write(message)
 

@@ -26,17 +26,17 @@ from penstock.errors import OutOfMemoryError, PenstockError
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.heartbeat import BEAT_S, Pulse
+from penstock.serving.workers.heartbeat import BEAT_S, Heartbeat
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
     card_to,
     error_from,
     error_to,
-    figures_to,
-    news_to,
+    events_to,
     options_from,
     sampling_from,
+    stats_to,
 )
 from penstock.serving.workers.worker_config import WorkerConfig
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.native import Plan
-    from penstock.llm.engine_thread import Feed, News
+    from penstock.llm.engine_thread import EngineThread, StepEvent
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
 
@@ -73,7 +73,7 @@ class Worker:
     def __init__(self, config: WorkerConfig, stream: Stream) -> None:
         self._config = config
         self._stream = stream
-        self._feed: Feed | None = None
+        self._feed: EngineThread | None = None
 
     async def run(self) -> int:
         """Join, load, serve; the exit status."""
@@ -94,7 +94,7 @@ class Worker:
         return not self._config.address.startswith("unix:")
 
     async def _serve(self) -> int:
-        from penstock.llm.engine_thread import Feed
+        from penstock.llm.engine_thread import EngineThread
 
         start = time.perf_counter()
         opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config, self._hand_over_plan))
@@ -111,13 +111,13 @@ class Worker:
             self._stream.send(pb.FromWorker(failed=error_to(error)))
             await asked  # the primary ends the stream
             return 1
-        self._feed = Feed(llm, self._hand_over, asyncio.get_running_loop().call_soon)
+        self._feed = EngineThread(llm, self._hand_over, asyncio.get_running_loop().call_soon)
         gc.freeze()  # what loading made stays: else full collections look at it, and a step waits for that
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_far:
             told = f"penstock worker: {self._config.name} is loaded, and offered to {self._config.address}"
             print(told, file=sys.stderr, flush=True)
-        beats = asyncio.ensure_future(self._beat(Pulse(longest_turn_s)))
+        beats = asyncio.ensure_future(self._beat(Heartbeat(longest_turn_s)))
         try:
             message = await asked
             while message is not None:
@@ -171,21 +171,21 @@ class Worker:
         """In the thread that loads."""
         self._stream.send(pb.FromWorker(planned=pb.Planned(plan=plan)))
 
-    def _hand_over(self, news: list[News]) -> None:
+    def _hand_over(self, news: list[StepEvent]) -> None:
         """In the engine's thread, which sends them: another would wait for the interpreter, and for a core."""
         message = pb.FromWorker()
         for one in news:
-            news_to(one, message.step.news)
+            events_to(one, message.step.news)
         self._stream.send(message)
 
-    async def _beat(self, pulse: Pulse) -> None:
+    async def _beat(self, pulse: Heartbeat) -> None:
         feed = self._feed
         if feed is None:
             return
         at_first = feed.llm.engine.figures()  # of warming up, which nobody asked for
         while True:
             beat = pb.Beat(turn_age_s=pulse.look(feed.last_turn), longest_turn_s=pulse.longest_s)
-            beat.figures.CopyFrom(figures_to(feed.llm.engine.figures().since(at_first)))
+            beat.figures.CopyFrom(stats_to(feed.llm.engine.figures().since(at_first)))
             self._stream.send(pb.FromWorker(beat=beat))
             await asyncio.sleep(BEAT_S)
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.options import PRIORITY_S
 from penstock.errors import InternalError, QueueFullError, UnavailableError
-from penstock.llm.answer import NewsAnswer
+from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.runtime.program import PAGE_TOKENS
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.messages import card_from, error_from, figures_from, news_from
+from penstock.serving.workers.messages import card_from, error_from, events_from, stats_from
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
     from penstock.serving.arrivals import Arrivals
 
-__all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerLink", "page_names"]
+__all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerConnection", "page_names"]
 
 FRESH_S: Final = 3.0
 """A worker says something each half second: one that said nothing for so long is not counted on."""
-_MOST_PAGES: Final = 64
+_MAX_PAGES: Final = 64
 """Pages at the beginning of a prompt that routing looks at: 2048 tokens."""
-_MOST_NAMES: Final = 16384
+_MAX_NAMES: Final = 16384
 _TOGETHER_BYTES: Final = 1 << 16
 _names = count(1)
 
@@ -49,7 +49,7 @@ def page_names(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
     """A name for each leading page of a prompt, which stands for all tokens up to its end."""
     name = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     names = []
-    for start in range(0, min(len(prompt_ids), _MOST_PAGES * PAGE_TOKENS) - PAGE_TOKENS + 1, PAGE_TOKENS):
+    for start in range(0, min(len(prompt_ids), _MAX_PAGES * PAGE_TOKENS) - PAGE_TOKENS + 1, PAGE_TOKENS):
         page = ",".join(map(str, prompt_ids[start : start + PAGE_TOKENS]))
         name = blake2b(name + page.encode(), digest_size=8).digest()
         names.append(name)
@@ -67,7 +67,7 @@ class PrefixMemory:
         for name in names:
             self._names[name] = None
             self._names.move_to_end(name)
-        while len(self._names) > _MOST_NAMES:
+        while len(self._names) > _MAX_NAMES:
             self._names.popitem(last=False)
 
     def num_known(self, names: Sequence[bytes]) -> int:
@@ -81,7 +81,7 @@ class OpenRequest:
     ``answer`` is filled with what comes; ``on_lost`` is told when the worker that took it goes away.
     """
 
-    def __init__(self, answer: NewsAnswer, message: pb.ToWorker, on_lost: Callable[[LostWorkerError], None]) -> None:
+    def __init__(self, answer: EventAnswer, message: pb.ToWorker, on_lost: Callable[[LostWorkerError], None]) -> None:
         self.answer = answer
         self.message = message
         self.on_lost = on_lost
@@ -108,7 +108,7 @@ class OpenRequest:
             self.answer.fail(error)
 
 
-class WorkerLink:
+class WorkerConnection:
     """The primary's end of a worker's stream, from its Join on.
 
     ``arrivals``: the first request to a worker that rests waits for those that are about to come.
@@ -124,11 +124,11 @@ class WorkerLink:
         self.tokenizer: Tokenizer | None = None
         self.max_open = 0
         self.weights_id = ""
-        self.figures: pb.Figures | None = None
+        self.figures: pb.Stats | None = None
         self.prefixes = PrefixMemory()
         self.num_sent = 0
         self.is_hung = False
-        self.ready: asyncio.Future[WorkerLink] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[WorkerConnection] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
         self.on_planned: Callable[[], None] = lambda: None
@@ -185,7 +185,7 @@ class WorkerLink:
 
     def state(self) -> WorkerState:
         """What operators see."""
-        figures = None if self.figures is None else figures_from([self.figures])
+        figures = None if self.figures is None else stats_from([self.figures])
         version = self.card.version if self.card else 0
         age = self.heartbeat_age_s
         return WorkerState(self.name, self.status, self.pid, version, age, self.num_open, figures)
@@ -318,13 +318,13 @@ class WorkerLink:
         """This process itself stood still: what the worker sent meanwhile was not read yet."""
         self._heard = time.monotonic()
 
-    def _put(self, message: pb.News) -> None:
+    def _put(self, message: pb.StepEvent) -> None:
         request = self._open.get(message.key)
         if request is None:
             return
         if message.is_last:
             del self._open[message.key]
-        request.answer.put(news_from(message))
+        request.answer.put(events_from(message))
         if not request.taken.done():
             request.taken.set_result(None)
         if message.is_last:

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.logs import tell
-from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, Patience
+from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
 
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
     from penstock.serving.workers.worker_config import WorkerConfig
-    from penstock.serving.workers.worker_connection import WorkerLink
+    from penstock.serving.workers.worker_connection import WorkerConnection
     from penstock.serving.workers.worker_process import WorkerProcess
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["Fleet", "Launcher"]
+__all__ = ["Launcher", "WorkerGroup"]
 
 
 class Launcher(Protocol):
     """Starts worker processes."""
 
-    patience: Patience
+    supervision: SupervisionPolicy
 
     async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
         """A worker whose model is loaded; raises what loading raised.
@@ -42,7 +42,7 @@ class Launcher(Protocol):
         """
 
 
-class Fleet:
+class WorkerGroup:
     """``num_workers`` processes of one configuration; ``on_change`` is called when one comes or goes.
 
     ``deaths`` counts, by cause, those that ended without being asked to.
@@ -74,7 +74,7 @@ class Fleet:
         self._keepers: list[asyncio.Task[None]] = []
 
     @property
-    def links(self) -> list[WorkerLink]:
+    def links(self) -> list[WorkerConnection]:
         """The workers that have joined, in the order of their slots."""
         return [worker.link for _, worker in sorted(self._workers.items())]
 
@@ -150,7 +150,7 @@ class Fleet:
             return self.config
         return replace(self.config, verify="once" if Path(self.config.path).is_dir() else "never")
 
-    def _note_ready(self, slot: int, link: WorkerLink) -> None:
+    def _note_ready(self, slot: int, link: WorkerConnection) -> None:
         self._failing.discard(slot)
         self._describe(link)
         if link.plan is not None and link.card is not None:  # a restart gets the same sizes, whatever is free then
@@ -169,7 +169,7 @@ class Fleet:
         )
         self._on_change()
 
-    def _describe(self, link: WorkerLink) -> None:
+    def _describe(self, link: WorkerConnection) -> None:
         """Keep what the first worker tells of the model, unless a later one opened another file at the same path."""
         card, known = link.card, self.card
         if card is None or (
@@ -183,8 +183,8 @@ class Fleet:
     def _pause_s(self, num_deaths: int) -> float:
         if num_deaths <= 1:
             return 0.0
-        patience = self._launcher.patience
-        return min(patience.most_pause_s, patience.least_pause_s * 2.0 ** min(30, num_deaths - 2))
+        supervision = self._launcher.supervision
+        return min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
 
     async def drain(self) -> None:
         """Give them no more requests, let those that are open end within ``drain_s``, and stop."""
@@ -195,7 +195,7 @@ class Fleet:
         if any(link.num_open for link in links):
             with suppress(TimeoutError):
                 await asyncio.wait_for(
-                    asyncio.gather(*(link.idle() for link in links)), self._launcher.patience.drain_s
+                    asyncio.gather(*(link.idle() for link in links)), self._launcher.supervision.drain_s
                 )
         await self.stop()
 

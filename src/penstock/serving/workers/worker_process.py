@@ -17,7 +17,7 @@ from penstock.processes.supervision import Death
 if TYPE_CHECKING:
     from penstock.serving.proto import wire_pb2 as pb
     from penstock.serving.workers.worker_config import WorkerConfig
-    from penstock.serving.workers.worker_connection import WorkerLink
+    from penstock.serving.workers.worker_connection import WorkerConnection
 
 __all__ = ["COMMAND", "WorkerProcess", "not_started", "start_process", "unwritten_bytes"]
 
@@ -52,7 +52,7 @@ def unwritten_bytes(pid: int, plan: pb.Plan) -> int:
 class WorkerProcess:
     """A process and its link.  ``hang_s``: how long its engine's loop may stand."""
 
-    def __init__(self, process: asyncio.subprocess.Process, link: WorkerLink, hang_s: float) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, link: WorkerConnection, hang_s: float) -> None:
         self.link = link
         self._process = process
         self._watch = asyncio.ensure_future(link.watch(hang_s))
