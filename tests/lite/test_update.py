@@ -75,7 +75,7 @@ def test_as_a_bundle_of_the_new_checkpoint(scheme: str, folders: tuple[Path, Pat
         assert model.get_model_info("weights") == "private"
         found = ask(model, [IDS])
         with CoreModel.open(new) as bundle:
-            held = model._opened.native.segment("weights")
+            held = model.opened.native.segment("weights")
             assert bytes(held) == bytes(bundle.segment("weights"))
         assert np.array_equal(found, expected)
         assert not np.array_equal(found, first)

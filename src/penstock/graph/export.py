@@ -1,8 +1,8 @@
-"""A checkpoint folder to a bundle: capture, passes, and weights that stream through the packer.
+"""Export a checkpoint folder as a bundle: capture, graph passes, and weights that stream through the packer.
 
-Users' processes run this as a child (``python -m penstock.graph.export``, see ``runtime.build``), so that PyTorch,
-which capture needs, never enters them.  Weights never pass through PyTorch: they are mapped, packed a few rows at a
-time, written, and their pages let go, so that memory stays far below the size of the model.
+A user's process runs this in a child process (``penstock.graph.export_child``, started by ``runtime.build``), because
+capture needs PyTorch.  Weights never pass through PyTorch: each is mapped, packed a few rows at a time and written, and
+its source pages are released, so that memory use stays far below the size of the model.
 """
 
 from __future__ import annotations
@@ -274,13 +274,3 @@ class _Packer:
     ) -> None:
         at = (int(weight.layout), weight.rows, weight.cols, row_start, len(source))
         native.pack(self._context, *at, SOURCE_DTYPES[dtype], source, packed)
-
-
-def _main() -> int:
-    from penstock.graph.export_child import main
-
-    return main()
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,8 @@ from penstock.core import native
 from penstock.core.metadata import StoredPart, StoredWeight, read_metadata, stored_weights
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
+from penstock.lite.open_model import OpenModel
 from penstock.lite.tensor import Tensor, array_of
-
-if TYPE_CHECKING:
-    from penstock.lite.model import OpenModel
 
 __all__ = ["pack_updates", "write_updates"]
 
