@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import native
+from penstock.core.layouts import F16, F32
 from penstock.core.metadata import StoredPart, StoredWeight, read_metadata, stored_weights
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
@@ -17,7 +18,7 @@ from penstock.lite.tensor import Tensor, array_of
 
 __all__ = ["pack_updates", "write_updates"]
 
-_DTYPES: Final = {np.dtype(np.float32): 1, np.dtype(np.float16): 2}  # of ps_dtype
+_DTYPES: Final = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
 
 Updates = list[tuple[StoredWeight, npt.NDArray[np.uint8]]]
 
