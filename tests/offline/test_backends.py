@@ -15,7 +15,7 @@ from penstock import InferConfig, InferTask, pipeline
 from penstock.core import native
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.graph.replace_tail import map_weights, with_tail
+from penstock.graph.replace_tail import map_weights, replace_tail
 from penstock.llm.llm import LLM
 from penstock.llm.result import Result
 from tests.offline.conftest import SCHEMES
@@ -86,7 +86,7 @@ def test_weights_of_a_file_that_took_the_name_are_not_mapped(tmp_path: Path) -> 
     source, other, hollow = tmp_path / "source.psm", tmp_path / "other.psm", tmp_path / "hollow.psm"
     shutil.copy(BUNDLE, source)
     shutil.copy(BUNDLE, other)
-    stamp = with_tail(source, hollow, "argmax", hollow=True)
+    stamp = replace_tail(source, hollow, "argmax", without_weights=True)
     with native.Model.open(hollow) as model:
         map_weights(model, source, stamp)
         os.replace(other, source)
