@@ -205,7 +205,7 @@ def test_what_the_model_has_no_tokens_for_ends_its_own_request_alone(make_llm, v
         {"bad_words": ((3, 4096),)},
     ],
 )
-def test_the_engine_refuses_sampling_on_a_bundle_with_a_tail(llm, fields):
+def test_the_engine_itself_refuses_what_would_end_the_neighbours(llm, fields):
     healthy = llm.stream(PROMPT, greedy(max_tokens=6))
     num_tokens = len(next(healthy).token_ids)
     with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}: token id \d+ is not in 0 to 4095"):

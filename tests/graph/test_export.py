@@ -67,7 +67,7 @@ def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: 
 
 def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "model"), tmp_path / "quantized", "w8a8")
-    with pytest.raises(UnsupportedError, match="quantized as w8a8; expected scheme w8a8, found w4a8"):
+    with pytest.raises(UnsupportedError, match=r"expected scheme w8a8, .*found w4a8"):
         export_bundle(tmp_path / "quantized", tmp_path / "out.psm", scheme="w4a8")
 
 

@@ -241,7 +241,7 @@ def test_an_unwritable_cache_names_the_variable_to_set(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(cache_module, "build_in_child", fail)
     cache = Cache(tmp_path / "cache")
-    message = f"^{cache.folder}: No space left on device; set PENSTOCK_CACHE_DIR"
+    message = f"^{cache.folder}: No space left on device. Set PENSTOCK_CACHE_DIR"
     with pytest.raises(FileAccessError, match=message):
         cache.find_or_build(write_folder(tmp_path / "model"))
     assert list(cache.folder.iterdir()) == []
