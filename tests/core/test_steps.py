@@ -282,7 +282,7 @@ LIMITS: dict[str, tuple[dict[str, int], type[Exception], str]] = {
     "max_requests": ({"max_requests": 0}, InvalidArgumentError, "max_requests: expected 1 to 256"),
     "max_rows": ({"max_rows": 0}, InvalidArgumentError, "max_rows: expected 1 to"),
     "num_pages": ({"num_pages": 0}, InvalidArgumentError, "num_pages: expected 1 to"),
-    "negative": ({"num_slots": -1}, InvalidArgumentError, "num_slots: expected 0 to"),
+    "negative": ({"num_slots": -1}, InvalidArgumentError, "num_slots: expected an integer from 0 to"),
     "kv_layout": (
         {"kv_layout": 4},
         InvalidArgumentError,

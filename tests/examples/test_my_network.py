@@ -137,7 +137,7 @@ def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
         load_network_script("my_network")
     with pytest.raises(FileAccessError, match="no such file"):
         load_network_script(f"{tmp_path}/none.py:Net")
-    with pytest.raises(InvalidArgumentError, match="has no torch"):
+    with pytest.raises(InvalidArgumentError, match="expected a torch"):
         load_network_script(f"{SCRIPT}:Other")
     with pytest.raises(InvalidArgumentError, match="expected a subclass of"):
         register_network("mine", dict)

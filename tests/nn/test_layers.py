@@ -70,7 +70,7 @@ def test_an_adapter_is_added_and_an_empty_slot_changes_nothing() -> None:
 
 
 def test_an_unpacked_layer_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"\[linear\] weight: expected packed tiles, .*pack the network"):
+    with pytest.raises(ValueError, match=r"\[linear\] weight: expected packed tiles, .*Pack the network"):
         random_linear()(torch.randn(1, 40))
 
 

@@ -73,5 +73,5 @@ def test_a_kind_that_was_not_compiled_is_the_librarys() -> None:
 
 
 def test_ids_beyond_32_bits_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="32 bits"):
+    with pytest.raises(InvalidArgumentError, match="32-bit integers"):
         Tokenizer(read_side_files(DEMO)).decode([1 << 40])
