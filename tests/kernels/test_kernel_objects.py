@@ -55,7 +55,7 @@ def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_bui
 @pytest.fixture(scope="module")
 def objects(release_build: Path) -> dict[str, Path]:
     paths = {
-        level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
+        level: f"CMakeFiles/penstock_objects.dir/core/kernels/levels/{level}.cpp.o"
         for level in ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
     }
     run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")
