@@ -116,9 +116,9 @@ inline void append_bf16(uint8_t* head, int64_t slot, const float* k, const float
   for (int64_t d = 0; d < dim; d += 16) {
     const int n = tail(dim, d);
     uint16_t h[16];
-    f_store_bf16_n(h, f_without_least(f_load_n(k + d, n)), 16);
+    f_store_bf16_n(h, f_flush_small(f_load_n(k + d, n)), 16);
     for (int i = 0; i < n; i += 2) __builtin_memcpy(keys + (d + i) * kPageTokens * 2, h + i, 4);
-    f_store_bf16_n(h, f_without_least(f_load_n(v + d, n)), 16);
+    f_store_bf16_n(h, f_flush_small(f_load_n(v + d, n)), 16);
     i_store_halves(values + 2 * d, h, n);
   }
 }

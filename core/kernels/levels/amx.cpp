@@ -44,7 +44,7 @@ static_assert(kIntRows == 16, "blocks of rows are those of a tile register");
 
 // How far ahead one pass over weights, which waits for memory, asks for each of its two tiles: what is asked for and the rows share the
 // nearest cache, 48 KiB here, and what it cannot keep is fetched twice.
-PS_INLINE int64_t ahead_of_tiles(int64_t blocks) { return blocks == 1 ? 4096 : 2048; }
+PS_INLINE int64_t tile_prefetch_distance(int64_t blocks) { return blocks == 1 ? 4096 : 2048; }
 
 // What the compiler is to have in memory: gcc's intrinsics do not say what they read.
 PS_INLINE void written_for_tiles() { __asm__ volatile("" : : : "memory"); }
@@ -198,7 +198,7 @@ struct Tiles {
 };
 
 // One pass asks for what comes a little later in memory; of several each for its share of the next tiles.
-PS_INLINE void ask_ahead(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index, int64_t passes) {
+PS_INLINE void set_prefetch(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index, int64_t passes) {
   const int64_t at = passes == 1 ? 0 : tiles.bytes * index / passes / 64 * 64;
   const int64_t lines = (tiles.bytes / passes + 63) / 64, steps = pass->lines / 16 > 0 ? pass->lines / 16 : 1;
   for (int t = 0; t < 2; ++t) pass->next[t] = passes == 1 ? pair.data[t] + ahead : pair.next[t] + at;
@@ -227,7 +227,8 @@ PS_INLINE void put_rows(const LinearArgs& a, int planes, int64_t blocks, int64_t
 
 template <class Type>
 void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t begin, int64_t end) {
-  const int64_t blocks = num_row_blocks(a.m, planes), passes = (blocks + 1) / 2, step = a.gated ? 1 : 2, ahead = ahead_of_tiles(blocks);
+  const int64_t blocks = num_row_blocks(a.m, planes), passes = (blocks + 1) / 2, step = a.gated ? 1 : 2;
+  const int64_t ahead = tile_prefetch_distance(blocks);
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
@@ -248,13 +249,13 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
         for (int t = 0; t < pair.count; ++t, panel += panel_bytes) {
           pass.w[t] = pair.data[t] + tiles.header;
           if (!tiles.four || passes == 1) continue;
-          if (p == 0) fill_panel(pass.w[t], tiles.lines / 16, kI4Ahead, panel);
+          if (p == 0) fill_panel(pass.w[t], tiles.lines / 16, kI4PrefetchBytes, panel);
           pass.w[t] = panel;
         }
         if (tiles.four && passes == 1) {
           run4_of<Type>(count, pair.count, pass, ahead, waiting, sums[turn]);
         } else {
-          ask_ahead(&pass, tiles, pair, ahead, p, passes);
+          set_prefetch(&pass, tiles, pair, ahead, p, passes);
           run_of<Type>(count, pair.count, pass, waiting, sums[turn]);
         }
         waiting = next;

@@ -28,7 +28,7 @@ int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
 constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr, kBf16 ? round_rows_bf16_dot : nullptr, 2,
                                kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_bf16_dot : nullptr,
                                kAttention ? attention_part_bf16_dot : nullptr};
-constexpr Kernels bf16_table = table_with(kDots), near_table = table_with(kDots, true);
+constexpr Kernels bf16_table = table_with(kDots), short_prefetch_table = table_with(kDots, true);
 #ifdef PENSTOCK_AMX
 int64_t peak_with_tiles(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 || dtype == PS_I8 ? peak_amx(dtype, iterations) : peak(dtype, iterations, sink);
@@ -48,11 +48,11 @@ void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n
   else store_block(a, row, tile, m, n, y);
 }
 
-int64_t ahead_by_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { return ahead_by(a, products, far); }
+int64_t prefetch_distance_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { return prefetch_distance(a, products, far); }
 
 const Kernels* const kernels_avx512 = &table;
 const Kernels* const kernels_avx512_bf16 = &bf16_table;
-const Kernels* const kernels_avx512_near = &near_table;
+const Kernels* const kernels_avx512_short_prefetch = &short_prefetch_table;
 #ifdef PENSTOCK_AMX
 const Kernels* const kernels_amx = &amx_table;
 #else
@@ -65,7 +65,7 @@ const Kernels* const kernels_amx = nullptr;
 namespace ps {
 const Kernels* const kernels_avx512 = nullptr;
 const Kernels* const kernels_avx512_bf16 = nullptr;
-const Kernels* const kernels_avx512_near = nullptr;
+const Kernels* const kernels_avx512_short_prefetch = nullptr;
 const Kernels* const kernels_amx = nullptr;
 }
 

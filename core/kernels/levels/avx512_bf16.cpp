@@ -34,17 +34,17 @@ namespace ps {
 namespace {
 
 // Up to so many rows wait for memory and read tile after tile, a single run of addresses; and how far ahead they ask for it.
-constexpr int64_t kStreamRows = 8, kAhead = 16384;
+constexpr int64_t kStreamRows = 8, kStreamPrefetchBytes = 16384;
 
 // What a pass over tiles asks for meanwhile: `step` bytes further on with each pair of columns, one place a tile.
-struct Ahead {
+struct Prefetch {
   const uint8_t* at[2];
   int64_t step;
 };
 
 // M rows, x [pairs / 16][M][16] pairs of columns, by the N tiles at w, into y [M][N][16].
 template <int M, int N>
-__attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Ahead& ahead, float* y) {
+__attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Prefetch& ahead, float* y) {
   const uint8_t *p[N], *next[N];
   const int64_t step = ahead.step;
   __m512 acc[M][N];
@@ -69,7 +69,7 @@ __attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, 
 }
 
 template <int N>
-void block_of(int rows, const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Ahead& ahead, float* y) {
+void block_of(int rows, const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Prefetch& ahead, float* y) {
   switch (rows) {
     case 1: return block<1, N>(x, w, pairs, ahead, y);
     case 2: return block<2, N>(x, w, pairs, ahead, y);
@@ -98,8 +98,8 @@ void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
   if (N == 1) w[1] = w[0];
   for (int64_t b = 0; b < blocks; ++b) {
     const RowBlock rows = row_block(a.m, blocks, b);
-    const int64_t at = blocks > 1 ? further + bytes * b / blocks : ahead_by_bf16_dot(a, 2 * a.m, kAhead);
-    const Ahead ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
+    const int64_t at = blocks > 1 ? further + bytes * b / blocks : prefetch_distance_bf16_dot(a, 2 * a.m, kStreamPrefetchBytes);
+    const Prefetch ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
     StoreLines(a, rows.first, tile, rows.count, a.gated ? 1 : N).ask_all();
     block_of<N>(rows.count, (const uint8_t*)a.qx.q + rows.first * a.qx.stride, w, pairs, ahead, y);
     store_bf16_dot(a, rows.first, tile, rows.count, N, y);
@@ -111,7 +111,7 @@ constexpr int kStreamTiles = 8;
 void stream(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64;
   const int n = a.gated ? 2 : 1;
-  const int64_t ahead = ahead_by_bf16_dot(a, 2 * a.m, kAhead);
+  const int64_t ahead = prefetch_distance_bf16_dot(a, 2 * a.m, kStreamPrefetchBytes);
   alignas(64) float y[kStreamTiles][kStreamRows * 2 * 16], one[kStreamRows * 16];
   for (int t = 0; t < n; ++t)
     for (int64_t tile = begin; tile < end; ++tile) {

@@ -51,13 +51,13 @@ struct IntegerKernels {
 constexpr IntegerKernels kVectors = {kInteger ? linear_integer : nullptr, kInteger ? quantize_rows : nullptr, linear_panel_bytes};
 
 // In the order of LinearScheme, then of Kernels; null where a build leaves it out (base/build.h).
-constexpr Kernels table_with(const Bf16Kernels& bf16, bool asks_near = false, const IntegerKernels& integers = kVectors,
+constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = false, const IntegerKernels& integers = kVectors,
                              const char* level = kLevel) {
   return {
     level,
     {builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr, builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr,
      bf16.linear, integers.linear, integers.linear, integers.linear, integers.linear},
-    integers.quantize_rows, integers.panel_bytes, bf16.round_rows, bf16.element_bytes, asks_near,
+    integers.quantize_rows, integers.panel_bytes, bf16.round_rows, bf16.element_bytes, short_prefetch,
     builds_op("embedding") ? embedding : nullptr,
     builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr, builds_op("layer_norm") ? layer_norm : nullptr,
     builds_op("rope") ? rope : nullptr, builds_op("rotary_embedding") ? rotary_embedding : nullptr,

@@ -7,10 +7,10 @@ namespace ps {
 namespace {
 
 PS_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
-// How far ahead of its use a pass over weights that memory must deliver asks for them: `far`, which is many lines, or, where
-// processors serve that worse, a few: fewer still where a line feeds few dot products, so is used up at once.
-PS_INLINE int64_t ahead_by(const LinearArgs& a, int64_t products, int64_t far) {
-  return !a.asks_near ? far : products <= 8 ? 256 : 4096;
+// How many bytes ahead of its use a pass prefetches weights from memory: `far`, which is many lines, or few lines on
+// processors that serve that better, and fewer still if a line feeds only a few dot products.
+PS_INLINE int64_t prefetch_distance(const LinearArgs& a, int64_t products, int64_t far) {
+  return !a.short_prefetch ? far : products <= 8 ? 256 : 4096;
 }
 constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights that serves few rows asks for them
 

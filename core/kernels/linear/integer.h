@@ -13,7 +13,7 @@ namespace {
 constexpr int kI8Header = 64, kI4Header = 64, kI4Pair = 576;  // bytes: before a tile's columns; of 64 columns
 // How far ahead a pass over weights asks for them: what memory delivers while it answers, and more, as few rows use a
 // line up sooner than it comes.
-constexpr int kI8Ahead = 8192, kI4Ahead = 16384;
+constexpr int kI8PrefetchBytes = 8192, kI4PrefetchBytes = 16384;
 constexpr int kStreamRows = 2;  // up to so many int8 rows read one tile at a time: a single run of addresses
 
 struct Activations {  // one block of rows: see QuantizedRows
@@ -24,7 +24,7 @@ struct Activations {  // one block of rows: see QuantizedRows
 };
 
 // What a pass over tiles asks for meanwhile: `step` bytes further on with each step, one place a tile.
-struct Ahead {
+struct Prefetch {
   const uint8_t* at[2];
   int64_t step;
 };
@@ -54,7 +54,7 @@ PS_INLINE void with_rows(int rows, F f) {
 
 // out [M][N]: sums over `steps` times four columns of N tiles of int8, w pointing at their columns.
 template <int M, int N>
-__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, const Ahead& ahead,
+__attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, const Prefetch& ahead,
                                     StoreLines lines, I16* out) {
   const uint8_t *p[N], *next[N];
   const int8_t* q = x.q;
@@ -163,14 +163,14 @@ __attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64
 }
 
 // One or two tiles of int8 for a block of rows: out [rows][n].
-inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, const Ahead& ahead,
+inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int64_t steps, const Prefetch& ahead,
                        const StoreLines& lines, I16* out) {
   if (n == 1) return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 1>(w, x, steps, ahead, lines, out); });
   if constexpr (kIntTiles == 2)
     return with_rows(x.rows, [&](auto m) { dot8<decltype(m)::value, 2>(w, x, steps, ahead, lines, out); });
   for (int t = 0; t < n; ++t) {
     I16 one[kIntRows] = {};
-    dot8_tiles(w + t, 1, x, steps, Ahead{{ahead.at[t], nullptr}, ahead.step}, lines, one);
+    dot8_tiles(w + t, 1, x, steps, Prefetch{{ahead.at[t], nullptr}, ahead.step}, lines, one);
     for (int i = 0; i < x.rows; ++i) out[2 * i + t] = one[i];
   }
 }
@@ -239,9 +239,9 @@ __attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock&
 
 // One block reads its tiles from memory and asks for them a little earlier.  Of several, only the first would: so each
 // asks for its share of the tiles that come next, and memory is never idle.
-PS_INLINE Ahead ahead_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes, int64_t blocks,
+PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes, int64_t blocks,
                          int64_t b, int64_t steps) {
-  const int64_t by = ahead_by(a, a.m * a.qx.planes, kI8Ahead);
+  const int64_t by = prefetch_distance(a, a.m * a.qx.planes, kI8PrefetchBytes);
   if (blocks == 1) return {{w[0] + by, w[1] + by}, 64};
   return {{next[0] + bytes * b / blocks, next[1] + bytes * b / blocks}, bytes / (blocks * steps)};
 }
@@ -253,7 +253,7 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = (a.weight.cols + 63) / 64, tile_bytes = kI4Header + pairs * kI4Pair, half = a.weight.rows / 32;
   const int n = a.gated ? 2 : 1;
   const Activations x = {a.qx.q, a.qx.sums, a.qx.group_sums, a.m * a.qx.planes};
-  const int64_t ahead = ahead_by(a, 2 * x.rows, kI4Ahead);
+  const int64_t ahead = prefetch_distance(a, 2 * x.rows, kI4PrefetchBytes);
   I16 sums[kStreamTiles][kLoneRows * 2], one[kLoneRows] = {};
   F16 scales[kStreamTiles][2];
   for (int t = 0; t < n; ++t)
@@ -296,7 +296,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       w[t] = tiles[t] + (four ? kI4Header : kI8Header);
       if (panel) {
         uint8_t* const memory = a.panel + t * (pairs * 1024 + 64);  // not in the same banks
-        fill_panel(w[t], pairs, ahead_by(a, 2, kI4Ahead), memory);
+        fill_panel(w[t], pairs, prefetch_distance(a, 2, kI4PrefetchBytes), memory);
         w[t] = memory;
       }
     }
@@ -309,7 +309,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       I16 sums[kIntRows * 2];
       StoreLines lines(a, block.first, tile, block.count, a.gated ? 1 : n);
       if (four && !panel) {
-        const int64_t ahead4 = ahead_by(a, 2 * x.rows, kI4Ahead) / (a.gated ? 2 : 1);  // gate and up: two runs of addresses
+        const int64_t ahead4 = prefetch_distance(a, 2 * x.rows, kI4PrefetchBytes) / (a.gated ? 2 : 1);  // gate and up: two runs of addresses
         I16 one[kIntRows] = {};
         lines.ask_all();
         for (int t = 0; t < n; ++t) {
@@ -318,7 +318,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
         }
       } else {
         const int64_t count = panel ? pairs * 16 : steps;
-        dot8_tiles(w, n, x, count, ahead_of(a, w, next, tile_bytes, blocks, b, count), lines, sums);
+        dot8_tiles(w, n, x, count, prefetch_of(a, w, next, tile_bytes, blocks, b, count), lines, sums);
       }
       if (a.gated) {
         finish_gated(a, block, {tile * 16, scales[0], sums}, {0, scales[1], sums + 1});

@@ -8,7 +8,7 @@
 namespace ps {
 namespace {
 
-constexpr float kLeastHalf = 8.8817841970012523e-16f;  // 2^-50
+constexpr float kMinHalf = 8.8817841970012523e-16f;  // 2^-50
 
 #ifdef __AVX512BF16__
 
@@ -16,7 +16,7 @@ using Half = uint16_t;  // how a rounded number is stored for pair_at
 
 // Stores x rounded and returns what it stored.
 PS_INLINE F16 put_half(Half* p, F16 x) {
-  const __mmask16 kept = _mm512_cmp_ps_mask(_mm512_abs_ps(x.v), _mm512_set1_ps(kLeastHalf), _CMP_NLT_UQ);
+  const __mmask16 kept = _mm512_cmp_ps_mask(_mm512_abs_ps(x.v), _mm512_set1_ps(kMinHalf), _CMP_NLT_UQ);
   const __m256i h = _mm256_maskz_mov_epi16(kept, (__m256i)_mm512_cvtneps_pbh(x.v));
   _mm256_storeu_si256((__m256i*)p, h);
   return widen_bf16(h);
@@ -53,7 +53,7 @@ PS_LONG F16 put_half(Half* p, F16 x) {
   const F16 magnitude = f_abs(x);
   // Twice an infinity or a NaN is one still, and a quiet one.
   F16 h = f_select(m_lt(magnitude, f_set(kInfinity)), f_bits(nearest), f_bits(i_bits(x + x) & top));
-  h = f_select(m_lt(magnitude, f_set(kLeastHalf)), f_set(0.f), h);
+  h = f_select(m_lt(magnitude, f_set(kMinHalf)), f_set(0.f), h);
   f_store(p, h);
   return h;
 }
@@ -83,7 +83,7 @@ PS_INLINE Pairs pairs_load_n(const uint16_t* p, int n) {
 }
 
 // As attention stores keys and values: x rounded to bf16, zero below 2^-50.
-PS_LONG F16 f_without_least(F16 x) { return f_select(m_lt(f_abs(x), f_set(kLeastHalf)), f_set(0.f), x); }
+PS_LONG F16 f_flush_small(F16 x) { return f_select(m_lt(f_abs(x), f_set(kMinHalf)), f_set(0.f), x); }
 
 }  // namespace
 }  // namespace ps

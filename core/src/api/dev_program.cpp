@@ -70,7 +70,7 @@ ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out)
   for (int32_t i = 0; i < node.num_attrs; ++i) {
     if (equal(node.attrs[i].name, "scheme")) info.scheme = text(node.attrs[i].s);
   }
-  info.kept = node.kept;
+  info.kept = node.wanted_only;
   describe_weights(graph, node, &info);
   describe_state(graph, node, &info);
   describe_output(graph, node, &info);

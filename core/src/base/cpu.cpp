@@ -116,7 +116,7 @@ int32_t cpu_levels(CpuLevel* out, bool tiles) {
   const X86 machine = detect();
   // Two fused multiply-adds do the same in half the time on processors of Intel that have the instruction.
   const bool dots = machine.avx512 && machine.bf16 && machine.amd && kernels_avx512_bf16 && dots_in_order(dot_pairs);
-  const Kernels* const with_dots = machine.zen4 ? kernels_avx512_near : kernels_avx512_bf16;
+  const Kernels* const with_dots = machine.zen4 ? kernels_avx512_short_prefetch : kernels_avx512_bf16;
   const bool amx = kernels_amx && machine.avx512 && machine.bf16 && machine.tiles;
   add_level(out, &count, "amx", kernels_amx, amx && tiles && may_use_tiles());
   add_level(out, &count, "avx512", dots ? with_dots : kernels_avx512, machine.avx512);

@@ -45,7 +45,7 @@ struct LinearArgs {
   const float* residual;  // as y: added last; or null
   int64_t residual_stride;
   uint8_t* panel;  // linear_panel_bytes of the calling thread
-  int32_t asks_near;  // Kernels::asks_near
+  int32_t short_prefetch;  // Kernels::short_prefetch
 };
 
 enum LinearScheme { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8, NUM_LINEAR_SCHEMES };
@@ -162,7 +162,7 @@ struct Kernels {
   int64_t bf16_bytes;
   // Weights that memory must deliver are asked for a few lines before they are used, not kilobytes: what suits differs by
   // processor, not by instruction level.
-  int32_t asks_near;
+  int32_t short_prefetch;
 
   // begin, end: tokens (rows of the first dimension)
   void (*embedding)(const WeightView& weight, const int32_t* ids, float* y, int64_t y_stride, int64_t begin, int64_t end);
@@ -208,7 +208,7 @@ extern const Kernels* const kernels_generic;
 extern const Kernels* const kernels_avx2;
 extern const Kernels* const kernels_avx512;
 extern const Kernels* const kernels_avx512_bf16;  // the same level, for machines that multiply bf16 too
-extern const Kernels* const kernels_avx512_near;  // and for those of them that ask for weights shortly before (Zen 4)
+extern const Kernels* const kernels_avx512_short_prefetch;  // and for those of them that prefetch weights a short way ahead (Zen 4)
 extern const Kernels* const kernels_amx;  // tile registers for linears of integers and bf16, else as kernels_avx512
 extern const Kernels* const kernels_neon;
 extern const Kernels* const kernels_neon_dot;

@@ -88,7 +88,7 @@ struct Node {
   Operand inputs[kMaxOperands];
   int32_t outputs[kMaxOutputs];
   Attr attrs[kMaxAttrs];  // as in the file; validation puts them into the schema's order
-  bool kept;              // found when the model is opened: program/wanted_rows.h
+  bool wanted_only;       // found when the model is opened: program/wanted_rows.h
 };
 
 struct Segment {

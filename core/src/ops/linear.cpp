@@ -84,7 +84,7 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   args.y_stride = c.out[0].row_stride;
   args.m = static_cast<int32_t>(c.in[0].dims[0]);
   args.panel = c.thread_scratch + thread * c.thread_scratch_bytes;
-  args.asks_near = c.kernels->asks_near;
+  args.short_prefetch = c.kernels->short_prefetch;
   args.gated = c.gated;
   args.residual = f32(c.in[kResidual]);
   args.residual_stride = c.in[kResidual].row_stride;

@@ -33,9 +33,9 @@ void bind_scratch(ps_program* p) {
   p->page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
   p->output_rows = take_i32(o.max_rows);
   p->failed_rows = take_i32(o.max_rows);
-  p->kept_rows = take_i32(o.max_tokens);
-  p->kept_positions = take_i32(o.max_tokens);
-  p->kept_request = take_i32(o.max_tokens);
+  p->wanted_rows = take_i32(o.max_tokens);
+  p->wanted_positions = take_i32(o.max_tokens);
+  p->wanted_request = take_i32(o.max_tokens);
   p->owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
   p->slots = take_i32(o.num_slots);
   for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = kEmptySlot;
@@ -58,8 +58,8 @@ ps_status bind_dim(ps_program* p, const Dim& dim, int64_t* out) {
   return is_constant(dim) || p->patches.push(Patch{out, dim}) ? PS_OK : no_memory();
 }
 
-// `kept`: of a kept node.
-ps_status bind_operand(ps_program* p, const Operand& operand, bool kept, Tensor* out) {
+// `wanted_only`: the operand of a wanted-only node.
+ps_status bind_operand(ps_program* p, const Operand& operand, bool wanted_only, Tensor* out) {
   const Graph& graph = p->model->graph;
   if (operand.kind == OPERAND_NONE) return PS_OK;
   const Spec spec = spec_of(graph, operand);
@@ -68,14 +68,14 @@ ps_status bind_operand(ps_program* p, const Operand& operand, bool kept, Tensor*
   out->layout = spec.layout;
   for (int32_t d = 0; d < spec.rank; ++d) {
     Dim dim = spec.dims[d];
-    if (kept && dim.symbol == ROLE_TOKENS) dim.symbol = kKeptTokens;
+    if (wanted_only && dim.symbol == ROLE_TOKENS) dim.symbol = kWantedTokens;
     PS_TRY(bind_dim(p, dim, &out->dims[d]));
   }
   if (operand.kind == OPERAND_VALUE) {
     const Value& value = graph.values[operand.index];
     out->data = value_data(*p, value);
-    if (kept && operand.index == graph.inputs[INPUT_POSITIONS])
-      out->data = reinterpret_cast<uint8_t*>(p->kept_positions);
+    if (wanted_only && operand.index == graph.inputs[INPUT_POSITIONS])
+      out->data = reinterpret_cast<uint8_t*>(p->wanted_positions);
     out->row_stride = value.row_stride;
   } else if (operand.kind == OPERAND_WEIGHT) {
     const Weight& weight = graph.weights[operand.index];
@@ -116,15 +116,15 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   }
   PS_TRY(infer_op(node.op, in, call->attrs, out));
   for (int32_t i = 0; i < run.node.num_inputs; ++i)
-    PS_TRY(bind_operand(p, run.node.inputs[i], node.kept, &call->in[i]));
+    PS_TRY(bind_operand(p, run.node.inputs[i], node.wanted_only, &call->in[i]));
   for (int32_t i = 0; i < run.node.num_outputs; ++i) {
-    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, run.node.outputs[i]}, node.kept, &call->out[i]));
+    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, run.node.outputs[i]}, node.wanted_only, &call->out[i]));
   }
   call->gated = run.gated;
   call->scratch = p->scratch.data();
   call->thread_scratch = p->thread_scratch;
   call->thread_scratch_bytes = p->plan.thread_scratch;
-  call->token_request = node.kept ? p->kept_request : p->token_request;
+  call->token_request = node.wanted_only ? p->wanted_request : p->token_request;
   PS_TRY(bind_loaded(p, node.op, call));
   const Phases phases = phases_of(node.op, *call);
   for (int32_t i = 0; i < phases.count; ++i) {
@@ -141,20 +141,20 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   return PS_OK;
 }
 
-// Before the first kept node.
+// Moves the wanted rows together; runs before the first wanted-only node.
 ps_status bind_move(ps_program* p, Call* call) {
   const Graph& graph = p->model->graph;
-  const KeptSources& sources = p->plan.sources;
+  const WantedSources& sources = p->plan.sources;
   for (int32_t i = 0; i < sources.count; ++i) {
-    const KeptSource& source = sources.items[i];
+    const WantedSource& source = sources.items[i];
     const Value& root = graph.values[source.root];
     Tensor& t = call->in[i];
     t = Tensor{value_data(*p, root) + source.begin * 4, PS_F32, 2, 0, {0, source.end - source.begin}, root.row_stride};
-    PS_TRY(bind_dim(p, Dim{kKeptTokens, 1, 0}, &t.dims[0]));
+    PS_TRY(bind_dim(p, Dim{kWantedTokens, 1, 0}, &t.dims[0]));
   }
   PS_TRY(bind_dim(p, Dim{ROLE_TOKENS, 1, 0}, &call->out[0].dims[0]));
-  call->token_request = p->kept_rows;
-  return p->steps.push(make_step(*p, call, &kMoveKept)) && p->phases.push(&kMoveKept) ? PS_OK : no_memory();
+  call->token_request = p->wanted_rows;
+  return p->steps.push(make_step(*p, call, &kMoveWanted)) && p->phases.push(&kMoveWanted) ? PS_OK : no_memory();
 }
 
 // A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
@@ -221,18 +221,18 @@ ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
   const int64_t count = graph.nodes.size();
-  if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves kept rows
+  if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves the wanted rows
   bool moved = p->plan.sources.count == 0;
   for (int32_t i : p->plan.order) {
-    if (graph.nodes[i].kept && !moved) PS_TRY(bind_move(p, &p->calls[count]));
-    moved |= graph.nodes[i].kept;
+    if (graph.nodes[i].wanted_only && !moved) PS_TRY(bind_move(p, &p->calls[count]));
+    moved |= graph.nodes[i].wanted_only;
     if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->calls[i]));
   }
   if (!p->shares.allocate(p->context->pool.num_threads() * static_cast<int64_t>(sizeof(Share)))) return no_memory();
-  const Step* ahead = nullptr;
+  const Step* next_weights = nullptr;
   for (int64_t s = p->steps.size() - 1; s >= 0; --s) {
-    if (p->steps[s].weights) ahead = &p->steps[s];
-    p->steps[s].ahead = ahead;
+    if (p->steps[s].weights) next_weights = &p->steps[s];
+    p->steps[s].next_weights = next_weights;
   }
   return place_barriers(p);
 }

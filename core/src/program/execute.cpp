@@ -13,16 +13,16 @@ ps_status planted_failure(int32_t num_tokens);  // core/tools/check/planted.cpp:
 #endif
 namespace {
 
-// A step that one thread ends sooner than this is not shared: waking another and meeting it at every barrier costs
+// A step that one thread ends sooner than this is not shared: waking another and waiting for it at every barrier costs
 // more than it saves, and thousands of times more when something else holds that thread's core.
 constexpr int64_t kShortStepNanoseconds = 500000;
 // The others wait this long for a thread, or a share of the step, before they go on without it.  Threads on cores of
 // their own are late by tens of microseconds.
-constexpr int64_t kLeastPatience = 400000, kPatienceShare = 32;  // ns; of the step
+constexpr int64_t kMinPatience = 400000, kPatienceShare = 32;  // ns; of the step
 
-ps_status check_count(const char* name, int32_t found, int32_t least, int32_t most) {
-  if (found >= least && found <= most) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, found %d", name, least, most, found);
+ps_status check_count(const char* name, int32_t found, int32_t min, int32_t max) {
+  if (found >= min && found <= max) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, found %d", name, min, max, found);
 }
 
 ps_status check_counts(const ps_program& p, const ps_batch& b) {
@@ -115,19 +115,19 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   return PS_OK;
 }
 
-// The tokens of kept nodes.  Moving rows together costs as much as some of the work that it saves, so that fewer than
-// half must be wanted, each once and in order.
-void take_kept(ps_program* p, const ps_batch& b) {
+// Takes the tokens of wanted-only nodes.  Moving rows together costs as much as some of the work that it saves: it pays if at
+// most half of the tokens are wanted, each once and in order.
+void take_wanted(ps_program* p, const ps_batch& b) {
   p->has_hidden = b.flags & PS_BATCH_HIDDEN;
   bool few = !p->has_hidden && b.num_rows <= b.num_tokens / 2;
   for (int32_t r = 1; few && r < b.num_rows; ++r) few = p->output_rows[r] > p->output_rows[r - 1];
-  p->num_kept = few ? b.num_rows : b.num_tokens;
-  for (int32_t k = 0; k < p->num_kept; ++k) {
-    const int32_t row = p->kept_rows[k] = few ? p->output_rows[k] : k;
-    p->kept_positions[k] = p->positions[row];
-    p->kept_request[k] = p->token_request[row];
+  p->num_wanted = few ? b.num_rows : b.num_tokens;
+  for (int32_t k = 0; k < p->num_wanted; ++k) {
+    const int32_t row = p->wanted_rows[k] = few ? p->output_rows[k] : k;
+    p->wanted_positions[k] = p->positions[row];
+    p->wanted_request[k] = p->token_request[row];
   }
-  for (int32_t k = 0; few && p->plan.sources.count > 0 && k < p->num_kept; ++k) p->output_rows[k] = k;
+  for (int32_t k = 0; few && p->plan.sources.count > 0 && k < p->num_wanted; ++k) p->output_rows[k] = k;
 }
 
 ps_status take_batch(ps_program* p, const ps_batch& b) {
@@ -151,7 +151,7 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   }
   fill_token_request(batch, p->token_request);
   take_failed(p, b);
-  take_kept(p, b);
+  take_wanted(p, b);
   return PS_OK;
 }
 
@@ -163,7 +163,7 @@ void set_symbols(ps_program* p, const ps_batch& b) {
   symbols[ROLE_REQUESTS] = b.num_requests;
   symbols[ROLE_PAGES] = b.page_table_width < most ? b.page_table_width : most;
   symbols[ROLE_ROWS] = b.num_rows;
-  symbols[kKeptTokens] = p->num_kept;
+  symbols[kWantedTokens] = p->num_wanted;
   if (memcmp(symbols, p->symbols, sizeof(symbols)) == 0) return;
   memcpy(p->symbols, symbols, sizeof(symbols));
   for (const Patch& patch : p->patches) *patch.target = evaluate(patch.dim, symbols);
@@ -182,7 +182,7 @@ void poison(ps_program* p) {
 ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
   const Step& s = p.steps[step];
   const int64_t node = s.call - p.calls.data();
-  if (node == p.plan.nodes.size()) {  // moving kept rows is what the step before it does at last
+  if (node == p.plan.nodes.size()) {  // the wanted rows are moved at the end of the step before it
     ps_span span = label_span(p, step - 1, thread);
     ++span.phase;
     return span;
@@ -268,7 +268,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   if (has_flag(*p, PS_PROGRAM_ALL_THREADS)) {
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
-    const int64_t patience = nanoseconds / kPatienceShare > kLeastPatience ? nanoseconds / kPatienceShare : kLeastPatience;
+    const int64_t patience = nanoseconds / kPatienceShare > kMinPatience ? nanoseconds / kPatienceShare : kMinPatience;
     PS_TRY(p->context->pool.walk(work, p, patience, nanoseconds < kShortStepNanoseconds));
   }
   p->stamp += static_cast<uint64_t>(p->steps.size());

@@ -50,7 +50,7 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   const int64_t end = round_up(kHeaderBytes + bytes, kPageBytes);
   PS_TRY(validate_storage(&model->graph, end, model->file.bytes()));
   PS_TRY(validate_graph(&model->graph));
-  PS_TRY(find_kept(&model->graph));
+  PS_TRY(mark_wanted_only(&model->graph));
   return verify ? verify_contents(*model, header) : PS_OK;
 }
 

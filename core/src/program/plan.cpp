@@ -232,7 +232,7 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   out->symbols[ROLE_REQUESTS] = o.max_requests;
   out->symbols[ROLE_PAGES] = max_table_width(graph);
   out->symbols[ROLE_ROWS] = o.max_rows;
-  out->symbols[kKeptTokens] = o.max_tokens;
+  out->symbols[kWantedTokens] = o.max_tokens;
   out->shared_scratch = out->thread_scratch = out->kv_page_bytes = out->kv_bytes = 0;
   out->used_groups = 0;
   PS_TRY(fuse_nodes(graph, *context.kernels, &out->nodes));

@@ -16,10 +16,10 @@ namespace ps {
 
 // Where everything lies; made from limits alone, before anything is allocated.
 struct Plan {
-  int64_t symbols[NUM_ROLES + 1];  // the most of each that a step may have; kKeptTokens is the last
+  int64_t symbols[NUM_ROLES + 1];  // the most of each that a step may have; kWantedTokens is the last
   Vec<RunNode> nodes;              // as the program runs them
   Vec<int32_t> order;              // in which it runs them
-  KeptSources sources;             // of its kept nodes
+  WantedSources sources;           // of its wanted-only nodes
   Vec<int64_t> offsets;        // of each value's root in the temporaries; -1: elsewhere
   Vec<int64_t> sizes;          // bytes of each value's root in the temporaries
   int64_t temporary_bytes, logits_bytes, kv_bytes, kv_page_bytes;
@@ -43,7 +43,7 @@ struct Step {
   const uint8_t* weights;  // that the items read in order, else null
   int64_t weight_bytes;    // of the first half when the other is read beside it
   int64_t second_half;     // bytes from the first to it; 0: all is one
-  const Step* ahead;  // the next step, itself included, that has weights
+  const Step* next_weights;  // the next step, itself included, that has weights
 };
 
 // How many chunks of one thread's share of a step are taken.  The stamp, ever growing, says of which step, so that a
@@ -60,7 +60,7 @@ struct Patch {  // a size of a step inside a call
 // Attention nodes whose queries see equally many keys.
 struct AttentionWork {
   int32_t window;  // 0: all
-  bool kept;       // only the tokens of kept nodes have queries
+  bool wanted_only;  // only wanted tokens have queries
   double products; // multiplications for a query and a key, over all these nodes
 };
 
@@ -81,7 +81,7 @@ struct ProgramMemory {
   bool profiling = false;
   int64_t symbols[NUM_ROLES + 1] = {-1, -1, -1, -1, -1};  // of the last step
   int32_t num_rows = -1;                                      // of the last step; -1: none yet
-  int32_t num_kept = 0;                                       // tokens of its kept nodes
+  int32_t num_wanted = 0;                                     // tokens of its wanted-only nodes
   bool has_hidden = false;                                    // the last step has its hidden rows
   int64_t token_bytes = 0;   // of weights, that one token reads
   Vec<AttentionWork> attention;
@@ -91,7 +91,7 @@ struct ProgramMemory {
           *output_rows = nullptr, *token_request = nullptr, *slots = nullptr;
   int32_t* failed_rows = nullptr;  // [num_rows]: whether the row's request follows a row that failed
   bool has_failed = false;         // the step reads a slot whose row failed
-  int32_t *kept_rows = nullptr, *kept_positions = nullptr, *kept_request = nullptr;  // of the tokens of kept nodes
+  int32_t *wanted_rows = nullptr, *wanted_positions = nullptr, *wanted_request = nullptr;  // of wanted tokens
   PageOwner* owners = nullptr;
   uint8_t *thread_scratch = nullptr, *sample_scratch = nullptr;
 };
@@ -128,8 +128,8 @@ ps_status run_program(ps_program* program, const ps_batch& batch);
 // Makes room for the spans of later runs; off: gives it back.
 ps_status profile_program(ps_program* program, bool on);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }
-void walk_steps(void* program, int32_t thread, Place* place, int64_t at);
-void walk_steps_timed(void* program, int32_t thread, Place* place, int64_t at);  // noting spans
+void walk_steps(void* program, int32_t thread, WalkSlot* slot, int64_t at);
+void walk_steps_timed(void* program, int32_t thread, WalkSlot* slot, int64_t at);  // noting spans
 ps_span label_span(const ps_program& program, int64_t step, int32_t thread);  // node, phase and thread
 
 }  // namespace ps

@@ -9,20 +9,20 @@ namespace {
 // first thread comes to help.
 constexpr int64_t kEdges[] = {0, 32, 48, 56, 60, 62, 63, 64}, kNumChunks = 7;
 constexpr int64_t kRowsTogether = 8;  // that pass through several steps while they are in the nearest caches
-constexpr int64_t kAheadBytes = 128 << 10;  // of the next weights, fetched into a core's cache by a thread that waits
+constexpr int64_t kPrefetchBytes = 128 << 10;  // of the next weights, fetched into a core's cache by a thread that waits
 constexpr int64_t kLine = 64;
 
 // What a thread fetches while it waits: the beginning of its share of the next weights.
-class Ahead {
+class WeightPrefetch {
  public:
-  void aim(const Step* step, const Place& place) {
+  void aim(const Step* step, const WalkSlot& slot) {
     if (step == step_) return;
     step_ = step;
     int64_t begin = 0, end = 0;
-    if (step) split(step->weight_bytes, place.rank, place.num_threads, &begin, &end);
+    if (step) split(step->weight_bytes, slot.rank, slot.num_threads, &begin, &end);
     second_half_ = step ? step->second_half : 0;
     at_ = step ? step->weights + begin : nullptr;
-    end_ = at_ + (end - begin < kAheadBytes ? end - begin : kAheadBytes);
+    end_ = at_ + (end - begin < kPrefetchBytes ? end - begin : kPrefetchBytes);
   }
   void operator()() {
     for (int i = 0; i < 4 && at_ < end_; ++i, at_ += kLine) {
@@ -59,11 +59,11 @@ void run_share(const Step& step, Share* share, uint64_t stamp, int64_t begin, in
   }
 }
 
-void run_shares(const Step& step, Share* shares, uint64_t stamp, int32_t thread, const Place& place) {
-  const int32_t num_threads = place.num_threads;
+void run_shares(const Step& step, Share* shares, uint64_t stamp, int32_t thread, const WalkSlot& slot) {
+  const int32_t num_threads = slot.num_threads;
   const int64_t grains = (step.items + step.grain - 1) / step.grain;
   for (int32_t i = 0; i < num_threads; ++i) {
-    const int32_t owner = place.rank + i < num_threads ? place.rank + i : place.rank + i - num_threads;
+    const int32_t owner = slot.rank + i < num_threads ? slot.rank + i : slot.rank + i - num_threads;
     int64_t begin, end;
     split(grains, owner, num_threads, &begin, &end);
     run_share(step, &shares[owner], stamp, begin, end, thread);
@@ -84,9 +84,9 @@ int64_t num_together(const ps_program& p, int64_t at) {
 
 // `count` steps over the rows of this thread, a few rows at a time.  Their times in the spans, if there are any, lie one
 // after another, as if each step had taken its rows at once.
-void run_rows(const Step* steps, int64_t count, int32_t thread, const Place& place, ps_span* spans) {
+void run_rows(const Step* steps, int64_t count, int32_t thread, const WalkSlot& slot, ps_span* spans) {
   int64_t begin, end;
-  split(steps->items, place.rank, place.num_threads, &begin, &end);
+  split(steps->items, slot.rank, slot.num_threads, &begin, &end);
   const int64_t start = spans ? now_ns() : 0;
   for (int64_t row = begin; row < end; row += kRowsTogether) {
     const int64_t stop = row + kRowsTogether < end ? row + kRowsTogether : end;
@@ -106,46 +106,46 @@ void run_rows(const Step* steps, int64_t count, int32_t thread, const Place& pla
 
 // kTimed: each step's times go to the spans.
 template <bool kTimed>
-void walk(ps_program* p, int32_t thread, Place* place, int64_t at) {
-  Meeting& meeting = p->context->pool.meeting();
+void walk(ps_program* p, int32_t thread, WalkSlot* slot, int64_t at) {
+  WalkBarrier& barrier = p->context->pool.walk_barrier();
   Share* shares = reinterpret_cast<Share*>(p->shares.data());
   ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
   if (kTimed) span += at;
-  Ahead ahead;
+  WeightPrefetch prefetch;
   const int64_t first = at, num_steps = p->steps.size();  // it comes from the barrier before the first
   for (int64_t count; at < num_steps; at += count) {
     const Step& step = p->steps[at];
     if (kTimed) span->arrive_ns = now_ns();
     if (step.barrier && at > first) {
-      if (place->num_threads > 1) ahead.aim(step.ahead, *place);
-      if (!meeting.meet(place, at, ahead)) return;  // the program may be gone
+      if (slot->num_threads > 1) prefetch.aim(step.next_weights, *slot);
+      if (!barrier.arrive_and_wait(slot, at, prefetch)) return;  // the program may be gone
     }
     count = num_together(*p, at);
     if (count > 1) {
-      run_rows(&step, count, thread, *place, span);
+      run_rows(&step, count, thread, *slot, span);
       if (kTimed) span += count;
       continue;
     }
     if (kTimed) span->begin_ns = now_ns();
-    if (step.split == SPLIT_SHARES && place->num_threads > 1) {
-      run_shares(step, shares, p->stamp + static_cast<uint64_t>(at), thread, *place);
+    if (step.split == SPLIT_SHARES && slot->num_threads > 1) {
+      run_shares(step, shares, p->stamp + static_cast<uint64_t>(at), thread, *slot);
     } else {
       int64_t begin, end;
-      split(step.items, place->rank, place->num_threads, &begin, &end);
+      split(step.items, slot->rank, slot->num_threads, &begin, &end);
       if (begin < end) step.run(*step.call, begin, end, thread);
     }
     if (kTimed) (span++)->end_ns = now_ns();
   }
-  meeting.finish(place, thread == 0);
+  barrier.finish(slot, thread == 0);
 }
 
 }  // namespace
 
-void walk_steps(void* program, int32_t thread, Place* place, int64_t at) {
-  walk<false>(static_cast<ps_program*>(program), thread, place, at);
+void walk_steps(void* program, int32_t thread, WalkSlot* slot, int64_t at) {
+  walk<false>(static_cast<ps_program*>(program), thread, slot, at);
 }
-void walk_steps_timed(void* program, int32_t thread, Place* place, int64_t at) {
-  walk<true>(static_cast<ps_program*>(program), thread, place, at);
+void walk_steps_timed(void* program, int32_t thread, WalkSlot* slot, int64_t at) {
+  walk<true>(static_cast<ps_program*>(program), thread, slot, at);
 }
 
 }  // namespace ps

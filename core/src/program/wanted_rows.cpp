@@ -11,8 +11,8 @@ namespace {
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "nodes: out of memory"); }
 bool is_op(const Node& node, const char* name) { return strcmp(op_name(node.op), name) == 0; }
 
-// Ops whose row i of the outputs needs row i of the inputs alone.
-bool goes_by_rows(const Node& node) {
+// Whether row i of the outputs needs only row i of the inputs.
+bool is_row_wise(const Node& node) {
   static const char* const kNames[] = {"linear", "rms_norm", "add_rms_norm", "layer_norm", "rope",
                                        "silu_mul", "gelu",   "add",          "mul"};
   for (const char* name : kNames) {
@@ -22,7 +22,7 @@ bool goes_by_rows(const Node& node) {
   return loaded && loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
 }
 
-// Of a causal attention, whose query needs nothing of its step beside its own position.
+// Whether the node is causal attention: a query then needs nothing of its step but its own position.
 bool is_causal_attention(const Graph& graph, const Node& node) {
   if (!is_op(node, "attention")) return false;
   AttrValue attrs[kMaxAttrs] = {};
@@ -35,9 +35,9 @@ bool is_causal_attention(const Graph& graph, const Node& node) {
 
 bool is_rows_of_tokens(const Value& v) { return v.dtype == PS_F32 && equal(v.dims[0], Dim{ROLE_TOKENS, 1, 0}); }
 
-bool can_keep(const Graph& graph, const Node& node) {
+bool can_be_wanted_only(const Graph& graph, const Node& node) {
   const bool attends = is_causal_attention(graph, node);
-  if (!attends && !goes_by_rows(node)) return false;
+  if (!attends && !is_row_wise(node)) return false;
   for (int32_t i = 0; i < (attends ? 1 : node.num_inputs); ++i) {
     if (node.inputs[i].kind != OPERAND_VALUE) continue;
     const Value& v = graph.values[node.inputs[i].index];
@@ -49,9 +49,9 @@ bool can_keep(const Graph& graph, const Node& node) {
   return node.num_outputs > 0;
 }
 
-// Who reads a root, or a view of it.
+// The kinds of nodes that read a root, or a view of it.
 struct Readers {
-  bool kept, other, behind;  // behind: after the output rows are picked
+  bool wanted_only, other, behind;  // behind: after the gather of the output rows
 };
 
 int64_t find_gather(const Graph& graph) {
@@ -62,8 +62,8 @@ int64_t find_gather(const Graph& graph) {
   return -1;
 }
 
-// Whether nobody else reads the output rows: for kept nodes they are numbered anew, and others would see wrong tokens.
-bool picks_alone(const Graph& graph, int64_t gather) {
+// Whether only the gather reads the output rows: wanted-only nodes renumber them, and other readers would see wrong tokens.
+bool is_only_reader(const Graph& graph, int64_t gather) {
   for (int64_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
     for (int32_t i = 0; n != gather && i < node.num_inputs; ++i) {
@@ -78,21 +78,21 @@ void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Reade
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     if (node.inputs[i].kind != OPERAND_VALUE) continue;
     Readers& found = (*readers)[graph.values[node.inputs[i].index].root];
-    found.kept |= reader.kept;
+    found.wanted_only |= reader.wanted_only;
     found.other |= reader.other;
     found.behind |= reader.behind;
   }
 }
 
-// A state that a kept node reads is written before it, in a program's order as in the graph's.
-ps_status check_order(const Graph& graph, bool* keeps) {
+// Checks that a state that a wanted-only node reads is written before it in the program's order too.
+ps_status check_order(const Graph& graph, bool* sound) {
   Vec<uint8_t> written_later;  // by a node behind n
   if (!written_later.resize(graph.states.size())) return no_memory();
-  *keeps = true;
+  *sound = true;
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
     if (is_op(node, "kv_append")) written_later[node.inputs[2].index] = 1;
-    if (node.kept && is_op(node, "attention") && written_later[node.inputs[1].index]) *keeps = false;
+    if (node.wanted_only && is_op(node, "attention") && written_later[node.inputs[1].index]) *sound = false;
   }
   return PS_OK;
 }
@@ -116,21 +116,21 @@ int64_t moved(const Call& c) {
 
 }  // namespace
 
-const Phase kMoveKept = {SPLIT_ITEMS, moved, run_move, 0, 0, false, false, false, false, false};
+const Phase kMoveWanted = {SPLIT_ITEMS, moved, run_move, 0, 0, false, false, false, false, false};
 
-KeptSources find_sources(const Graph& graph) {
-  KeptSources out{{}, 0};
+WantedSources find_sources(const Graph& graph) {
+  WantedSources out{{}, 0};
   for (const Node& node : graph.nodes) {
-    for (int32_t i = 0; node.kept && i < node.num_inputs; ++i) {
+    for (int32_t i = 0; node.wanted_only && i < node.num_inputs; ++i) {
       if (node.inputs[i].kind != OPERAND_VALUE) continue;
       const Value& v = graph.values[node.inputs[i].index];
       const int32_t producer = graph.values[v.root].producer;
-      if (producer < 0 || graph.nodes[producer].kept) continue;
-      const KeptSource found{v.root, v.root_offset, v.root_offset + v.row_elements};
-      KeptSource* same = std::find_if(out.items, out.items + out.count,
-                                      [&](const KeptSource& source) { return source.root == found.root; });
+      if (producer < 0 || graph.nodes[producer].wanted_only) continue;
+      const WantedSource found{v.root, v.root_offset, v.root_offset + v.row_elements};
+      WantedSource* same = std::find_if(out.items, out.items + out.count,
+                                      [&](const WantedSource& source) { return source.root == found.root; });
       if (same < out.items + out.count) {
-        *same = KeptSource{found.root, std::min(same->begin, found.begin), std::max(same->end, found.end)};
+        *same = WantedSource{found.root, std::min(same->begin, found.begin), std::max(same->end, found.end)};
       } else if (out.count == kMaxOperands) {
         out.count = -1;
         return out;
@@ -142,38 +142,38 @@ KeptSources find_sources(const Graph& graph) {
   return out;
 }
 
-ps_status find_kept(Graph* g) {
+ps_status mark_wanted_only(Graph* g) {
   Graph& graph = *g;
   const int64_t gather = find_gather(graph);
-  if (graph.hidden < 0 || gather < 0 || !picks_alone(graph, gather)) return PS_OK;
+  if (graph.hidden < 0 || gather < 0 || !is_only_reader(graph, gather)) return PS_OK;
   Vec<Readers> readers;
   if (!readers.resize(graph.values.size())) return no_memory();
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     Node& node = graph.nodes[n];
-    bool wanted = false, kept = n < gather && can_keep(graph, node);
+    bool is_read = false, wanted_only = n < gather && can_be_wanted_only(graph, node);
     for (int32_t i = 0; i < node.num_outputs; ++i) {
       const Readers& found = readers[node.outputs[i]];
-      wanted |= found.kept;
-      kept &= !found.other && !found.behind;
+      is_read |= found.wanted_only;
+      wanted_only &= !found.other && !found.behind;
     }
-    node.kept = kept && wanted;
-    note_inputs(graph, node, Readers{node.kept || n == gather, !node.kept && n < gather, n > gather}, &readers);
+    node.wanted_only = wanted_only && is_read;
+    note_inputs(graph, node, Readers{node.wanted_only || n == gather, !node.wanted_only && n < gather, n > gather}, &readers);
   }
-  const KeptSources sources = find_sources(graph);
+  const WantedSources sources = find_sources(graph);
   bool sound = true;
   PS_TRY(check_order(graph, &sound));
   sound &= sources.count >= 0;
   for (int32_t i = 0; sound && i < sources.count; ++i) sound = !readers[sources.items[i].root].behind;
   if (sound) return PS_OK;
-  for (Node& node : graph.nodes) node.kept = false;
+  for (Node& node : graph.nodes) node.wanted_only = false;
   return PS_OK;
 }
 
 ps_status order_nodes(const Graph& graph, Vec<int32_t>* order) {
   const int64_t count = graph.nodes.size(), gather = find_gather(graph);
-  for (const bool kept : {false, true}) {
+  for (const bool wanted_only : {false, true}) {
     for (int64_t n = 0; n < gather; ++n) {
-      if (graph.nodes[n].kept == kept && !order->push(static_cast<int32_t>(n))) return no_memory();
+      if (graph.nodes[n].wanted_only == wanted_only && !order->push(static_cast<int32_t>(n))) return no_memory();
     }
   }
   for (int64_t n = gather < 0 ? 0 : gather; n < count; ++n) {

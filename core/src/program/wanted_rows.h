@@ -1,8 +1,8 @@
-// Rows that nobody but the output rows of a step needs.
+// Nodes that run only over the wanted tokens: those whose logits a step returns.
 //
-// Behind the last layer's keys and values only the tokens whose logits are wanted are looked at.  The nodes there are
-// kept nodes: they run after all others, over the wanted tokens alone.  Before them what they read of other nodes moves
-// together in its own memory, one wanted row after another from row 0 on.
+// After the last layer wrote its keys and values, the remaining nodes matter only for the wanted tokens.  These nodes
+// (Node::wanted_only) run after all others.  Before them, the rows that they read of other nodes are moved to the front of
+// their own memory: wanted rows in order, from row 0 on.
 #ifndef PENSTOCK_PROGRAM_WANTED_ROWS_H
 #define PENSTOCK_PROGRAM_WANTED_ROWS_H
 
@@ -10,27 +10,27 @@
 
 namespace ps {
 
-constexpr int32_t kKeptTokens = NUM_ROLES;  // beside the roles: the tokens that kept nodes run over
+constexpr int32_t kWantedTokens = NUM_ROLES;  // a size beside the roles: the number of wanted tokens
 
-// Sets Node::kept; nodes and output are validated.
-ps_status find_kept(Graph* graph);
-// The nodes in a program's order: kept ones after all others that come before the output rows are picked.
+// Sets Node::wanted_only in a graph whose nodes and output are validated.
+ps_status mark_wanted_only(Graph* graph);
+// The nodes in a program's order: the wanted-only nodes follow all others that precede the gather of the output rows.
 ps_status order_nodes(const Graph& graph, Vec<int32_t>* order);
 
-// What kept nodes read of other nodes: elements [begin, end) of each row of a root.
-struct KeptSource {
+// A value of another node that wanted-only nodes read: elements [begin, end) of each row of a root.
+struct WantedSource {
   int32_t root;
   int64_t begin, end;
 };
-struct KeptSources {
-  KeptSource items[kMaxOperands];
+struct WantedSources {
+  WantedSource items[kMaxOperands];
   int32_t count;  // -1: too many
 };
-KeptSources find_sources(const Graph& graph);
+WantedSources find_sources(const Graph& graph);
 
-// Inputs: the sources as rows of f32, as many as are kept; first output: as many as the step has.  Row r of each
-// becomes what its row token_request[r] was, which ascends with r.
-extern const Phase kMoveKept;
+// Moves wanted rows to the front.  Inputs: the sources as rows of f32, one for each wanted token; the first output has one
+// for each token of the step.  Row r of each input becomes its row token_request[r], which ascends with r.
+extern const Phase kMoveWanted;
 
 }  // namespace ps
 

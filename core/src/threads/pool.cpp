@@ -69,13 +69,13 @@ void Pool::attend(Worker* worker, uint32_t seen) {
     shared_.advance();
     return;
   }
-  Place place;
+  WalkSlot slot;
   int64_t at;
-  while (meeting_.join(&place, &at)) {
-    walk_(argument_, worker->index, &place, at);
-    if (!place.rest_until_ns) return;
-    worker->rest_until_ns.store(place.rest_until_ns, std::memory_order_relaxed);
-    worker->turn.wait_while(seen, false, place.rest_until_ns);
+  while (walk_barrier_.join(&slot, &at)) {
+    walk_(argument_, worker->index, &slot, at);
+    if (!slot.backoff_until_ns) return;
+    worker->backoff_until_ns.store(slot.backoff_until_ns, std::memory_order_relaxed);
+    worker->turn.wait_while(seen, false, slot.backoff_until_ns);
     if (worker->turn.load() != seen) return;
   }
 }
@@ -102,11 +102,11 @@ ps_status Pool::run(Work work, void* argument) {
   return PS_OK;
 }
 
-// Calls those that have a core and do not rest, but for so many; the number of those that were awake.
+// Wakes the workers that have a core and do not back off, all but `spared`; returns how many were awake.
 int32_t Pool::call_workers(int64_t now, int32_t spared) {
   int32_t num_awake = 0;
   for (int32_t i = (num_threads_ < num_cores_ ? num_threads_ : num_cores_) - 1; i > 0; --i) {
-    if (workers_[i].rest_until_ns.load(std::memory_order_relaxed) > now) continue;
+    if (workers_[i].backoff_until_ns.load(std::memory_order_relaxed) > now) continue;
     if (spared-- > 0) continue;
     num_awake += !workers_[i].turn.advance();
   }
@@ -131,32 +131,32 @@ ps_status Pool::share(Work work, void* argument, bool alone) {
 void Pool::walk_together(Walk walk, void* argument, int64_t patience_ns) {
   walk_ = walk;
   argument_ = argument;
-  Place place;
-  meeting_.open(patience_ns || num_threads_ <= num_cores_, patience_ns, false, &place);
+  WalkSlot slot;
+  walk_barrier_.open(patience_ns || num_threads_ <= num_cores_, patience_ns, false, &slot);
   if (patience_ns) {
     const int64_t now = now_ns();
-    const int32_t num_awake = call_workers(now, rest_until_ns_ > now);
-    if (num_awake) meeting_.gather(num_awake, kGatherNanoseconds, &place);
+    const int32_t num_awake = call_workers(now, backoff_until_ns_ > now);
+    if (num_awake) walk_barrier_.gather(num_awake, kGatherNanoseconds, &slot);
   } else {
     for (int32_t i = 1; i < num_threads_; ++i) workers_[i].turn.advance();
-    meeting_.gather(num_threads_ - 1, 0, &place);
+    walk_barrier_.gather(num_threads_ - 1, 0, &slot);
   }
-  const uint64_t key = place.walk;
+  const uint64_t key = slot.walk;
   int64_t at = 0;
   do {
-    walk(argument, 0, &place, at);
-    if (place.rest_until_ns) rest_until_ns_ = place.rest_until_ns;
-  } while (!meeting_.await_end(key, rest_until_ns_) && meeting_.join(&place, &at));
-  meeting_.await_end(key, 0);
+    walk(argument, 0, &slot, at);
+    if (slot.backoff_until_ns) backoff_until_ns_ = slot.backoff_until_ns;
+  } while (!walk_barrier_.await_end(key, backoff_until_ns_) && walk_barrier_.join(&slot, &at));
+  walk_barrier_.await_end(key, 0);
 }
 
 ps_status Pool::walk(Walk walk, void* argument, int64_t patience_ns, bool alone) {
   PS_TRY(check_owner());
   pthread_mutex_lock(&busy_);
   if (alone || num_threads_ == 1) {
-    Place place;
-    meeting_.open(true, 0, true, &place);
-    walk(argument, 0, &place, 0);
+    WalkSlot slot;
+    walk_barrier_.open(true, 0, true, &slot);
+    walk(argument, 0, &slot, 0);
   } else {
     walk_together(walk, argument, patience_ns);
   }

@@ -46,8 +46,8 @@ class Barrier {
 class Pool {
  public:
   using Work = void (*)(void* argument, int32_t thread);
-  // Walks from step `at` on, from the place that it has before that step.
-  using Walk = void (*)(void* argument, int32_t thread, Place* place, int64_t at);
+  // Walks from step `at` on, from the slot that it has before that step.
+  using Walk = void (*)(void* argument, int32_t thread, WalkSlot* slot, int64_t at);
 
   Pool() = default;
   Pool(const Pool&) = delete;
@@ -62,18 +62,18 @@ class Pool {
   // Calls work(argument, i) for 0 and for those other threads that come before thread 0 is done: work that each takes
   // its share of until nothing is left.  `alone`: for thread 0 only.
   ps_status share(Work work, void* argument, bool alone);
-  // Calls walk(argument, 0, ...) and lets other threads in at the barriers of meeting(), as they come.  Those that
+  // Calls walk(argument, 0, ...) and lets other threads in at the barriers of walk_barrier(), as they come.  Those that
   // were late for longer than `patience_ns` come again after a rest; 0: all threads walk from the beginning to the end.
   // `alone`: thread 0 only.
   ps_status walk(Walk walk, void* argument, int64_t patience_ns, bool alone);
-  Meeting& meeting() { return meeting_; }
+  WalkBarrier& walk_barrier() { return walk_barrier_; }
 
  private:
   struct Worker {
     Pool* pool;
     int32_t index;
     pthread_t thread;
-    std::atomic<int64_t> rest_until_ns;
+    std::atomic<int64_t> backoff_until_ns;
     WaitWord turn;
   };
   ps_status check_owner() const;
@@ -86,7 +86,7 @@ class Pool {
   int32_t num_threads_ = 1, num_started_ = 0, num_cores_ = 1;
   pid_t owner_ = 0;
   Worker* workers_ = nullptr;
-  int64_t rest_until_ns_ = 0;                          // of thread 0
+  int64_t backoff_until_ns_ = 0;                      // of thread 0
   pthread_mutex_t busy_ = PTHREAD_MUTEX_INITIALIZER;  // programs that share a context take turns
   Work work_ = nullptr;
   Walk walk_ = nullptr;
@@ -94,9 +94,9 @@ class Pool {
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> num_runs_{0};
   Barrier barrier_;  // of run
-  Door sharing_;     // of share
+  EntryGate sharing_;  // of share
   WaitWord shared_;  // counts those that came out of it
-  Meeting meeting_;  // of walk
+  WalkBarrier walk_barrier_;  // of walk
 };
 
 // The part of `items` that one thread computes.

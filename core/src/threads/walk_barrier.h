@@ -1,4 +1,4 @@
-// The barriers of a walk: who takes part, who comes later and who leaves.
+// The barrier of a walk, which threads may join and leave between its steps.
 #ifndef PENSTOCK_THREADS_WALK_BARRIER_H
 #define PENSTOCK_THREADS_WALK_BARRIER_H
 
@@ -6,17 +6,17 @@
 
 namespace ps {
 
-// A thread among those that walk together.
-struct Place {
+// The slot of a thread among those that walk together.
+struct WalkSlot {
   int32_t rank, num_threads;
-  uint32_t epoch, target;           // of the next barrier: Meeting::word_ once all are there
-  uint64_t walk;                    // the door's key
+  uint32_t epoch, target;           // of the next barrier: WalkBarrier::word_ once all are there
+  uint64_t walk;                    // the gate's key
   int64_t from_ns, from_thread_ns;  // when it last began to be awaited, by both clocks
-  int64_t rest_until_ns;            // of a thread that left: when it may come back
+  int64_t backoff_until_ns;         // of a thread that left: when it may come back
 };
 
 // Lets threads in while it is open, and counts them.  A key names one opening of it.
-class alignas(64) Door {
+class alignas(64) EntryGate {
  public:
   uint64_t open();
   // The thread's number, from 0; -1: the door is closed.  The key is of the opening that it came through.
@@ -33,54 +33,54 @@ class alignas(64) Door {
   std::atomic<uint64_t> state_{0};
 };
 
-// How long a thread that came late, and will again while something else wants its core, stays away.
-class Rest {
+// How long a thread stays away that was late because something else uses its core.
+class Backoff {
  public:
-  // Until when, after keeping others waiting for `late_ns`.
-  int64_t after(int64_t now, int64_t late_ns);
+  // Returns the end of the backoff after the thread was late by `late_ns`.
+  int64_t extend(int64_t now, int64_t late_ns);
 
  private:
-  // Once costs about as much again as the lateness did.  Where threads are late whenever they come, the stalls (a
+  // The first backoff is as long as the thread was late.  Where threads are late whenever they come, the stalls (a
   // slice of the kernel's, 1 to 4 ms) cost little beside the rests.
-  static constexpr int64_t kLeast = 1000000, kMost = 32000000, kMemory = 50000000;
+  static constexpr int64_t kMinNanoseconds = 1000000, kMaxNanoseconds = 32000000, kMemoryNanoseconds = 50000000;
   int64_t until_ns_ = 0, length_ns_ = 0;
 };
 
 // A walk begins with one thread.  Others come in at its barriers, and go on without a thread that keeps them waiting
 // too long for lack of a core: something else holds it, and would again.  A thread that is late with work of its own,
 // a fault of a page or a machine that stands still is waited for.
-class Meeting {
+class WalkBarrier {
  public:
-  // For the thread that begins.  `closed`: nobody else is to come.  `patience_ns` 0: waits for ever.
-  void open(bool spin, int64_t patience_ns, bool closed, Place* place);
+  // For the thread that begins.  `closed`: no other thread joins.  `patience_ns` 0: waits without limit.
+  void open(bool spin, int64_t patience_ns, bool closed, WalkSlot* slot);
   // Waits for that many others to come in, spinning for so long; 0: as long as it takes.  Before the first barrier.
-  void gather(int32_t others, int64_t nanoseconds, Place* place);
+  void gather(int32_t others, int64_t nanoseconds, WalkSlot* slot);
   // For another thread: returns when a barrier lets it in, that before step *at, or 0 where there is none.  False: the
   // walk is over.
-  bool join(Place* place, int64_t* at);
-  // A barrier before step `at`.  False: the thread is to leave the walk.  Else its place may be another one than before.
+  bool join(WalkSlot* slot, int64_t* at);
+  // A barrier before step `at`.  False: the thread is to leave the walk.  Else its slot may be another one than before.
   template <typename Idle>
-  bool meet(Place* place, int64_t at, Idle&& idle) {
-    const bool change = place->rank == 0 && door_.num_entered() > num_admitted_;
-    if (place->num_threads == 1) {
-      if (change) publish(place, at, false);
+  bool arrive_and_wait(WalkSlot* slot, int64_t at, Idle&& idle) {
+    const bool change = slot->rank == 0 && gate_.num_entered() > num_admitted_;
+    if (slot->num_threads == 1) {
+      if (change) publish(slot, at, false);
       return true;
     }
-    if (change || is_awaited(*place)) {
-      const Arrival arrival = arrive_slowly(place, at, change);
+    if (change || is_awaited(*slot)) {
+      const Arrival arrival = arrive_slowly(slot, at, change);
       if (arrival != WAITS) return arrival == WENT_ON;
     } else {
       const uint32_t old = word_.fetch_add(kOne, std::memory_order_acq_rel);
-      if ((old & kArrivals) + kOne == place->target) {
-        finish_barrier(place, at, old);
+      if ((old & kArrivals) + kOne == slot->target) {
+        finish_barrier(slot, at, old);
         return true;
       }
     }
-    wait(place, idle);
+    wait(slot, idle);
     return true;
   }
   // After the last step.  The walk is over when all of its threads came here; `waits`: returns then.
-  void finish(Place* place, bool waits);
+  void finish(WalkSlot* slot, bool waits);
   // Returns true when the walk of this key is over, false at `until_ns`, if not 0.
   bool await_end(uint64_t walk, int64_t until_ns);
 
@@ -88,43 +88,43 @@ class Meeting {
   enum Arrival { WAITS, WENT_ON, LEFT };
 
   // word_: arrivals since the epoch began, the epoch, and two flags.
-  static constexpr uint32_t kSleep = 1;   // somebody sleeps on the word
+  static constexpr uint32_t kSleep = 1;   // some thread sleeps on the word
   static constexpr uint32_t kChange = 2;  // the last to arrive is to begin an epoch, with other threads
   static constexpr uint32_t kEpochOne = 4, kEpoch = 0xffc, kOne = 0x1000, kArrivals = ~(kOne - 1);
 
-  static bool is_over(uint32_t word, const Place& place) {
-    if ((word & kEpoch) != place.epoch) return true;
-    const int32_t beyond = static_cast<int32_t>((word & kArrivals) - place.target);
+  static bool is_over(uint32_t word, const WalkSlot& slot) {
+    if ((word & kEpoch) != slot.epoch) return true;
+    const int32_t beyond = static_cast<int32_t>((word & kArrivals) - slot.target);
     return beyond > 0 || (beyond == 0 && !(word & kChange));
   }
-  // Whether others sleep for this thread to come; a look at memory that nobody wrote since, if not.
-  bool is_awaited(const Place& place) const {
-    return asleep_turn_.load(std::memory_order_acquire) == (place.target | place.epoch);
+  // Whether other threads sleep until this one arrives.  If not, the word is in the cache: it was not written since.
+  bool is_awaited(const WalkSlot& slot) const {
+    return asleep_turn_.load(std::memory_order_acquire) == (slot.target | slot.epoch);
   }
   // Of the last to arrive: what is lost by now through threads that lacked their cores, if that is beyond patience.
   // Two threads that take turns on one core lose little at each barrier, and most of a walk together.
-  int64_t lateness(const Place& place, int64_t now);
-  Arrival arrive_slowly(Place* place, int64_t at, bool change);
-  void finish_barrier(Place* place, int64_t at, uint32_t old);
-  void publish(Place* place, int64_t at, bool leaves);
+  int64_t lateness(const WalkSlot& slot, int64_t now);
+  Arrival arrive_slowly(WalkSlot* slot, int64_t at, bool change);
+  void finish_barrier(WalkSlot* slot, int64_t at, uint32_t old);
+  void publish(WalkSlot* slot, int64_t at, bool leaves);
   template <typename Idle>
-  void wait(Place* place, Idle&& idle) {
+  void wait(WalkSlot* slot, Idle&& idle) {
     uint32_t word;
-    const auto over = [&] { return is_over(word = word_.load(std::memory_order_acquire), *place); };
-    if (!spin_.load(std::memory_order_relaxed) || !spin_until(kSpinNanoseconds, over, idle)) word = sleep(place);
-    if ((word & kEpoch) == place->epoch) {
-      place->target += static_cast<uint32_t>(place->num_threads) * kOne;
+    const auto over = [&] { return is_over(word = word_.load(std::memory_order_acquire), *slot); };
+    if (!spin_.load(std::memory_order_relaxed) || !spin_until(kSpinNanoseconds, over, idle)) word = sleep(slot);
+    if ((word & kEpoch) == slot->epoch) {
+      slot->target += static_cast<uint32_t>(slot->num_threads) * kOne;
     } else {
-      take_place(place);
+      take_slot(slot);
     }
   }
-  uint32_t sleep(Place* place);
-  void take_place(Place* place);
+  uint32_t sleep(WalkSlot* slot);
+  void take_slot(WalkSlot* slot);
   void wake();
   void close(uint64_t walk);
 
   alignas(64) std::atomic<uint32_t> word_{0};
-  alignas(64) std::atomic<uint32_t> asleep_turn_{0};  // the barrier that somebody sleeps at, and since when
+  alignas(64) std::atomic<uint32_t> asleep_turn_{0};  // the barrier that some thread sleeps at, and since when
   std::atomic<int64_t> asleep_ns_{0};
   // Written by one thread while all others wait.
   int32_t num_threads_ = 1, num_admitted_ = 0, first_order_ = 0, first_rank_ = 0, left_rank_ = -1;
@@ -132,11 +132,11 @@ class Meeting {
   int64_t at_ = 0, patience_ns_ = 0, lost_ns_ = 0;
   // Read by threads outside a walk too: those that came in as it ended may find the next one's.
   std::atomic<bool> spin_{true};
-  Rest rest_;
-  Door door_;
-  alignas(64) std::atomic<uint64_t> admitted_{0};  // the walk's key + how many came in by now
-  WaitWord news_;                                  // for those outside: some were let in, or the walk is over
-  WaitWord knocks_;                                // for the thread that gathers
+  Backoff backoff_;
+  EntryGate gate_;
+  alignas(64) std::atomic<uint64_t> admitted_{0};  // the walk's key + the number of threads that were admitted
+  WaitWord joiner_wake_;    // for threads outside: some were admitted, or the walk is over
+  WaitWord gatherer_wake_;  // for the thread that gathers
 };
 
 }  // namespace ps

@@ -39,9 +39,9 @@ struct Cells {
   std::atomic<int64_t> num_wrong{0}, num_came{0};
   uint64_t naps;  // bit i: a thread naps in step 2 i
   // Step s wants every cell at s, its own and its neighbour's, and makes its own s + 1; between the two is a barrier.
-  void step(int64_t s, const Place& place) {
+  void step(int64_t s, const WalkSlot& slot) {
     int64_t begin, end;
-    split(kItems, place.rank, place.num_threads, &begin, &end);
+    split(kItems, slot.rank, slot.num_threads, &begin, &end);
     for (int64_t i = begin; i < end; ++i) {
       if (s % 2 == 0) num_wrong += cells[static_cast<size_t>((i + 17) % kItems)] != s / 2;
       if (s % 2 == 1) num_wrong += cells[static_cast<size_t>(i)]++ != s / 2;
@@ -49,18 +49,18 @@ struct Cells {
   }
 };
 
-void walk_cells(void* argument, int32_t thread, Place* place, int64_t at) {
+void walk_cells(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
   Cells* c = static_cast<Cells*>(argument);
   if (thread != 0 && at > 0) ++c->num_came;
   for (const int64_t first = at; at < c->num_steps; ++at) {
-    if (at > first && !c->pool->meeting().meet(place, at, [] {})) {
+    if (at > first && !c->pool->walk_barrier().arrive_and_wait(slot, at, [] {})) {
       ++num_left;
       return;
     }
-    if (place->rank == place->num_threads - 1 && (c->naps >> (at / 2) & 1)) nap(kMillisecond * 2);
-    c->step(at, *place);
+    if (slot->rank == slot->num_threads - 1 && (c->naps >> (at / 2) & 1)) nap(kMillisecond * 2);
+    c->step(at, *slot);
   }
-  c->pool->meeting().finish(place, thread == 0);
+  c->pool->walk_barrier().finish(slot, thread == 0);
 }
 
 struct Shared {
@@ -106,12 +106,12 @@ struct Late {
   std::atomic<bool> was_late{false}, lacked_core{false};
 };
 
-void walk_late(void* argument, int32_t thread, Place* place, int64_t at) {
+void walk_late(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
   Late* late = static_cast<Late*>(argument);
   for (const int64_t first = at; at < 4; ++at) {
-    if (at > first && !late->pool->meeting().meet(place, at, [] {})) return;
+    if (at > first && !late->pool->walk_barrier().arrive_and_wait(slot, at, [] {})) return;
     if (thread == 0 && at == 0) nap(5 * kMillisecond);  // the others come
-    if (thread == 2 && (at == 1 || at == 2) && place->num_threads == 3) {
+    if (thread == 2 && (at == 1 || at == 2) && slot->num_threads == 3) {
       late->was_late = true;
       const int64_t start = now_ns(), end = thread_ns() + late->busy_ns, expected = at == 1 ? late->busy_ns : late->nap_ns;
       while (at == 1 && thread_ns() < end) {
@@ -119,9 +119,9 @@ void walk_late(void* argument, int32_t thread, Place* place, int64_t at) {
       if (at == 2 && late->nap_ns) nap(late->nap_ns);
       if (now_ns() - start > expected + 5 * kMillisecond) late->lacked_core = true;
     }
-    if (at == 3) late->num_threads = place->num_threads;
+    if (at == 3) late->num_threads = slot->num_threads;
   }
-  late->pool->meeting().finish(place, thread == 0);
+  late->pool->walk_barrier().finish(slot, thread == 0);
 }
 
 // A thread that is busy and then off its core for so long leaves, or stays.  A try on a machine that has no core for it

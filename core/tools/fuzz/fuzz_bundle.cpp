@@ -24,7 +24,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kHeader = 64;
-constexpr int64_t kMostMemory = 64 << 20;  // plans beyond it are sound and not worth the time
+constexpr int64_t kMaxMemory = 64 << 20;  // plans beyond it are sound and not worth the time
 // Of processor time: a machine that stands still hangs nobody. What waits without computing has the longer, by the clock.
 constexpr unsigned kHangSeconds = 40;
 constexpr unsigned kWaitSeconds = 600;
@@ -217,7 +217,7 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   plan.struct_size = sizeof(plan);
   ps_status status = ps_program_plan(model, context, &options, &plan);
   if (status != PS_OK) return tally->expect_message(status);
-  if (plan.total_bytes - plan.weight_bytes > kMostMemory) return true;
+  if (plan.total_bytes - plan.weight_bytes > kMaxMemory) return true;
   ps_program* program = nullptr;
   status = ps_program_create_flagged(model, context, &options, r->below(2) ? PS_PROGRAM_POISON : 0, &program);
   if (status != PS_OK) return tally->expect_message(status);
