@@ -1,4 +1,4 @@
-// Key and value pages: their formats, and appending a token.
+// The formats of key and value pages, and appending a token to them.
 #ifndef PENSTOCK_KERNELS_ATTENTION_KV_PAGES_H
 #define PENSTOCK_KERNELS_ATTENTION_KV_PAGES_H
 

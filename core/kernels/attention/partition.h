@@ -1,4 +1,4 @@
-// Attention of a block of queries over one partition of a context: scores, their softmax, values weighed by it.
+// Attention of a block of queries over one partition of the context: scores, softmax and weighted values.
 #ifndef PENSTOCK_KERNELS_ATTENTION_PARTITION_H
 #define PENSTOCK_KERNELS_ATTENTION_PARTITION_H
 

@@ -1,9 +1,9 @@
-// Linear on the tile registers of AMX: integers and bf16.  The rest of the level's kernels are those of AVX-512, whose
-// translation unit must not hold these instructions.
+// Linears of integers and bf16 on AMX tile registers.  The other kernels of this level are those of AVX-512, whose
+// translation unit must not contain AMX instructions.
 //
-// A tile of weights as the file has it, 16 outputs by 64 bytes of columns, is a tile register as it lies there, and so is a block of
-// rows of activations (QuantizedRows): nothing is rearranged.  Two blocks of rows by two tiles of weights are four sums, and
-// with what they are made of the eight registers there are.
+// A tile of weights in the file, 16 outputs by 64 bytes of columns, has the layout of a tile register, and so has a block of
+// rows of activations (QuantizedRows): nothing is rearranged.  Two blocks of rows by two tiles of weights take four registers
+// for sums and four for operands, which is all eight.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

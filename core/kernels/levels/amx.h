@@ -1,4 +1,4 @@
-// What amx.cpp gives to the table of avx512.cpp.
+// The kernels of amx.cpp for the table in avx512.cpp.
 #ifndef PENSTOCK_KERNELS_LEVELS_AMX_H
 #define PENSTOCK_KERNELS_LEVELS_AMX_H
 

@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C.
+// The AVX2 level, with FMA and F16C.
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
-// AVX-512 with VNNI.
-// gcc 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
+// The AVX-512 level, with VNNI.
+// gcc 12 warns about the deliberately undefined operand inside its own intrinsics.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

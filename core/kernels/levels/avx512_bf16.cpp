@@ -1,5 +1,5 @@
-// Linear and attention by the bf16 dot product: for AVX-512 machines that have the extension.  The rest of their kernels are the
-// AVX-512 level's, whose translation unit must not hold these instructions.
+// Linear and attention with the bf16 dot product, for AVX-512 machines that have the extension.  Their other kernels are those
+// of the AVX-512 level, whose translation unit must not contain these instructions.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

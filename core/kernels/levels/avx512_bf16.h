@@ -1,4 +1,4 @@
-// What avx512_bf16.cpp gives to the table of avx512.cpp, and what it takes from there.
+// The functions that avx512_bf16.cpp and avx512.cpp call in each other.
 #ifndef PENSTOCK_KERNELS_LEVELS_AVX512_BF16_H
 #define PENSTOCK_KERNELS_LEVELS_AVX512_BF16_H
 

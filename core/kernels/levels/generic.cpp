@@ -1,4 +1,4 @@
-// The level that runs everywhere: plain C++.
+// The generic level in plain C++, which runs on every processor.
 #include <stddef.h>
 #include <stdint.h>
 

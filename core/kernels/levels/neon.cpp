@@ -1,4 +1,4 @@
-// AArch64 with NEON, which every such processor has.
+// The NEON level, which runs on every AArch64 processor.
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-// AArch64 with NEON and its dot products of bytes (FEAT_DotProd, from Armv8.2 on).
+// The NEON level with byte dot products (FEAT_DotProd, Armv8.2 and later).
 #include <stddef.h>
 #include <stdint.h>
 

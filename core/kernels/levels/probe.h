@@ -1,4 +1,4 @@
-// The machine's limits: reading memory, and multiply-adds in registers.
+// Probes of the limits of the machine: memory bandwidth, and multiply-adds in registers.
 #ifndef PENSTOCK_KERNELS_LEVELS_PROBE_H
 #define PENSTOCK_KERNELS_LEVELS_PROBE_H
 

@@ -1,5 +1,5 @@
-// The kernels, written over sixteen virtual lanes, and the table of them: included once by each level's
-// translation unit, after its lanes.  Everything has internal linkage, so that each level keeps its own copy.
+// All kernels over sixteen virtual lanes, and their table.  Each level includes this once, after its SIMD header.
+// Everything has internal linkage, so that each level has its own copy.
 #ifndef PENSTOCK_KERNELS_LEVELS_TABLE_H
 #define PENSTOCK_KERNELS_LEVELS_TABLE_H
 

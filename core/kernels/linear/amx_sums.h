@@ -1,4 +1,4 @@
-// The two types that tile registers multiply, and what becomes of their sums.
+// The two element types that AMX tiles multiply, and the conversion of their sums to outputs.
 #ifndef PENSTOCK_KERNELS_LINEAR_AMX_SUMS_H
 #define PENSTOCK_KERNELS_LINEAR_AMX_SUMS_H
 

@@ -1,4 +1,4 @@
-// Rows rounded to bf16 for dot products of pairs: they lie as those of integers do (QuantizedRows), 32 columns in place of 64.
+// Rows rounded to bf16 for dot products of pairs, in the block layout of QuantizedRows with 32 columns instead of 64.
 #ifndef PENSTOCK_KERNELS_LINEAR_BF16_ROWS_H
 #define PENSTOCK_KERNELS_LINEAR_BF16_ROWS_H
 

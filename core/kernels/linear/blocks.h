@@ -1,5 +1,5 @@
-// How a range of weight tiles and the rows of a batch are cut into register blocks.  Every block runs the same
-// chain for each output, so the cut changes no bit.
+// The split of weight tiles and batch rows into register blocks.  Every block runs the same chain of additions for each
+// output, so that the split does not change a bit.
 #ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_H
 #define PENSTOCK_KERNELS_LINEAR_BLOCKS_H
 

@@ -1,4 +1,4 @@
-// Reading a weight back: rows of any layout as float32, the exact values that kernels compute with.
+// Rows of a weight of any layout as float32: the exact values that the kernels compute with.
 #ifndef PENSTOCK_KERNELS_LINEAR_EMBEDDING_H
 #define PENSTOCK_KERNELS_LINEAR_EMBEDDING_H
 

@@ -1,5 +1,5 @@
-// Integer weights with integer activations: w8a8 and w4a8, and the a16 schemes, whose activations are two int8 rows a
-// token.  Sums are exact over all of K, so the ways below may differ in order and still agree to the last bit:
+// Linear with integer weights and integer activations: w8a8, w4a8, and the a16 schemes with two int8 rows for each token.
+// Sums over K are exact, so the methods below may add in any order and still agree to the last bit:
 //   8 bit: rows of activations against two tiles at a time;
 //   4 bit, few rows: nibbles multiplied as they are, each group's sum put on its line (step, offset) afterwards;
 //   4 bit, one block of rows (more than others have: see kLoneRows): nibbles put on their line in registers;

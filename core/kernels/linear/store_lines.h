@@ -1,4 +1,4 @@
-// What the store of a block of rows touches, asked for while the block is multiplied.
+// Prefetch of the cache lines that the store of a block of rows will touch.
 #ifndef PENSTOCK_KERNELS_LINEAR_STORE_LINES_H
 #define PENSTOCK_KERNELS_LINEAR_STORE_LINES_H
 

@@ -1,4 +1,4 @@
-// Element by element: silu(a) * b, gelu, add, mul.
+// Elementwise kernels: silu(a) * b, gelu, add, mul.
 #ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 #define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 

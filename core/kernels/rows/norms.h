@@ -1,4 +1,4 @@
-// rms_norm and layer_norm, with the sum with a residual taken on the way.
+// rms_norm and layer_norm, optionally with the sum of input and residual.
 #ifndef PENSTOCK_KERNELS_ROWS_NORMS_H
 #define PENSTOCK_KERNELS_ROWS_NORMS_H
 

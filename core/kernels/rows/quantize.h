@@ -1,4 +1,4 @@
-// Rounding of rows to integers, for activations and for int8 KV pages: scale = max|x| / limit, q = round(x / scale).
+// Rounding of rows to integers for activations and int8 KV pages: scale = max|x| / limit, q = round(x / scale).
 #ifndef PENSTOCK_KERNELS_ROWS_QUANTIZE_H
 #define PENSTOCK_KERNELS_ROWS_QUANTIZE_H
 

@@ -1,4 +1,4 @@
-// Reductions over a row of logits, for sampling.
+// Reductions over a row of logits for sampling: argmax, maximum, and the sum of exponentials.
 #ifndef PENSTOCK_KERNELS_ROWS_REDUCE_H
 #define PENSTOCK_KERNELS_ROWS_REDUCE_H
 

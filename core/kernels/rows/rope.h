@@ -1,4 +1,4 @@
-// Rotary position embedding: the table of cosines and sines, and its application.
+// Rotary position embedding: the table of cosines and sines, and the rotation.
 #ifndef PENSTOCK_KERNELS_ROWS_ROPE_H
 #define PENSTOCK_KERNELS_ROWS_ROPE_H
 

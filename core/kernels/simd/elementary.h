@@ -1,4 +1,4 @@
-// exp, tanh, erf over lanes, sin and cos over scalars: our own polynomials, the same bits at every level.
+// exp, tanh and erf over lanes, sin and cos over scalars: polynomials that give the same bits at every level.
 #ifndef PENSTOCK_KERNELS_SIMD_ELEMENTARY_H
 #define PENSTOCK_KERNELS_SIMD_ELEMENTARY_H
 

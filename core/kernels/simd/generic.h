@@ -1,4 +1,4 @@
-// Sixteen virtual lanes in plain C++: what every other level must equal bit for bit.
+// Sixteen virtual lanes in plain C++; every other level must match them bit for bit.
 #ifndef PENSTOCK_KERNELS_SIMD_GENERIC_H
 #define PENSTOCK_KERNELS_SIMD_GENERIC_H
 

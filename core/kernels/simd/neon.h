@@ -1,5 +1,5 @@
-// Sixteen lanes in four NEON registers; integer dot products by sdot where the translation unit may use it, else by
-// widening multiplications, whose sums fit their lanes.
+// Sixteen lanes in four NEON registers.  Integer dot products use sdot if the translation unit may contain it, else widening
+// multiplications, whose sums fit their lanes.
 #ifndef PENSTOCK_KERNELS_SIMD_NEON_H
 #define PENSTOCK_KERNELS_SIMD_NEON_H
 

@@ -1,4 +1,4 @@
-// Helpers of the C ABI's functions.
+// Checks of arguments, handles and structs that the functions of the C API share.
 #ifndef PENSTOCK_API_H
 #define PENSTOCK_API_H
 

@@ -1,4 +1,4 @@
-// The C API: errors, contexts.
+// The C API for contexts, error messages and the version.
 #include "api/api.h"
 
 using namespace ps;

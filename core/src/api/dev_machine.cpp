@@ -1,4 +1,4 @@
-// penstock_dev.h: instruction levels, the machine's limits, checksums.
+// The functions of penstock_dev.h for instruction levels, the limits of the machine, and checksums.
 #include <math.h>
 #include <string.h>
 #include <time.h>

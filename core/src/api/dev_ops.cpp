@@ -1,4 +1,4 @@
-// penstock_dev.h: single ops, and sampling without a program.
+// The functions of penstock_dev.h that run a single op, or sample without a program.
 #include <stdio.h>
 
 #include "api/api.h"

@@ -1,4 +1,4 @@
-// penstock_dev.h: programs with flags, where a step's time goes, what each node of a graph reads, KV pages.
+// The functions of penstock_dev.h for programs: flags, spans, what each node reads, and KV pages.
 #include "api/api.h"
 #include "ops/layout.h"
 

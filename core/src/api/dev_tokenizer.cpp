@@ -1,4 +1,4 @@
-// Tokenizers for Penstock's own Python package.
+// The functions of penstock_dev.h for tokenizers.
 #include "api/tokenizer.h"
 #include "penstock_dev.h"
 

@@ -1,4 +1,4 @@
-// penstock_dev.h: packing and unpacking of weights.
+// The functions of penstock_dev.h that pack and unpack weights.
 #include "api/api.h"
 #include "ops/layout.h"
 #include "ops/pack.h"

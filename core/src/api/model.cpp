@@ -1,4 +1,4 @@
-// The C API: models.
+// The C API for models.
 #include "api/api.h"
 #include "ops/ops.h"
 

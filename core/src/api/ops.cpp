@@ -1,4 +1,4 @@
-// The C API: ops of users' own, from a table that the program has.
+// The C API that registers custom ops from a table in the program.
 #include "api/api.h"
 #include "ops/loaded.h"
 

@@ -1,5 +1,5 @@
-// The C API: ops of users' own, from a shared library.  A translation unit of its own: programs that are linked statically and
-// do not call it get no dynamic loader.
+// The C API that loads custom ops from a shared library.  It has its own translation unit, so that a statically linked program
+// that does not call it contains no dynamic loader.
 #include <errno.h>
 #include <stdlib.h>
 

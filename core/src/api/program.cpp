@@ -1,4 +1,4 @@
-// The C API: programs.
+// The C API for programs.
 #include <algorithm>
 #include <initializer_list>
 

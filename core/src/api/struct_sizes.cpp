@@ -1,5 +1,5 @@
-// The public structs as other languages have them: every one ends in a field, so that a later one never lies where an older
-// caller had padding, which nobody clears.
+// Compile-time checks of the public structs, which other languages declare too.  Each struct ends in a field, not in padding:
+// a field that is added later then lies where no older caller left unset bytes.
 #include <stddef.h>
 
 #include "penstock.h"

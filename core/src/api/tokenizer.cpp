@@ -1,4 +1,4 @@
-// The C API: tokenizers.
+// The C API for tokenizers.
 #include "api/tokenizer.h"
 
 using namespace ps;

@@ -1,4 +1,4 @@
-// What the C ABI's functions of tokenizers share.
+// The tokenizer behind a handle, which the C API and penstock_dev.h share.
 #ifndef PENSTOCK_API_TOKENIZER_H
 #define PENSTOCK_API_TOKENIZER_H
 

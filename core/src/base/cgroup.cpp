@@ -1,4 +1,4 @@
-// How many threads are worth having: the affinity mask, bounded by the processor quota of the cgroups.
+// The number of threads worth starting: the affinity mask, limited by the CPU quota of the cgroups.
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// Monotonic time and the CPU time of the calling thread, in nanoseconds.
 #ifndef PENSTOCK_BASE_CLOCK_H
 #define PENSTOCK_BASE_CLOCK_H
 

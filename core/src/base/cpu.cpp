@@ -1,3 +1,4 @@
+// Detection of instruction levels, and the choice of the table of kernels.
 #include "base/cpu.h"
 
 #include <math.h>

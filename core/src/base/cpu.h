@@ -1,4 +1,4 @@
-// Instruction levels: which are compiled in, which this machine can run, which one to use.
+// Instruction levels: those that are compiled in, those that this machine can run, and the one to use.
 #ifndef PENSTOCK_BASE_CPU_H
 #define PENSTOCK_BASE_CPU_H
 

@@ -1,5 +1,5 @@
-// CRC-32 by the processor's own means where it has them (x86-64: carry-less multiplication; AArch64: the CRC-32
-// instructions), which keep up with a fast disk; else by sixteen tables, sixteen bytes a step.
+// CRC-32 by the instructions of the processor, which keep up with a fast disk: carry-less multiplication on x86-64, CRC-32
+// instructions on AArch64.  Other processors use sixteen tables and take sixteen bytes a step.
 #include "base/crc32.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// The CRC-32 checksum of zlib and of bundles.
 #ifndef PENSTOCK_BASE_CRC32_H
 #define PENSTOCK_BASE_CRC32_H
 

@@ -1,3 +1,4 @@
+// The error message of each thread.
 #include "base/error.h"
 
 #include <stdarg.h>

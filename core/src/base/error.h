@@ -1,4 +1,4 @@
-// Errors: a status is returned, its message is kept for the calling thread.
+// Errors: functions return a status, and the message is stored for the calling thread.
 #ifndef PENSTOCK_BASE_ERROR_H
 #define PENSTOCK_BASE_ERROR_H
 

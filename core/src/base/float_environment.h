@@ -1,6 +1,6 @@
-// The floating-point environment: rounding mode, subnormal numbers, masks of exceptions.
+// The floating-point environment: rounding mode, subnormal numbers and exception masks.
 //
-// Results do not depend on what the caller's thread has set.  Every function of the API that computes holds a
+// Results do not depend on the settings of the calling thread.  Every function of the API that computes holds a
 // FloatEnvironment, and a thread of a pool sets its own when it starts.
 #ifndef PENSTOCK_BASE_FLOAT_ENVIRONMENT_H
 #define PENSTOCK_BASE_FLOAT_ENVIRONMENT_H

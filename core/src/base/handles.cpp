@@ -1,3 +1,4 @@
+// The table of open handles.
 #include "base/handles.h"
 
 namespace ps {

@@ -1,7 +1,7 @@
-// Handles: which are open, and who holds what they stand for.
+// Handles of the API, and reference counts of the objects behind them.
 //
-// A handle of the API is a token, cast to a pointer.  A function looks it up among those that are open, so that one that was
-// given back, or never was one, is an error and no fault.  Nothing here locks: a forked child finds it as it was.
+// A handle is a token that is cast to a pointer.  A function looks it up in the table of open handles, so that a handle that
+// was closed or never opened is an error and no fault.  The table takes no lock: a forked child finds it as it was.
 #ifndef PENSTOCK_BASE_HANDLES_H
 #define PENSTOCK_BASE_HANDLES_H
 

@@ -1,3 +1,4 @@
+// Anonymous mappings, with huge pages where the system has them.
 #include "base/memory.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// Memory that reports failure instead of throwing.
+// Memory and vectors that report failure instead of throwing.
 #ifndef PENSTOCK_BASE_MEMORY_H
 #define PENSTOCK_BASE_MEMORY_H
 

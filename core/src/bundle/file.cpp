@@ -1,3 +1,4 @@
+// Opening and reading a bundle, and its 64-byte header.
 #include "bundle/file.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-// A bundle's bytes: the header, and the file mapped, read, or mapped with a range of it copied.
+// The bytes of a bundle: its header, and the file mapped, read, or mapped with one range copied.
 #ifndef PENSTOCK_BUNDLE_FILE_H
 #define PENSTOCK_BUNDLE_FILE_H
 

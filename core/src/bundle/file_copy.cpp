@@ -1,4 +1,5 @@
-// A range of a bundle copied into private memory, by every thread.
+// Copying a range of a bundle into private memory with all threads.  It is a file of its own because the program that
+// PENSTOCK_OPS_FROM builds reads bundles without the thread pool.
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Bounds checks of FlatBuffers tables, vectors and strings.
 #include "bundle/flatbuffer.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-// From the tables of core/bundle.fbs to a Graph.  Field numbers are positions in the schema.
+// Conversion of the tables of core/bundle.fbs to a Graph.  Field numbers are positions in the schema.
 #include "bundle/metadata.h"
 
 #include "ops/loaded.h"

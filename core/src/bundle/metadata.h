@@ -1,3 +1,4 @@
+// The reader of the metadata of a bundle.
 #ifndef PENSTOCK_BUNDLE_METADATA_H
 #define PENSTOCK_BUNDLE_METADATA_H
 

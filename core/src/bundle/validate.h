@@ -1,4 +1,4 @@
-// Everything that must hold before a graph is run: nothing in a file is believed.
+// Validation of a graph before it runs; nothing in a file is trusted.
 #ifndef PENSTOCK_BUNDLE_VALIDATE_H
 #define PENSTOCK_BUNDLE_VALIDATE_H
 

@@ -1,3 +1,4 @@
+// Validation of the header, values, states, inputs and output of a graph.
 #include "bundle/validate.h"
 #include "ops/layout.h"
 

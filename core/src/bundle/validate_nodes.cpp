@@ -1,3 +1,4 @@
+// Validation of the nodes of a graph: operands, attributes, and shapes, which are inferred again.
 #include "bundle/validate.h"
 #include "ops/loaded.h"
 

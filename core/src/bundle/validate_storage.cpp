@@ -1,3 +1,4 @@
+// Validation of names, segments and the ranges of weights in the file.
 #include <algorithm>
 
 #include "bundle/file.h"

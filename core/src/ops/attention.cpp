@@ -1,4 +1,4 @@
-// kv_append and attention over pages.
+// The phases of kv_append and attention over KV pages.
 #include <algorithm>
 
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// The graph of a bundle in memory.  Names point into the metadata, which outlives them.
+// The graph of a bundle in memory.  Its names point into the metadata, which outlives it.
 #ifndef PENSTOCK_OPS_GRAPH_H
 #define PENSTOCK_OPS_GRAPH_H
 

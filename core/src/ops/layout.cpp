@@ -1,3 +1,4 @@
+// Names and sizes of weight and KV layouts.
 #include "ops/layout.h"
 
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// Weight and KV layouts: the one place that knows how many bytes a shape takes.
+// Weight and KV layouts: the only place that knows how many bytes a shape takes.
 #ifndef PENSTOCK_OPS_LAYOUT_H
 #define PENSTOCK_OPS_LAYOUT_H
 

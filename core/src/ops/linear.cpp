@@ -1,4 +1,4 @@
-// linear and embedding.
+// The phases of linear and embedding.
 #include "base/memory.h"
 #include "ops/ops.h"
 

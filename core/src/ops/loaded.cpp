@@ -1,3 +1,4 @@
+// Registration of custom ops, and the calls of their functions.
 #include "ops/loaded.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// Ops of users' own: rows beside the built-in table, for as long as the process lives.
+// Custom ops that users load: rows behind the built-in table, for the lifetime of the process.
 #ifndef PENSTOCK_OPS_LOADED_H
 #define PENSTOCK_OPS_LOADED_H
 

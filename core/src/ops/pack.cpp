@@ -1,3 +1,4 @@
+// Packing and unpacking of weights, split over threads at tile boundaries.
 #include "ops/pack.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// Weights into their layouts and out of them, spread over the context's threads.
+// Packing of weights into their layouts, and unpacking, with the threads of a context.
 #ifndef PENSTOCK_OPS_PACK_H
 #define PENSTOCK_OPS_PACK_H
 

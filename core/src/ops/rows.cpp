@@ -1,4 +1,4 @@
-// Ops whose row i needs row i of the inputs alone: norms, rotary positions, element by element, gather.
+// The phases of ops whose output row i needs only row i of the inputs: norms, rotary positions, elementwise ops, gather.
 #include "ops/ops.h"
 
 namespace ps {

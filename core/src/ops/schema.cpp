@@ -1,4 +1,4 @@
-// Schemas of ops, those of strangers among them: a type and a name each, and nothing is taken on trust.
+// The parser of op schemas.  It checks everything, as schemas of custom ops come from users.
 #include <string.h>
 
 #include "ops/ops.h"

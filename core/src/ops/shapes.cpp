@@ -1,4 +1,4 @@
-// Shape rules: what each op demands of its inputs and what it makes of them.
+// Shape rules: the inputs that each op requires, and the shapes of its outputs.
 #include <math.h>
 
 #include "base/build.h"

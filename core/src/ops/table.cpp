@@ -1,4 +1,4 @@
-// The rows, and what their schemas say.
+// The rows of the op table, and their parsed schemas.
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>

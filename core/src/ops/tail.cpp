@@ -1,4 +1,4 @@
-// What may end a graph: argmax and topk over rows of logits.
+// The phases of argmax and topk over rows of logits, the ops that may end a graph.
 #include "ops/ops.h"
 #include "ops/top.h"
 

@@ -1,3 +1,4 @@
+// Selection of the largest elements of a row with a heap.
 #include "ops/top.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// The best of a row: for sampling, for lists of log-probabilities and for the op topk.
+// The largest elements of a row: for sampling, for log-probabilities and for the op topk.
 #ifndef PENSTOCK_OPS_TOP_H
 #define PENSTOCK_OPS_TOP_H
 

@@ -1,4 +1,4 @@
-// From a graph and a plan to calls with addresses, and the barriers between them.
+// Binding of a plan: calls with addresses, and the barriers between them.
 #include "bundle/validate.h"
 #include "ops/layout.h"
 #include "ops/loaded.h"

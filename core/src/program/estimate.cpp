@@ -1,3 +1,4 @@
+// The estimate of a step's time from the weights it reads and the keys it attends to.
 #include "program/estimate.h"
 
 #include "bundle/validate.h"

@@ -1,4 +1,4 @@
-// How long a step takes, roughly: a short one is not worth the waking of other threads.
+// A rough estimate of the time of a step: waking other threads does not pay for a short one.
 #ifndef PENSTOCK_PROGRAM_ESTIMATE_H
 #define PENSTOCK_PROGRAM_ESTIMATE_H
 

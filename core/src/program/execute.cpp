@@ -1,4 +1,4 @@
-// One step: the batch is checked and copied, then all threads walk the list of phases together (walk.cpp).
+// Execution of one step: check and copy the batch, then walk the steps with all threads (walk.cpp).
 #include <math.h>
 
 #include "base/clock.h"

@@ -1,4 +1,4 @@
-// Ends of linears: gate and up through silu_mul, and the residual that add_rms_norm begins with.
+// Fusion into linears: silu_mul of gate and up, and the residual sum at the start of add_rms_norm.
 #include "program/fuse.h"
 
 namespace ps {

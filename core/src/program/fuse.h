@@ -1,4 +1,4 @@
-// The nodes of a graph as a program runs them.
+// The nodes of a graph as a program runs them, after fusion.
 #ifndef PENSTOCK_PROGRAM_FUSE_H
 #define PENSTOCK_PROGRAM_FUSE_H
 

@@ -1,3 +1,4 @@
+// Opening and verifying a bundle, and copying its weights into private memory.
 #include "program/model.h"
 
 #include <algorithm>

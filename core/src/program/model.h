@@ -1,3 +1,4 @@
+// A model: an opened bundle with its validated graph.
 #ifndef PENSTOCK_PROGRAM_MODEL_H
 #define PENSTOCK_PROGRAM_MODEL_H
 

@@ -1,3 +1,4 @@
+// The checks of positions, request starts and page tables.
 #include "program/pages.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-// The checks of a ragged batch: what reaches a kernel has passed here.
+// The checks of a ragged batch.  Only a batch that passed them reaches a kernel.
 #ifndef PENSTOCK_PROGRAM_PAGES_H
 #define PENSTOCK_PROGRAM_PAGES_H
 

@@ -1,4 +1,4 @@
-// Memory from limits: temporaries by lifetime, the greatest first; scratch as the greediest node needs it.
+// The memory plan from limits: temporaries by lifetime, the largest first; scratch for the node that needs most.
 #include <algorithm>
 
 #include "bundle/validate.h"

@@ -1,4 +1,4 @@
-// A model with its memory, ready to run steps.
+// A program: a model with the memory that its steps use.
 #ifndef PENSTOCK_PROGRAM_H
 #define PENSTOCK_PROGRAM_H
 

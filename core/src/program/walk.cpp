@@ -1,4 +1,4 @@
-// All threads walk the list of steps together.
+// The walk over the list of steps, in which all threads take part.
 #include "base/clock.h"
 #include "program/program.h"
 

@@ -1,3 +1,4 @@
+// The choice, the order and the inputs of wanted-only nodes.
 #include "program/wanted_rows.h"
 
 #include <algorithm>

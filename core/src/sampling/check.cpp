@@ -1,4 +1,4 @@
-// Every number of a sampling's arrays, before any of them is used.
+// Checks of every number in the sampling arrays before any of them is used.
 #include <float.h>
 #include <math.h>
 
@@ -95,6 +95,18 @@ ps_status check_integers(const ps_sampling& s, const SampleSource& source) {
   return PS_OK;
 }
 
+// A field with the value that greedy sampling has.
+struct Greedy {
+  const char* name;
+  const float* numbers;
+  float off;
+};
+
+ps_status refuse(const char* name) {
+  return fail(PS_UNSUPPORTED, "%s: the graph ends in argmax or topk: it is sampled greedily, and has no logits to give",
+              name);
+}
+
 }  // namespace
 
 ps_status check_sampling(const ps_sampling& s, const SampleSource& source) {
@@ -139,6 +151,25 @@ ps_status check_sampled(const ps_sampling& s, const ps_sampled& out, const Sampl
     if (s.num_logprobs[r] >= -1 && s.num_logprobs[r] <= out.num_top) continue;
     return fail(PS_INVALID_ARGUMENT, "num_logprobs[%d]: expected -1 to %d (num_top), found %d", r, out.num_top,
                 s.num_logprobs[r]);
+  }
+  return PS_OK;
+}
+
+ps_status check_tail(const ps_sampling& s) {
+  const Greedy all[] = {{"temperature", s.temperature, 0},
+                        {"repetition_penalty", s.repetition_penalty, 1},
+                        {"presence_penalty", s.presence_penalty, 0},
+                        {"frequency_penalty", s.frequency_penalty, 0}};
+  for (const Greedy& one : all) {
+    for (int32_t r = 0; one.numbers && r < s.num_rows; ++r) {
+      if (one.numbers[r] != one.off) return refuse(one.name);
+    }
+  }
+  if (s.mask) return refuse("mask");
+  if (s.bias_starts && s.bias_starts[s.num_rows] > 0) return refuse("bias");
+  for (int32_t r = 0; r < s.num_rows; ++r) {
+    if (s.target && s.target[r] >= 0) return refuse("target");
+    if (s.num_logprobs && s.num_logprobs[r] >= 0) return refuse("num_logprobs");
   }
   return PS_OK;
 }

@@ -1,4 +1,4 @@
-// What changes a row of logits before sampling: allowed tokens, biases, penalties.
+// Edits of a row of logits before sampling: token mask, biases and penalties.
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// Filters and the walk to a uniform number.
+// Drawing a token: the filters, then inverse transform sampling with a uniform number.
 #include "sampling/row.h"
 
 #include <float.h>

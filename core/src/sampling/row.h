@@ -1,4 +1,4 @@
-// One row of logits to one token: the edits, the filters and the walk.  docs/numerics.md says in which order.
+// Sampling one row of logits: edits, filters and the draw, in the order that docs/numerics.md gives.
 #ifndef PENSTOCK_SAMPLING_ROW_H
 #define PENSTOCK_SAMPLING_ROW_H
 

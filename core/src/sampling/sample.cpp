@@ -1,4 +1,4 @@
-// All rows of a step to tokens and log-probabilities, on the context's threads.
+// Sampling all rows of a step on the threads of the context.
 #include "sampling/sample.h"
 
 #include <float.h>
@@ -95,7 +95,7 @@ void report(const Job& job, int32_t r, const float* x, int32_t id, const RowScra
   }
 }
 
-// What a row holds that failed, or where nothing was asked for.
+// The outputs of a row that failed, and of log-probabilities that were not asked for.
 void clear(const ps_sampled& out, int32_t r) {
   out.ids[r] = -1;
   if (out.logprobs) out.logprobs[r] = NAN;
@@ -191,6 +191,14 @@ ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_
   if (error % 4 == PS_ROW_MASKED)
     return fail(PS_INVALID_ARGUMENT, "mask[%d]: expected a token that is allowed, found none", row);
   return fail(PS_INVALID_ARGUMENT, "logits[%d]: expected numbers, found NaN or infinity", row);
+}
+
+void take_tail(const SampleSource& source, const ps_sampled& out) {
+  for (int32_t r = 0; r < source.num_rows; ++r) {
+    clear(out, r);
+    out.ids[r] = source.ids[static_cast<int64_t>(r) * source.tail_k];
+    if (out.row_status) out.row_status[r] = PS_ROW_OK;
+  }
 }
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// From rows of logits to tokens; docs/numerics.md says how.
+// Sampling: rows of logits to tokens and log-probabilities, as docs/numerics.md specifies.
 #ifndef PENSTOCK_SAMPLING_SAMPLE_H
 #define PENSTOCK_SAMPLING_SAMPLE_H
 
@@ -27,9 +27,9 @@ int64_t sample_scratch_bytes(int32_t vocab);
 // Every number of the arrays; the logits are not looked at.
 ps_status check_sampling(const ps_sampling& sampling, const SampleSource& source);
 ps_status check_sampled(const ps_sampling& sampling, const ps_sampled& out, const SampleSource& source);
-// Of a graph that ends in argmax or topk: greedy and nothing else, refused by name.
+// For a graph that ends in argmax or topk: refuses by name what is not greedy sampling.
 ps_status check_tail(const ps_sampling& sampling);
-// The ids that such a graph found.
+// Takes the ids that such a graph chose.
 void take_tail(const SampleSource& source, const ps_sampled& out);
 // After both checks.  scratch: sample_scratch_bytes for each thread of the context.
 ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_sampling& sampling, uint8_t* scratch,

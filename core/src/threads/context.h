@@ -1,3 +1,4 @@
+// A context: a table of kernels and a thread pool.
 #ifndef PENSTOCK_THREADS_CONTEXT_H
 #define PENSTOCK_THREADS_CONTEXT_H
 

@@ -1,3 +1,4 @@
+// The workers of a pool, and the three ways to run them: run, share and walk.
 #include "threads/pool.h"
 
 #include <signal.h>

@@ -1,4 +1,4 @@
-// A pool of threads that run one function together.
+// A thread pool that runs one function on all threads.
 #ifndef PENSTOCK_THREADS_POOL_H
 #define PENSTOCK_THREADS_POOL_H
 
@@ -63,7 +63,7 @@ class Pool {
   // its share of until nothing is left.  `alone`: for thread 0 only.
   ps_status share(Work work, void* argument, bool alone);
   // Calls walk(argument, 0, ...) and lets other threads in at the barriers of walk_barrier(), as they come.  Those that
-  // were late for longer than `patience_ns` come again after a rest; 0: all threads walk from the beginning to the end.
+  // were late for longer than `patience_ns` come again after a backoff; 0: all threads walk from the beginning to the end.
   // `alone`: thread 0 only.
   ps_status walk(Walk walk, void* argument, int64_t patience_ns, bool alone);
   WalkBarrier& walk_barrier() { return walk_barrier_; }

@@ -1,3 +1,4 @@
+// The futex system calls.
 #include "threads/wait.h"
 
 #include <linux/futex.h>

@@ -1,4 +1,4 @@
-// Words that threads wait on: a short spin, then sleep.
+// Words that threads wait on: they spin for a short time, then sleep.
 #ifndef PENSTOCK_THREADS_WAIT_H
 #define PENSTOCK_THREADS_WAIT_H
 

@@ -1,3 +1,4 @@
+// The barrier of a walk: admission, arrival, leaving and waking.
 #include "threads/walk_barrier.h"
 
 namespace ps {

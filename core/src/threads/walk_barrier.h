@@ -9,19 +9,19 @@ namespace ps {
 // The slot of a thread among those that walk together.
 struct WalkSlot {
   int32_t rank, num_threads;
-  uint32_t epoch, target;           // of the next barrier: WalkBarrier::word_ once all are there
+  uint32_t epoch, target;           // of the next barrier: WalkBarrier::word_ when all have arrived
   uint64_t walk;                    // the gate's key
-  int64_t from_ns, from_thread_ns;  // when it last began to be awaited, by both clocks
+  int64_t from_ns, from_thread_ns;  // when the thread last started to run, by both clocks
   int64_t backoff_until_ns;         // of a thread that left: when it may come back
 };
 
-// Lets threads in while it is open, and counts them.  A key names one opening of it.
+// Admits threads while it is open, and counts them.  A key names one opening.
 class alignas(64) EntryGate {
  public:
   uint64_t open();
-  // The thread's number, from 0; -1: the door is closed.  The key is of the opening that it came through.
+  // Returns the thread's number, from 0, or -1 if the gate is closed.  The key names the opening that it entered through.
   int32_t enter(uint64_t* key);
-  // How many came in.  Closing it again does nothing and answers 0.
+  // Returns how many threads entered.  Closing it again does nothing and returns 0.
   int32_t close(uint64_t key);
   bool is_open(uint64_t key) const { return key == (state_.load(std::memory_order_seq_cst) & ~kCount); }
   int32_t num_entered() const { return static_cast<int32_t>(state_.load(std::memory_order_relaxed) & kCount); }
@@ -29,7 +29,7 @@ class alignas(64) EntryGate {
   static constexpr uint64_t kCount = 0xffffff;  // the low bits of the state
 
  private:
-  static constexpr uint64_t kOne = kCount + 1;  // the key is odd, in units of it, while the door is open
+  static constexpr uint64_t kOne = kCount + 1;  // the key is odd, in units of it, while the gate is open
   std::atomic<uint64_t> state_{0};
 };
 
@@ -40,25 +40,25 @@ class Backoff {
   int64_t extend(int64_t now, int64_t late_ns);
 
  private:
-  // The first backoff is as long as the thread was late.  Where threads are late whenever they come, the stalls (a
-  // slice of the kernel's, 1 to 4 ms) cost little beside the rests.
+  // The first backoff is as long as the thread was late.  If a thread is late each time, the backoff doubles, so that the
+  // stalls (a time slice of the kernel, 1 to 4 ms) cost little compared with it.
   static constexpr int64_t kMinNanoseconds = 1000000, kMaxNanoseconds = 32000000, kMemoryNanoseconds = 50000000;
   int64_t until_ns_ = 0, length_ns_ = 0;
 };
 
-// A walk begins with one thread.  Others come in at its barriers, and go on without a thread that keeps them waiting
-// too long for lack of a core: something else holds it, and would again.  A thread that is late with work of its own,
-// a fault of a page or a machine that stands still is waited for.
+// A walk begins with one thread.  Others join at its barriers.  They continue without a thread that made them wait too long
+// because it had no core: something else uses the core, and would again.  They do wait for a thread that is late for another
+// reason, such as its own work, a page fault or a machine that stands still.
 class WalkBarrier {
  public:
   // For the thread that begins.  `closed`: no other thread joins.  `patience_ns` 0: waits without limit.
   void open(bool spin, int64_t patience_ns, bool closed, WalkSlot* slot);
-  // Waits for that many others to come in, spinning for so long; 0: as long as it takes.  Before the first barrier.
+  // Waits until that many others have entered, spinning at most `nanoseconds`; 0: without limit.  Before the first barrier.
   void gather(int32_t others, int64_t nanoseconds, WalkSlot* slot);
-  // For another thread: returns when a barrier lets it in, that before step *at, or 0 where there is none.  False: the
-  // walk is over.
+  // For another thread: returns when a barrier admits it; *at is the step after that barrier, or 0 before the first one.
+  // False: the walk is over.
   bool join(WalkSlot* slot, int64_t* at);
-  // A barrier before step `at`.  False: the thread is to leave the walk.  Else its slot may be another one than before.
+  // The barrier before step `at`.  False: the thread must leave the walk.  Otherwise its slot may have changed.
   template <typename Idle>
   bool arrive_and_wait(WalkSlot* slot, int64_t at, Idle&& idle) {
     const bool change = slot->rank == 0 && gate_.num_entered() > num_admitted_;
@@ -79,7 +79,7 @@ class WalkBarrier {
     wait(slot, idle);
     return true;
   }
-  // After the last step.  The walk is over when all of its threads came here; `waits`: returns then.
+  // After the last step.  The walk is over when all of its threads have called this; `waits`: returns then.
   void finish(WalkSlot* slot, bool waits);
   // Returns true when the walk of this key is over, false at `until_ns`, if not 0.
   bool await_end(uint64_t walk, int64_t until_ns);

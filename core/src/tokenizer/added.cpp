@@ -1,4 +1,4 @@
-// Added tokens inside a text.
+// The search for added tokens in a text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

@@ -1,5 +1,5 @@
-// The contents of a tokenizer's tables: every index within its table, every order kept.  They may change meanwhile, too: what
-// an access depends on is bounded by the value that was read for it, not by one that was checked before.
+// Checks of the contents of a tokenizer's tables: each index lies within its table, and sorted tables are in order.
+// The tables of a mapped file may change later.  Therefore an access is also bounded by the value that was read for it.
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"

@@ -1,4 +1,4 @@
-// Ids to text, whole or as far as later ids cannot change it.
+// Decoding: token ids to text, either all of it or only the part that later ids cannot change.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-// Text to ids: added tokens, normalizer, words, merges, and the special tokens around.
+// Encoding: a text to token ids by added tokens, normalizer, word split, merges and special tokens.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

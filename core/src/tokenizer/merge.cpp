@@ -1,4 +1,4 @@
-// Byte pair encoding of one word, in the order in which the `tokenizers` library merges.
+// Byte pair encoding of one word, with the merge order of the `tokenizers` library.
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"

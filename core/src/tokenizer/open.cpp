@@ -1,4 +1,4 @@
-// A tokenizer's segment: its header, its tables and their contents, checked.
+// Opening the segment of a tokenizer: its header, and the ranges of its tables.
 #include <initializer_list>
 
 #include "tokenizer/tokenizer.h"

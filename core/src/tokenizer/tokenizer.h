@@ -1,7 +1,7 @@
 // A tokenizer as export compiled it (docs/bundle-format.md), used in place.
 //
-// Opening checks every table.  Other processes may write to a mapped file afterwards, so that what is read of a table is
-// bounded again where it is used: a changed file makes wrong tokens, never a wrong access.
+// Opening checks every table.  Other processes may still write to a mapped file afterwards.  Each value is therefore bounded
+// again where it is used: a changed file yields wrong tokens, never an invalid access.
 #ifndef PENSTOCK_TOKENIZER_H
 #define PENSTOCK_TOKENIZER_H
 

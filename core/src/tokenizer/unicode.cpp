@@ -1,3 +1,4 @@
+// UTF-8 decoding, lookup of character classes, and NFC.
 #include "tokenizer/unicode.h"
 
 #include <algorithm>

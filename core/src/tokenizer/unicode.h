@@ -1,4 +1,4 @@
-// UTF-8, character classes and the canonical composition (NFC), as the `tokenizers` library sees them.
+// UTF-8, character classes and canonical composition (NFC), equal to those of the `tokenizers` library.
 #ifndef PENSTOCK_TOKENIZER_UNICODE_H
 #define PENSTOCK_TOKENIZER_UNICODE_H
 

@@ -1,4 +1,4 @@
-// What the parts of kernel_check share: random data, comparison by bits, the levels this machine can run.
+// Shared parts of kernel_check: random data, comparison by bits, and the levels that this machine can run.
 #ifndef PENSTOCK_KERNEL_CHECK_H
 #define PENSTOCK_KERNEL_CHECK_H
 

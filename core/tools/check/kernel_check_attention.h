@@ -1,4 +1,4 @@
-// kv_append and attention: pages in a random order, unwritten slots full of NaN, pages before a window absent.
+// Checks of kv_append and attention: pages in random order, unwritten slots full of NaN, no pages before a window.
 #ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
 #define PENSTOCK_KERNEL_CHECK_ATTENTION_H
 

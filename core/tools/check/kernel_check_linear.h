@@ -1,4 +1,4 @@
-// pack, unpack, embedding, quantize_rows, linear.
+// Checks of pack, unpack, embedding, quantize_rows and linear.
 #ifndef PENSTOCK_KERNEL_CHECK_LINEAR_H
 #define PENSTOCK_KERNEL_CHECK_LINEAR_H
 

@@ -1,4 +1,4 @@
-// Norms, activations, rope, and the reductions that sampling needs.
+// Checks of norms, activations, rope, and the reductions that sampling needs.
 #ifndef PENSTOCK_KERNEL_CHECK_ROWS_H
 #define PENSTOCK_KERNEL_CHECK_ROWS_H
 

@@ -1,4 +1,4 @@
-// Linear on tile registers, where this machine has them.
+// Checks of linear on AMX tile registers, on machines that have them.
 #ifndef PENSTOCK_KERNEL_CHECK_TILES_H
 #define PENSTOCK_KERNEL_CHECK_TILES_H
 

@@ -1,6 +1,6 @@
-// Faults on purpose: a kernel table that breaks the numerics contract by as little as its formats can show, so that a test
-// can prove that the invariance tests notice; and steps that fail, so that one can prove that the engine outlives them.
-// Compiled in by -DPENSTOCK_PLANTED=ON alone, never into a release.
+// Planted faults.  A kernel table that breaks the numerics contract as little as its formats can show proves that the
+// invariance tests notice; steps that fail prove that the engine survives them.
+// Compiled in only by -DPENSTOCK_PLANTED=ON, never into a release.
 //
 // A linear is off: of a float scheme, K is split in two chains; of an integer scheme, whose sums are exact in any order,
 // the scale of each token has another last bit.

@@ -1,5 +1,5 @@
-// Threads that run, share and walk together, many times over, some of them late: every item is done once, nothing is
-// read before it was written, and everybody gets home.  For ThreadSanitizer, too.
+// Runs, shares and walks with many threads, some of them late, many times over.  It checks that every item is done once, that
+// nothing is read before it was written, and that every thread returns.  Built with ThreadSanitizer too.
 //
 //   thread_check ROUNDS
 #include <stdio.h>

@@ -1,4 +1,4 @@
-// Random numbers of the fuzzers: the same on every machine, so that a seed makes a case again.
+// The random number generator of the fuzzers, equal on every machine, so that a seed reproduces a case.
 #ifndef PENSTOCK_TOOLS_RANDOM_H
 #define PENSTOCK_TOOLS_RANDOM_H
 

@@ -1,4 +1,4 @@
-// What the fuzzers start from: the files that their command lines name.
+// The seed files of the fuzzers, as their command lines name them.
 #ifndef PENSTOCK_TOOLS_SEEDS_H
 #define PENSTOCK_TOOLS_SEEDS_H
 

@@ -1,5 +1,5 @@
-// bundle_ops OUT.h KV_LAYOUTS BUNDLE...: which ops, linear schemes and layouts bundles need, as the header that core/src/base/build.h
-// includes.  Run by CMake for PENSTOCK_OPS_FROM, on the machine that builds.
+// bundle_ops OUT.h KV_LAYOUTS BUNDLE... writes the header that core/src/base/build.h includes: the ops, linear schemes and
+// layouts that the bundles need.  CMake runs it for PENSTOCK_OPS_FROM on the build machine.
 #include <stdio.h>
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// The reader of generation_config.json.
 #include "defaults.h"
 
 #include <stdlib.h>

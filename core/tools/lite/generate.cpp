@@ -1,3 +1,4 @@
+// Prefill, decode and streaming of one answer.
 #include "generate.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-// penstock-lite BUNDLE "prompt": a bundle without Python, by the public C API alone.
+// penstock-lite BUNDLE "prompt" runs a bundle without Python, using only the public C API.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
