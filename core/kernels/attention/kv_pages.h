@@ -109,7 +109,7 @@ inline void append_int8(uint8_t* keys, uint8_t* values, int64_t slot, const floa
   }
 }
 
-// Two tokens of a pair may be written by two threads: each stores its own halves alone.
+// Two tokens of a pair may be written by two threads: each stores only its own halves.
 inline void append_bf16(uint8_t* head, int64_t slot, const float* k, const float* v, int64_t dim) {
   uint8_t* keys = head + 4 * slot;
   uint16_t* values = (uint16_t*)(head + KvBf16::key_bytes(dim)) + slot / 2 * 2 * dim + slot % 2;

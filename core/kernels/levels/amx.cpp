@@ -8,7 +8,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-#pragma GCC diagnostic ignored "-Wunused-function"  // of the headers, a part is wanted
+#pragma GCC diagnostic ignored "-Wunused-function"  // only a part of the headers is used
 
 #include <stddef.h>
 #include <stdint.h>
@@ -213,7 +213,7 @@ PS_INLINE int64_t pairs_at_once(int64_t lines, int64_t row_bytes) {
   return pairs < 1 ? 1 : pairs > 16 ? 16 : pairs;
 }
 
-// The blocks of rows of pass p, for the products and for those who wait for them.
+// The blocks of rows of pass p, for the products and for the sums that wait for them.
 template <class Type>
 PS_INLINE void put_rows(const LinearArgs& a, int planes, int64_t blocks, int64_t p, Pass* pass, Waiting<Type>* next) {
   for (int i = 0; i < 2 && 2 * p + i < blocks; ++i) {
@@ -232,7 +232,7 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
-  // Of the largest block.  A smaller one reads a token of what comes after it, whose sums nobody looks at; the last is never smaller
+  // Of the largest block.  A smaller one reads a token of what comes after it, whose sums are not used; the last is never smaller
   // (row_block), so that what comes after it is rows.
   const TileShapes shapes((a.m + blocks - 1) / blocks * planes);
   int turn = 0;

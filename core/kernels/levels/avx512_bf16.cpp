@@ -4,7 +4,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-#pragma GCC diagnostic ignored "-Wunused-function"  // of the headers, attention alone is wanted
+#pragma GCC diagnostic ignored "-Wunused-function"  // only attention is used of the headers
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,10 +33,10 @@
 namespace ps {
 namespace {
 
-// Up to so many rows wait for memory and read tile after tile, a single run of addresses; and how far ahead they ask for it.
+// Up to kStreamRows rows wait for memory: they read tile after tile, a single run of addresses, and prefetch this far ahead.
 constexpr int64_t kStreamRows = 8, kStreamPrefetchBytes = 16384;
 
-// What a pass over tiles asks for meanwhile: `step` bytes further on with each pair of columns, one place a tile.
+// The prefetch of a pass over tiles: one address for each tile, `step` bytes further for each pair of columns.
 struct Prefetch {
   const uint8_t* at[2];
   int64_t step;

@@ -12,9 +12,9 @@ PS_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 PS_INLINE int64_t prefetch_distance(const LinearArgs& a, int64_t products, int64_t far) {
   return !a.short_prefetch ? far : products <= 8 ? 256 : 4096;
 }
-constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights that serves few rows asks for them
+constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights prefetches them for few rows
 
-// Adds bias and residual to a block [m][n] of tiles and stores it: what is past the last weight row is left alone.
+// Adds bias and residual to a block [m][n] of tiles and stores it: what lies past the last weight row stays as it was.
 __attribute__((noinline)) void store_block(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, const F16* v) {
   for (int i = 0; i < m; ++i)
     for (int t = 0; t < n; ++t) {

@@ -23,7 +23,7 @@ struct Activations {  // one block of rows: see QuantizedRows
   int rows;
 };
 
-// What a pass over tiles asks for meanwhile: `step` bytes further on with each step, one place a tile.
+// The prefetch of a pass over tiles: one address for each tile, `step` bytes further for each step.
 struct Prefetch {
   const uint8_t* at[2];
   int64_t step;

@@ -9,7 +9,7 @@
 //             byte [group][j][lane][i] holds the nibble of column 4j+i of the group of 32 columns in its low half and of
 //             column 16+4j+i in its high half; the integer is step * nibble + offset
 // Lanes past the last row stay as they are (zero bytes in fresh memory).  Columns past the last hold the nibble or the
-// value 0, groups past the last a step and an offset of 0.  A call writes the lanes of its own rows alone.
+// value 0, groups past the last a step and an offset of 0.  A call writes only the lanes of its own rows.
 #ifndef PENSTOCK_KERNELS_LINEAR_PACK_H
 #define PENSTOCK_KERNELS_LINEAR_PACK_H
 

@@ -163,7 +163,7 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 x, int n) {
   _mm_storeu_si128((__m128i*)t, b);
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
-// p[2 * i] = h[i]; what lies between is left alone.
+// p[2 * i] = h[i]; the elements between stay as they were.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 

@@ -101,7 +101,7 @@ PS_INLINE void f_store_f16_n(uint16_t* p, F16 a, int n) {
 PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
 }
-// p[2 * i] = h[i]; what lies between is left alone.
+// p[2 * i] = h[i]; the elements between stay as they were.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) {
   const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)h));
   _mm512_mask_storeu_epi16(p, __mmask32(0x55555555u & (n == 16 ? ~0u : (1u << 2 * n) - 1u)), words);

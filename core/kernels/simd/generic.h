@@ -105,7 +105,7 @@ PS_LONG F16 f_load_i8(const int8_t* p) { F16 r; PS_LANES(float(p[i])); }
 PS_LONG void f_store_bf16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_bf16(a.v[i]); }
 PS_LONG void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_f16(a.v[i]); }
 PS_LONG void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
-// p[2 * i] = h[i]; what lies between is left alone.
+// p[2 * i] = h[i]; the elements between stay as they were.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 

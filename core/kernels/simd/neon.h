@@ -146,7 +146,7 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   vst1q_s8(t, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
-// p[2 * i] = h[i]; what lies between is left alone.
+// p[2 * i] = h[i]; the elements between stay as they were.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 

@@ -20,7 +20,7 @@ inline ps_status require_path(const char* path) {
   return path && *path ? PS_OK : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, found %s", path ? "an empty text" : "null");
 }
 
-// Each puts the object in the place of the handle.
+// Each replaces the handle by its object.
 inline ps_status check_open(ps_context*& context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
 inline ps_status check_open(const ps_context*& context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
 inline ps_status check_open(ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }

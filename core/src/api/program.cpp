@@ -49,7 +49,7 @@ ps_status build(ps_program* program) {
   return bind_program(program);
 }
 
-// A second program, which takes over what was kept in the first; then they change places.
+// Builds a second program, copies the KV pages and slots of the first into it, and swaps the two.
 ps_status resize(ps_program* program, const ps_program_options& options) {
   ps_program other;
   other.model = hold(program->model);

@@ -23,7 +23,7 @@ bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)
 // `name` null: PENSTOCK_CPU, else the best that runs.
 ps_status choose_kernels(const char* name, const Kernels** out);
 int32_t default_num_threads();  // the affinity mask, bounded by the cgroup's quota
-int32_t num_usable_cpus();      // the affinity mask alone
+int32_t num_usable_cpus();      // only the affinity mask
 
 }  // namespace ps
 

@@ -21,7 +21,7 @@ ps_status fail(ps_status status, const char* format, ...) __attribute__((format(
 ps_status prefix(ps_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 const char* error_message();
 
-// The rest of a function runs only when `expression` succeeds.
+// Returns from the function if `expression` fails.
 #define PS_TRY(expression)                            \
   do {                                                \
     ps_status ps_try_status = (expression);           \

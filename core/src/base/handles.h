@@ -24,7 +24,7 @@ void* remove_handle(uintptr_t token, HandleKind kind);    // the object; null: i
 // What an open handle stands for; `name` is the argument's.
 ps_status find_handle(uintptr_t token, HandleKind kind, const char* name, void** out);
 
-// Puts the object in the place of its handle, for the rest of a function of the API.
+// Replaces a handle by its object, for the rest of a function of the API.
 template <typename T>
 ps_status check_handle(T*& handle, HandleKind kind, const char* name) {
   void* object = nullptr;

@@ -37,7 +37,7 @@ struct LinearArgs {
   const float* bias;   // [n] or null
   const float* x;      // [m, k], row stride x_stride
   int64_t x_stride;
-  QuantizedRows qx;    // of the integer schemes; of bf16 its q alone
+  QuantizedRows qx;    // of the integer schemes; bf16 uses only q
   float* y;            // [m, n] or [m, n / 2], row stride y_stride
   int64_t y_stride;
   int32_t m;
@@ -90,7 +90,7 @@ struct AttentionArgs {
   float softcap;           // 0: off
   const float* alibi;      // [num_heads] slopes or null
   int32_t causal, window;  // window 0: unlimited; else keys at positions > position - window
-  // For attention_part and attention_merge alone: [t, num_heads, num_parts, 16 + head_dim to 16]
+  // Only for attention_part and attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16]
   float* partials;
   int32_t num_parts;
 };
@@ -177,7 +177,7 @@ struct Kernels {
   void (*mul)(const BinaryArgs&, int64_t begin, int64_t end);
   void (*gelu)(const UnaryArgs&, int32_t tanh_form, int64_t begin, int64_t end);
 
-  // begin, end: tokens; a token's write touches its own slot of its own page alone
+  // begin, end: tokens; a token's write touches only its own slot of its own page
   void (*kv_append)(const KvAppendArgs&, int64_t begin, int64_t end);
   // begin, end: items token * num_kv_heads + kv_head.  scratch: attention_scratch_bytes, one per thread
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);

@@ -62,7 +62,7 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
 // A user's own op, which the file may name but never brings.
 ps_status check_foreign(const OpUse& use) {
 #ifdef PENSTOCK_OP_NAMES
-  return PS_OK;  // core/tools/generate/bundle_ops.cpp: whoever runs the bundle loads it
+  return PS_OK;  // core/tools/generate/bundle_ops.cpp: the program that runs the bundle loads the op
 #endif
   const int32_t op = find_loaded_op(use.name);
   if (op < 0) {

@@ -26,7 +26,7 @@ ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const O
   return PS_OK;
 }
 
-// Our own ops take indices one after another; users' are told how far apart they lie.
+// Built-in ops take contiguous indices; custom ops get their stride.
 ps_status check_indices(const Graph& graph, const Node& node, int32_t at) {
   const Operand& operand = node.inputs[at];
   if (operand.kind != OPERAND_VALUE || as_loaded(node.op)) return PS_OK;

@@ -12,7 +12,7 @@ constexpr int32_t kMaxOperands = 8, kMaxOutputs = 2, kMaxAttrs = 8;
 constexpr int32_t kMaxHeads = 4096, kMaxHeadDim = 1024;
 constexpr int32_t kMaxContextLen = 1 << 24;  // positions are exact in float32
 
-struct Dim {  // factor * symbols[symbol] + offset; symbol -1: offset alone
+struct Dim {  // factor * symbols[symbol] + offset; symbol -1: only the offset
   int32_t symbol;
   int64_t factor, offset;
 };

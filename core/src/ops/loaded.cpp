@@ -13,7 +13,7 @@ namespace ps {
 namespace {
 
 constexpr int32_t kMaxLoaded = 256;
-// Rows are added under the lock and never change; who has read the count may read them without it.
+// Rows are added under the lock and never change.  A thread that has read the count may read them without the lock.
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 LoadedOp* rows[kMaxLoaded];
 std::atomic<int32_t> num_rows;

@@ -8,14 +8,14 @@
 namespace ps {
 
 struct LoadedOp {
-  OpRow row;  // name, version and schema alone
+  OpRow row;  // only name, version and schema
   ps_op op;   // as it was registered, its strings copied
   Signature signature;
   Phase phase;
   char name[64], schema[512], source[512], text[640];  // text: "name.version schema"
 };
 
-// What the first callback that failed in a step said.
+// The status and message of the first callback that failed in a step.
 struct OpFailure {
   int32_t claimed, status;
   const Call* call;
@@ -31,7 +31,7 @@ ps_status register_ops(const ps_op_library* library, const char* source);
 
 ps_status infer_loaded(const LoadedOp& op, const Spec* in, const AttrValue* attrs, Spec* out);
 ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out);
-// Takes the failure, if there is one: its status, with the op's name and what it said.
+// Takes the failure, if there is one: its status, and its message with the name of the op.
 ps_status take_failure(OpFailure* failure);
 
 }  // namespace ps

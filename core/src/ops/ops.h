@@ -54,7 +54,7 @@ struct Tensor {
   int64_t row_stride;  // elements
 };
 
-struct LoadedOp;   // of a user's own: ops/loaded.h
+struct LoadedOp;   // a custom op: ops/loaded.h
 struct OpFailure;
 
 // One execution of one op.
@@ -68,14 +68,14 @@ struct Call {
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
   bool gated;  // of a linear: LinearArgs::gated
-  const LoadedOp* loaded;  // of a user's own op
+  const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed
 };
 
 enum Split {
-  SPLIT_ROWS,     // item i is row i of the output: the same thread has row i in every such phase
+  SPLIT_ROWS,     // item i is row i of the output: the same thread has row i in every phase of this kind
   SPLIT_ITEMS,    // equal contiguous shares
-  SPLIT_SHARES,   // equal contiguous shares; a thread that is done with its own helps with the others'
+  SPLIT_SHARES,   // equal contiguous shares; a thread that finished its own helps with the others'
 };
 
 // Which inputs (bit i: argument i) a phase reads, and what else it touches.
@@ -83,7 +83,7 @@ struct Phase {
   Split split;
   int64_t (*items)(const Call&);
   void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
-  uint32_t reads_rows;  // item i reads row i alone
+  uint32_t reads_rows;  // item i reads only row i
   uint32_t reads_all;
   bool writes_outputs, reads_scratch, writes_scratch, reads_state, writes_state;
   int64_t grain = 1;  // items that are best computed together
@@ -108,7 +108,7 @@ struct OpRow {
   ps_status (*scratch)(const Call&, Scratch* out);  // null: none.  Monotonic in every dim
 };
 
-// An op is a number: a row of the table, or behind those a user's own, in the order of loading.
+// An op is a number: a row of the table, or after those a custom op, in the order of loading.
 constexpr int32_t kNumOps = 17;
 extern const OpRow kOps[kNumOps];
 const OpRow& op_row(int32_t op);

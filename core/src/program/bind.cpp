@@ -238,7 +238,7 @@ ps_status bind_program(ps_program* p) {
 }
 
 // A step needs a barrier when it touches what a step since the last barrier touched, one of them writing, unless
-// both go row by row over the same value: then each thread meets its own rows alone.
+// both go row by row over the same value: then each thread reads only its own rows.
 ps_status place_barriers(ps_program* p) {
   Vec<Access> group;
   for (int64_t s = 0; s < p->steps.size(); ++s) {

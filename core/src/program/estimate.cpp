@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kReadBytes = 20, kMultipliedBytes = 200;
 constexpr double kF32Products = 10, kProducts = 20;
 constexpr double kMaxEstimate = 1e15;  // nanoseconds
-constexpr int64_t kMaxWindows = 32;  // that are told apart
+constexpr int64_t kMaxWindows = 32;  // that are counted apart
 
 // The keys that the queries of these positions see.  Without a causal mask a query sees more, which is not counted.
 int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {

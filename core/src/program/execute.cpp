@@ -85,7 +85,7 @@ void take_failed(ps_program* p, const ps_batch& b) {
   }
 }
 
-// NaN: sampling and whoever reads the logits find a row that failed.  A graph that ends in ids has no row that fails.
+// NaN: sampling and every other reader of the logits find a row that failed.  A graph that ends in ids has no row that fails.
 void clear_failed_rows(ps_program* p, int32_t num_rows) {
   const Graph& graph = p->model->graph;
   float* logits = reinterpret_cast<float*>(p->logits.data());

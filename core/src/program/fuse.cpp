@@ -35,7 +35,7 @@ class Fuser {
  private:
   const Value& value(const Operand& operand) const { return graph_.values[operand.index]; }
 
-  // The linear whose result is read by `readers` operands alone, all of the node that asks; null: it is no such one.
+  // The linear that makes the operand, if only `readers` operands read it, all of the calling node; else null.
   RunNode* linear_of(const Operand& operand, int32_t readers) {
     if (operand.kind != OPERAND_VALUE) return nullptr;
     const int32_t root = value(operand).root;

@@ -15,7 +15,7 @@ struct Ragged {
   int32_t num_tokens, num_requests, width;
 };
 
-// Who wrote a page last: a step, and there a request and an entry of its table.
+// The last writer of a page: a step, a request of that step, and an entry of its table.
 struct PageOwner {
   uint32_t step;
   int32_t request, entry;

@@ -14,7 +14,7 @@
 
 namespace ps {
 
-// Where everything lies; made from limits alone, before anything is allocated.
+// The memory plan, made only from limits, before anything is allocated.
 struct Plan {
   int64_t symbols[NUM_ROLES + 1];  // the most of each that a step may have; kWantedTokens is the last
   Vec<RunNode> nodes;              // as the program runs them

@@ -5,14 +5,14 @@
 namespace ps {
 namespace {
 
-// Where the chunks of a share begin, in 64ths: halves of what is left, so that few are taken and little is left when the
-// first thread comes to help.
+// The begins of the chunks of a share, in 64ths: each is half of the remainder, so that few are taken and little is left when
+// the first thread comes to help.
 constexpr int64_t kEdges[] = {0, 32, 48, 56, 60, 62, 63, 64}, kNumChunks = 7;
 constexpr int64_t kRowsTogether = 8;  // that pass through several steps while they are in the nearest caches
-constexpr int64_t kPrefetchBytes = 128 << 10;  // of the next weights, fetched into a core's cache by a thread that waits
+constexpr int64_t kPrefetchBytes = 128 << 10;  // of the next weights, prefetched into a core's cache by a thread that waits
 constexpr int64_t kLine = 64;
 
-// What a thread fetches while it waits: the beginning of its share of the next weights.
+// Prefetch of the beginning of a thread's share of the next weights, while it waits.
 class WeightPrefetch {
  public:
   void aim(const Step* step, const WalkSlot& slot) {
@@ -49,7 +49,7 @@ int64_t take(Share* share, uint64_t stamp, int64_t count) {
   }
 }
 
-// The chunks of one thread's share, as far as nobody else took them.
+// Runs the chunks of one thread's share that no other thread took.
 void run_share(const Step& step, Share* share, uint64_t stamp, int64_t begin, int64_t end, int32_t thread) {
   const int64_t grains = end - begin;
   for (int64_t i = take(share, stamp, kNumChunks); i >= 0; i = take(share, stamp, kNumChunks)) {

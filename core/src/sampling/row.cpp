@@ -172,7 +172,7 @@ int32_t walk(const Kept& kept, double uniform) {
 
 }  // namespace
 
-// From additions, multiplications and divisions alone: one result everywhere.
+// Uses only additions, multiplications and divisions: the same result on every machine.
 double natural_log(double x) {
   int exponent;
   double m = frexp(x, &exponent);

@@ -121,7 +121,7 @@ void WalkBarrier::finish_barrier(WalkSlot* slot, int64_t at, uint32_t old) {
   if (old & kSleep) wake();
 }
 
-// A thread that leaves admits no others: what it did after the exchange could come after the next barrier.
+// A thread that leaves admits no others: what it would do after the exchange could come after the next barrier.
 void WalkBarrier::publish(WalkSlot* slot, int64_t at, bool leaves) {
   const int32_t before = num_admitted_, entered = leaves ? before : gate_.num_entered();
   first_order_ = before;

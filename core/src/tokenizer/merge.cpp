@@ -41,7 +41,7 @@ bool Merger::push_part(uint32_t token) {
 // An unknown character waits for the next known one; it is one token with those before where they are fused.
 bool Merger::push_unknown(bool* pending) {
   const uint32_t unknown = tokenizer_.header.unknown;
-  if (unknown == kNoToken) return true;  // such characters vanish
+  if (unknown == kNoToken) return true;  // such characters are dropped
   if (*pending && !(tokenizer_.header.flags & TOKENIZER_FUSE_UNKNOWN)) return push_part(unknown);
   *pending = true;
   return true;

@@ -98,7 +98,7 @@ uint32_t hash_word(Text word);
 ps_status open_tokenizer(const uint8_t* data, int64_t bytes, Tokenizer* out);
 ps_status check_tables(const Tokenizer& tokenizer);
 
-// Where ids go: what does not fit is counted alone.
+// The destination of ids: those that do not fit are only counted.
 struct TokenSink {
   int32_t* ids;
   int64_t capacity, count;

@@ -31,7 +31,7 @@ void nap(int64_t nanoseconds) {
   nanosleep(&time, nullptr);
 }
 
-// Not atomic on purpose: barriers alone order what the threads do to the cells.
+// Not atomic on purpose: only barriers order what the threads do to the cells.
 struct Cells {
   Pool* pool;
   int64_t num_steps;
@@ -124,8 +124,8 @@ void walk_late(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
   late->pool->walk_barrier().finish(slot, thread == 0);
 }
 
-// A thread that is busy and then off its core for so long leaves, or stays.  A try on a machine that has no core for it
-// says nothing; if all do, nothing is said.
+// Checks whether a thread leaves that is busy and then off its core for this long.  A try on a machine that has no free core
+// is inconclusive; if all tries are, the check is skipped.
 void check_late(int64_t busy_ns, int64_t nap_ns, int32_t num_threads, const char* what) {
   Pool pool;
   pool.start(3, 3);

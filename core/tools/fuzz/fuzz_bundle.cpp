@@ -3,7 +3,7 @@
 //
 //   fuzz_bundle ITERATIONS SEED BUNDLE...
 //
-// A mutant's number and the seed make it again: fuzz_bundle 1 SEED+NUMBER reproduces mutant NUMBER alone.
+// fuzz_bundle 1 SEED+NUMBER reproduces only mutant NUMBER.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kHeader = 64;
 constexpr int64_t kMaxMemory = 64 << 20;  // plans beyond it are sound and not worth the time
-// Of processor time: a machine that stands still hangs nobody. What waits without computing has the longer, by the clock.
+// The first limit is CPU time, so that a stalled machine is no hang. The longer one is wall time, for a wait without computing.
 constexpr unsigned kHangSeconds = 40;
 constexpr unsigned kWaitSeconds = 600;
 constexpr int64_t kReportEvery = 20000;

@@ -4,7 +4,7 @@
 //
 //   fuzz_tokenizer ITERATIONS SEED SEGMENT...
 //
-// fuzz_tokenizer 1 SEED+NUMBER makes mutant NUMBER again, alone.
+// fuzz_tokenizer 1 SEED+NUMBER reproduces only mutant NUMBER.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
