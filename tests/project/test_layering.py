@@ -194,3 +194,39 @@ def test_configs_have_few_fields() -> None:
             if isinstance(node, ast.ClassDef) and node.name.endswith(ends):
                 count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
                 assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
+
+
+CORE = Path(__file__).parents[2] / "core"
+CORE_LAYERS = {  # each folder of core/src to those that it may include beside itself
+    "base": (),
+    "threads": ("base",),
+    "ops": ("base", "threads"),
+    "bundle": ("base", "threads", "ops"),
+    "sampling": ("base", "threads", "ops"),
+    "program": ("base", "threads", "ops", "bundle", "sampling"),
+    "tokenizer": ("base",),
+    "api": ("base", "threads", "ops", "bundle", "sampling", "program", "tokenizer"),
+}
+MAX_CORE_FOLDER_FILES = 20
+CORE_GENERATED = ("unicode_tables.h",)
+
+
+def test_core_folders_stay_small() -> None:
+    for folder in (CORE, *(path for path in CORE.rglob("*") if path.is_dir())):
+        files = [path for path in folder.iterdir() if path.suffix in (".c", ".cpp", ".h", ".py")]
+        count = sum(path.name not in CORE_GENERATED for path in files)
+        assert count <= MAX_CORE_FOLDER_FILES, f"{folder.relative_to(CORE.parent)} has {count} files"
+
+
+def test_core_includes_point_downwards() -> None:
+    assert {path.name for path in (CORE / "src").iterdir()} == set(CORE_LAYERS)
+    for path in sorted((CORE / "src").rglob("*.*")):
+        own = path.relative_to(CORE / "src").parts[0]
+        for line in path.read_text().splitlines():
+            if not line.startswith('#include "'):
+                continue
+            included = line.split('"')[1]
+            if included.startswith("penstock") or included == "ops_from.h":
+                continue  # the C headers, and the header that PENSTOCK_OPS_FROM writes
+            below = included.split("/")[0]
+            assert below == own or below in CORE_LAYERS[own], f"{path.relative_to(CORE)} includes {included}"

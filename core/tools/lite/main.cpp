@@ -1,4 +1,4 @@
-// penstock-lite BUNDLE "prompt": a bundle without Python, by the public C API alone.
+// penstock-lite BUNDLE "prompt" runs a bundle without Python, using only the public C API.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -234,7 +234,7 @@ int interrupted_exit() {
 
 int give_out(const Options& options, Generator* g, Output* out) {
   const Finish finish = g->run(emit, out);
-  if (out->error == EPIPE) return 1;  // nobody reads
+  if (out->error == EPIPE) return 1;  // the reader closed the pipe
   if (out->error) return report_output(out->error);
   if (finish == FINISH_ERROR) return report(g->error());
   if (finish == FINISH_INTERRUPT) return interrupted_exit();
@@ -272,7 +272,7 @@ int run(const Options& options, double start) {
   }
   if (!generator.encode(prompt, bytes) || !generator.prepare()) return report(generator.error());
   Output out{isatty(STDOUT_FILENO) != 0, options.json, {}, 0};
-  // On a terminal a completion reads on from its prompt; a pipe gets the answer alone.
+  // On a terminal a completion reads on from its prompt; a pipe gets only the answer.
   if (out.terminal && !options.json && !options.ids) emit(&out, prompt, bytes);
   return give_out(options, &generator, &out);
 }
@@ -280,7 +280,7 @@ int run(const Options& options, double start) {
 }  // namespace
 }  // namespace lite
 
-// What --help and --version say is all that the program does then: it fails where nobody gets it.
+// --help and --version only print: the program fails if the output cannot be written.
 static int say(const char* text) {
   lite::Output out{false, false, {}, 0};
   signal(SIGPIPE, SIG_IGN);
