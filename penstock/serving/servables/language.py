@@ -11,6 +11,7 @@ import numpy as np
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError, UnavailableError
+from penstock.serving.asked import beside
 from penstock.serving.refusals import RefusalError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class LanguageQueue:
         """The text that follows one prompt."""
         if backend.tokenizer is None:
             raise InvalidFileError(f"{self._name} has no tokenizer")
-        ids = await asyncio.to_thread(backend.tokenizer.encode, prompt)
+        ids: list[int] = await beside(backend.tokenizer, len(prompt), backend.tokenizer.encode, prompt)
         options = RequestOptions(priority=job.run.priority)
         texts = []
         try:
