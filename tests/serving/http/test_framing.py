@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from penstock.serving.settings import GatewaySettings
 from tests.support.http_service import KEY, Service
+from tests.system_packages import skip_reason
 
 BODY = b'{"prompt": "the cat"}'
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -140,7 +140,7 @@ def test_a_refusal_comes_behind_earlier_responses(demo, name):
     assert ask(demo, refused)[:1] == [status]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+@pytest.mark.skipif(bool(skip_reason("curl")), reason=skip_reason("curl"))
 def test_curl_with_http2_is_answered(demo):
     body = json.dumps({"prompt": "the cat", "max_tokens": 3})
     for more in ([], ["-H", "Transfer-Encoding: chunked"]):

@@ -81,7 +81,7 @@ class Pool:
             raise self._failing_error()
 
     def _failing_error(self) -> UnavailableError:
-        """What clients are told.  Why the processes die is in the log: it may name files of this machine."""
+        """The error for clients.  The log has the reason, which may name files of this machine."""
         return UnavailableError(f"{self.title}: its processes crash again and again.", 5.0)
 
     @property
