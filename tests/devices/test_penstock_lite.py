@@ -91,10 +91,10 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
         ("[1] 2", 'expected nothing behind the ids, found "2"'),
         ("[ ]", "PROMPT: expected one token at least, found none"),
     ):
-        assert text in failure(lite, path, prompt, "--ids")
+        assert text in failure(lite, path, prompt, "--ids", status=2)
     everything = json.loads(command(lite, path, "1, 2, 3", "--ids", "--max-tokens", 99999, "--ignore-eos", "--json"))
     assert (len(everything["token_ids"]), everything["finish_reason"]) == (CONTEXT_LEN - 3, "length")
-    assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids")
+    assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids", status=2)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,11 @@ def test_wrong_bundles_and_prompts_are_refused(tmp_path: Path, lite: Path) -> No
     assert "No such file" in failure(lite, tmp_path / "none.psm", "x")
     (tmp_path / "cut.psm").write_bytes(DEMO.read_bytes()[:5000])
     assert "cut.psm: header.file_bytes" in failure(lite, tmp_path / "cut.psm", "x")
-    assert "the context holds 1024" in failure(lite, DEMO, "word " * 1100)
-    assert "one token at least" in failure(lite, DEMO, "")
+    assert "the context holds 1024" in failure(lite, DEMO, "word " * 1100, status=2)
+    assert "one token at least" in failure(lite, DEMO, "", status=2)
+    assert "--ops: " in failure(lite, DEMO, "x", "--ops", tmp_path / "none.so", status=2)
     done = subprocess.run([lite, DEMO, b"\xff\xfe"], capture_output=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert b"UTF-8" in done.stderr
 
 
@@ -166,7 +167,7 @@ def test_standard_input_is_bounded(tmp_path: Path, lite: Path, command: Command)
         assert process.stderr is not None
         process.stdin.write(text + " ")
         process.stdin.flush()
-        assert process.wait(60) == 1
+        assert process.wait(60) == 2
         message = process.stderr.read()
     assert f"PROMPT: expected at most {bound} bytes on standard input" in message
 

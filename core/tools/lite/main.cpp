@@ -221,6 +221,16 @@ int report(const char* message) {
   return 1;
 }
 
+// The status 2 where the message names the prompt or an option as wrong.
+int report_argument(const char* message) {
+  report(message);
+  const char* const names[] = {"PROMPT:", "--ids:", "--max-tokens:", "--ops:"};
+  for (const char* name : names) {
+    if (strncmp(message, name, strlen(name)) == 0) return 2;
+  }
+  return 1;
+}
+
 int report_output(int error) {
   char text[256];
   snprintf(text, sizeof(text), "standard output: %s", strerror(error));
@@ -254,7 +264,7 @@ int give_out(const Options& options, Generator* g, Output* out) {
 
 int run(const Options& options, double start) {
   Generator generator(options);
-  if (!generator.open(start)) return report(generator.error());
+  if (!generator.open(start)) return report_argument(generator.error());
   const char* prompt = options.prompt;
   int64_t bytes = static_cast<int64_t>(strlen(prompt));
   Array<char> input;
@@ -265,12 +275,12 @@ int run(const Options& options, double start) {
       char message[160];
       snprintf(message, sizeof(message), "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; found more",
                static_cast<long long>(most));
-      return report(message);
+      return report_argument(message);
     }
     prompt = input.data ? input.data : "";
     bytes = input.size;
   }
-  if (!generator.encode(prompt, bytes) || !generator.prepare()) return report(generator.error());
+  if (!generator.encode(prompt, bytes) || !generator.prepare()) return report_argument(generator.error());
   Output out{isatty(STDOUT_FILENO) != 0, options.json, {}, 0};
   // On a terminal a completion reads on from its prompt; a pipe gets the answer alone.
   if (out.terminal && !options.json && !options.ids) emit(&out, prompt, bytes);
