@@ -242,6 +242,19 @@ def test_bench_prints_speed_and_memory(lite: Path) -> None:
     assert "PSS" in done.stderr
 
 
+def test_memory_without_proc(lite: Path) -> None:
+    """No figure is 0 because it is unknown."""
+    script = 'mount -t tmpfs none /proc && exec "$@"'
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace of its own")
+    words += [lite, DEMO, PROMPT, "--bench", "--max-tokens", "8"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "memory 0.0 MB" not in done.stderr
+    assert "peak RSS 0.00 MB" not in done.stderr
+    assert done.stderr.endswith("PSS unknown because /proc is not mounted\n")
+
+
 def test_a_closed_pipe_ends_it_quietly(lite: Path) -> None:
     with subprocess.Popen([lite, DEMO, PROMPT, "--ignore-eos", "--max-tokens", "900"], stdout=-1, stderr=-1) as process:
         assert process.stdout is not None
@@ -317,5 +330,5 @@ def test_attention_that_is_not_causal_gives_one_token(lite: Path, command: Comma
         expected = llm.generate(ids, SamplingParams(temperature=0)).token_ids
     assert [int(word) for word in command(*words).split()] == expected
     assert len(expected) == 1
-    told = failure(*words, "--max-tokens", 2)
+    told = failure(*words, "--max-tokens", 2, status=2)
     assert "--max-tokens: expected 1, found 2: the network's attention is not causal" in told

@@ -117,6 +117,8 @@ Figures figures_of(const Generator& g, bool bench) {
   if (t.warm_prefill_s > 0) f.warm_prefill = prompt / t.warm_prefill_s;
   if (t.decode_s > 0) f.decode = static_cast<double>(g.num_new() - 1) / t.decode_s;
   f.peak_rss = status_bytes("/proc/self/status", "VmHWM:");
+  rusage usage{};  // without /proc; it counts what the process had before exec, too
+  if (!f.peak_rss && getrusage(RUSAGE_SELF, &usage) == 0) f.peak_rss = int64_t{usage.ru_maxrss} * 1024;
   if (!bench) return f;
   f.pss = status_bytes("/proc/self/smaps_rollup", "Pss:");
   f.private_bytes = status_bytes("/proc/self/smaps_rollup", "Private_Dirty:");
@@ -172,9 +174,13 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
   if (!options.bench) return;
   fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n", f.warm_prefill, f.prefill,
           f.decode);
-  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, PSS %.2f MB, private and written %.2f MB\n",
-          static_cast<double>(g.weight_bytes()) / 1e6, static_cast<double>(g.tokenizer_bytes()) / 1e6, static_cast<double>(g.plan_bytes()) / 1e6,
-          static_cast<double>(f.peak_rss) / 1e6, static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
+  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, ", static_cast<double>(g.weight_bytes()) / 1e6,
+          static_cast<double>(g.tokenizer_bytes()) / 1e6, static_cast<double>(g.plan_bytes()) / 1e6, static_cast<double>(f.peak_rss) / 1e6);
+  if (!f.pss) {
+    fprintf(stderr, "PSS unknown because /proc is not mounted\n");
+    return;
+  }
+  fprintf(stderr, "PSS %.2f MB, private and written %.2f MB\n", static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
 }
 
 // Up to `most` bytes, and one more where there are more.
