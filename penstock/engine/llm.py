@@ -29,7 +29,7 @@ from penstock.engine.unanswered import embed_prompts, score_prompts
 from penstock.engine.waiting import finish_all, run_prompts, when_room
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.models.generation import GenerationConfig, read_generation_config
-from penstock.runtime.open import Opened, OpenOptions, open_program
+from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LLM:
 
     def __init__(
         self,
-        model: Path | str,
+        model: Path | str = "",
         scheme: str | None = None,
         mode: str = "graph",
         threads: int = 0,
@@ -72,6 +72,7 @@ class LLM:
     ) -> None:
         verify = others.pop("verify", "once")
         options = engine_options(others, _OPTIONS)
+        check_network(network)  # before the model, which a caller with a class may leave out
         start = time.perf_counter()
         opened = open_program(
             model,

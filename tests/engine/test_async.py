@@ -369,3 +369,11 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 def test_a_network_is_given_by_its_file(network: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"network must be a string like 'file.py:Class', not "):
         LLM("model.psm", network=network)
+
+
+def test_a_network_without_a_model_is_refused_by_name() -> None:
+    for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
+        with pytest.raises(InvalidArgumentError, match=r"^network must be a string like 'file\.py:Class', not .*Async"):
+            make(network=AsyncLLM)
+        with pytest.raises(InvalidArgumentError, match=r"^model must be the path of a checkpoint folder or a \.psm"):
+            make()

@@ -167,7 +167,9 @@ def test_a_trailer_is_no_header(serve, tmp_path):
     assert service.ask("GET", "/health/live")[0] == 200
 
 
-@pytest.mark.parametrize("trailer", [b"Connection: close", b"Connection: upgrade\r\nUpgrade: h2c", b"Expect: 100-continue"])
+@pytest.mark.parametrize(
+    "trailer", [b"Connection: close", b"Connection: upgrade\r\nUpgrade: h2c", b"Expect: 100-continue"]
+)
 def test_a_trailer_does_not_change_the_connection(demo, trailer):
     head, body = HEAD + CHUNKED + b"\r\n", CHUNKS.removesuffix(b"\r\n") + trailer + b"\r\n\r\n"
     assert ask(demo, head + body + LAST) == [200, 200]
