@@ -123,7 +123,7 @@ class AsyncLLM:
         self._thread.start()
 
     @classmethod
-    async def open(cls, model: Any, **options: Any) -> AsyncLLM:
+    async def open(cls, model: Any = "", **options: Any) -> AsyncLLM:
         """Open a model without holding up the event loop; arguments as ``LLM`` has them."""
         return cls(await asyncio.to_thread(LLM, model, **options))
 

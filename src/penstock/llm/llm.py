@@ -27,7 +27,7 @@ from penstock.llm.result import Result, Score, all_finished, all_or_error, outco
 from penstock.llm.score import embed_prompts, score_prompts
 from penstock.llm.stream import Stream
 from penstock.llm.streamers import Streamer, generate_into
-from penstock.runtime.open import Opened, OpenOptions, open_program
+from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import flag, given_number, whole
@@ -59,7 +59,7 @@ class LLM:
 
     def __init__(
         self,
-        model: Path | str,
+        model: Path | str = "",
         scheme: str | None = None,
         mode: str = "graph",
         threads: int = 0,
@@ -72,6 +72,7 @@ class LLM:
     ) -> None:
         verify = others.pop("verify", "once")
         options = engine_options(others, _OPTIONS)
+        check_network(network)  # before the model, which a caller with a class may leave out
         start = time.perf_counter()
         opened = open_program(
             model,

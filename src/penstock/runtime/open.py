@@ -16,7 +16,7 @@ from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 
-__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "open_program", "registered_script"]
+__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
 MODES = ("graph", "eager")
 SIDE_FILES = (

@@ -167,6 +167,19 @@ def test_a_trailer_is_no_header(serve, tmp_path):
     assert service.ask("GET", "/health/live")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "trailer", [b"Connection: close", b"Connection: upgrade\r\nUpgrade: h2c", b"Expect: 100-continue"]
+)
+def test_a_trailer_does_not_change_the_connection(demo, trailer):
+    head, body = HEAD + CHUNKED + b"\r\n", CHUNKS.removesuffix(b"\r\n") + trailer + b"\r\n\r\n"
+    assert ask(demo, head + body + LAST) == [200, 200]
+    assert ask(demo, head + body, LAST) == [200, 200]
+    assert ask(demo, 3 * (head + body) + LAST) == 4 * [200]
+    closes = HEAD + b"Connection: close\r\n" + CHUNKED + b"\r\n"
+    assert ask(demo, head + body + closes + body + LAST) == [200, 200]
+    assert ask(demo, head + body + closes + CHUNKS + b"no request") == [200, 200]
+
+
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"x-other,chunked"])
 def test_other_transfer_codings_are_not_implemented(demo, coding):
     assert ask(demo, HEAD + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + CHUNKS + LAST) == [501]

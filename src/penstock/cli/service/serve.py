@@ -138,7 +138,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     import asyncio
     import os
+    import signal
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service takes it to reload its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own between those of JSON
     from penstock.logs import JsonLines
     from penstock.serving.service import run_service
