@@ -189,7 +189,7 @@ class _Profiler:
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
-        self.kept = [node.kept for node in spans.node_infos(program.model)]
+        self.kept = [node.wanted_only for node in spans.node_infos(program.model)]
         self.peaks = MachineLimits(program.context)
         self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of so many threads, of all phases
 

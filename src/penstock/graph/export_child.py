@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 def main() -> int:
     """Export as the command line says; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.graph.export")
+    parser = argparse.ArgumentParser(prog="python -m penstock.graph.export_child")
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("--scheme")
@@ -85,3 +85,7 @@ def _leave(folder: Path) -> NoReturn:
             if not folder.exists():
                 break
     os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -16,7 +16,8 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.replace_tail import map_weights, with_tail
 from penstock.lite.device import Context
-from penstock.lite.model import Model, ModelType
+from penstock.lite.model import Model
+from penstock.lite.open_model import ModelType
 from penstock.lite.settings import read_values
 from penstock.llm.llm import LLM
 from penstock.llm.result import Delta, Result

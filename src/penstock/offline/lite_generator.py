@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from penstock.checkpoint.folder import SIDE_FILES
 from penstock.checkpoint.generation import read_generation_config
+from penstock.checkpoint.side_files import SIDE_FILES
 from penstock.core import native
 from penstock.core.forked import check_process, is_forked
 from penstock.core.tokenizer import TOKENIZER_SEGMENT

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.folder import read_small_file
-from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.side_files import read_side_files, read_small_file
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.tokenizer import Detokenizer, Tokenizer, WindowDetokenizer
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core import layouts
+from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
-from penstock.ops import layouts
 
 __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
-
-GROUP_LEN: Final = 32
-"""Columns that share a step and an offset in a 4-bit weight."""
 
 
 @dataclass(frozen=True)

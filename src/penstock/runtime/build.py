@@ -68,7 +68,7 @@ def build_in_child(
     if final.is_dir() or not final.parent.is_dir():
         raise FileAccessError(f"{final}: expected a file name in a folder that exists")
     with private_folder(final) as folder:
-        command = [sys.executable, "-P", "-m", "penstock.graph.export", "--child"]
+        command = [sys.executable, "-P", "-m", "penstock.graph.export_child", "--child"]
         command += [] if scheme is None else ["--scheme", scheme]
         command += [] if network is None else ["--network", network]
         command += [] if tail is None else ["--tail", tail]

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock import env
-from penstock.checkpoint.folder import Checkpoint, read_small_file
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.side_files import read_small_file
 from penstock.config import parse_object
 from penstock.errors import (
     FileAccessError,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
@@ -19,14 +20,6 @@ from penstock.runtime.verify import check_verify
 __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
 MODES = ("graph", "eager")
-SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "tokenizer.bin",  # the compiled tokenizer, in bundles alone
-)
 EAGER_CONTEXT = 4096
 """Eager mode, which is for debugging, holds a context of at most this many tokens unless told."""
 
@@ -92,10 +85,7 @@ def open_program(
 
     if mode not in MODES:
         raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}")
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
-        raise InvalidArgumentError(
-            f"threads must be a whole number from 0 (as many as allowed) to {MAX_THREADS}, not {threads!r}"
-        )
+    check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
     if limits is not None and not isinstance(limits, ProgramLimits):
@@ -150,6 +140,8 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
 
 
 def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
+    from penstock.checkpoint.side_files import SIDE_FILES
+    from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
 
     start = time.perf_counter()
@@ -164,7 +156,7 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
                 f"export the checkpoint folder with --scheme {scheme}"
             )
         files = {}
-        for name in SIDE_FILES:
+        for name in (*SIDE_FILES, TOKENIZER_SEGMENT):
             segment = model.segment(name)
             if segment is not None:
                 files[name] = bytes(segment)
