@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits
 from penstock.servables.lifecycle.language_models import LanguageQueue

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
 from penstock.errors import InvalidArgumentError
 from penstock.llm.result import Choice, Result
 
 if TYPE_CHECKING:
-    from penstock.engine.prompts import Prompt
     from penstock.llm.llm import LLM
+    from penstock.llm.prompts import Prompt
 
 __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 

@@ -11,9 +11,9 @@ import pytest
 
 import penstock
 from penstock import errors
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.llm.backend import ModelCard

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from penstock import errors
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
 from penstock.llm.backend import ModelCard
