@@ -242,7 +242,7 @@ def test_the_error_of_several_prompts_says_what_was_done_and_where_it_is_kept(ma
         ("", "empty"),
         ([3, 259], "token id 259 at 1 is not in 0 to 258"),
         ([-1], "token id -1"),
-        ([1.5], "expected integers"),
+        ([1.5], "whole numbers"),
         ([True], "token id True"),
         ([3] * 512, "512 tokens, but the context holds 512"),
         (["the", [3] * 600], r"prompts\[1\]: prompt has 600"),

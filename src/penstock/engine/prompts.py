@@ -29,7 +29,7 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
             ids.append(as_index(token))
         except TypeError:
             raise InvalidArgumentError(
-                f"prompt: expected integers as token ids, got {token!r} at position {position}"
+                f"prompt: token ids must be whole numbers, got {token!r} at position {position}"
             ) from None
         if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
             raise InvalidArgumentError(f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}")

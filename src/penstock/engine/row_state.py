@@ -9,24 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.params import ResolvedSampling
+from penstock.sampling_fields import NATIVE_FIELDS
 
 __all__ = ["ROW_DTYPE", "RowState"]
 
-ROW_DTYPE: Final = np.dtype(
-    [
-        ("temperature", "f4"),
-        ("top_k", "i4"),
-        ("top_p", "f4"),
-        ("min_p", "f4"),
-        ("typical_p", "f4"),
-        ("repetition_penalty", "f4"),
-        ("presence_penalty", "f4"),
-        ("frequency_penalty", "f4"),
-        ("num_logprobs", "i4"),
-        ("special", "i4"),
-        ("seed", "u8"),
-    ]
-)
+ROW_DTYPE: Final = np.dtype([("special", "i4"), *((row.row_name, row.dtype) for row in NATIVE_FIELDS)])
 """The numbers of a row, by the names of ResolvedSampling; ``special`` marks a row that needs more than its numbers."""
 
 
@@ -39,7 +26,7 @@ class RowState:
 
     def __init__(self, sampling: ResolvedSampling, vocab_size: int) -> None:
         s = sampling
-        self.penalizes = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
+        self.penalizes = any(getattr(s, row.name) != row.off for row in NATIVE_FIELDS if row.is_penalty)
         self.mask = None if s.allowed_token_ids is None else _mask(s.allowed_token_ids, vocab_size)
         self._sampling = s
         self._single = [(word[0], -np.inf) for word in s.bad_words if len(word) == 1]

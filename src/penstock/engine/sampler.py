@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from operator import is_
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from penstock.engine.logprobs import check_row, row_logprobs
 from penstock.engine.request import Request
 from penstock.engine.row_state import ROW_DTYPE, RowState
 from penstock.engine.scheduler import Chunk
+from penstock.sampling_fields import NATIVE_FIELDS
 
 __all__ = ["SamplingRows", "accept_row", "row_arrays"]
 
@@ -22,6 +24,17 @@ def _state(request: Request, vocab_size: int) -> RowState:
     if request.row is None:
         request.row = RowState(request.sampling, vocab_size)
     return request.row
+
+
+_COLUMNS: Final[dict[str, float]] = {
+    row.name: row.off for row in NATIVE_FIELDS if not row.is_penalty and not row.resolved_name
+}
+"""The arrays of Sampling with one number per row, and the value that switches each off."""
+_OPTIONAL: Final = {field.name for field in fields(Sampling) if field.default is None}
+_PENALTIES: Final[dict[str, float]] = {
+    row.name.removesuffix("_penalty"): row.off for row in NATIVE_FIELDS if row.is_penalty
+}
+"""The same of Penalties."""
 
 
 class SamplingRows:
@@ -87,28 +100,25 @@ def _among_scored(
 
     s, p, b = sampling, sampling.penalties, sampling.biases
     num_logprobs = listed if s.num_logprobs is None else np.where(drawn, spread(s.num_logprobs, -1), listed)
+    arrays: dict[str, Any] = {name: getattr(s, name) for name in _COLUMNS}
+    spreads: dict[str, Any] = {
+        name: None if array is None else spread(array, _COLUMNS[name]) for name, array in arrays.items()
+    }
     return Sampling(
-        temperature=spread(s.temperature, 0),
-        top_k=spread(s.top_k, 0),
-        top_p=spread(s.top_p, 1),
-        seed=spread(s.seed, 0),
+        **spreads,
+        num_logprobs=num_logprobs.astype(np.int32),
         counter=spread(s.counter, 0),
         mask=None if s.mask is None else spread(s.mask, 0xFFFFFFFF),
-        min_p=None if s.min_p is None else spread(s.min_p, 0),
-        typical_p=None if s.typical_p is None else spread(s.typical_p, 1),
         penalties=None
         if p is None
         else Penalties(
-            repetition=spread(p.repetition, 1),
-            presence=spread(p.presence, 0),
-            frequency=spread(p.frequency, 0),
+            **{name: spread(getattr(p, name), off) for name, off in _PENALTIES.items()},
             starts=starts(p.starts),
             prompt_lens=spread(p.prompt_lens, 0),
             history=p.history,
         ),
         biases=None if b is None else Biases(starts(b.starts), b.ids, b.values),
         target=target,
-        num_logprobs=num_logprobs.astype(np.int32),
         per_row=True,
     )
 
@@ -118,20 +128,15 @@ def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size:
     numbers = np.frombuffer(b"".join([state.numbers for state in states]), ROW_DTYPE)
     counter = np.array([(0, r.num_tokens) for r in requests], np.int64)
 
-    def column(name: str, off: float | None = None) -> Any:
+    def column(name: str) -> Any:
         values = np.ascontiguousarray(numbers[name])
-        return None if off is not None and (values == off).all() else values
+        return None if name in _OPTIONAL and (values == _COLUMNS[name]).all() else values
 
     special = bool(numbers["special"].any())
     sampling = Sampling(
-        temperature=column("temperature"),
-        top_k=column("top_k"),
-        top_p=column("top_p"),
-        seed=column("seed"),
+        **{name: column(name) for name in _COLUMNS},
+        num_logprobs=np.ascontiguousarray(numbers["num_logprobs"]),
         counter=counter.reshape(-1, 2),
-        min_p=column("min_p", 0),
-        typical_p=column("typical_p", 1),
-        num_logprobs=column("num_logprobs"),
         mask=_masks(states, vocab_size) if special else None,
         penalties=_penalties(requests, states, numbers) if special else None,
         biases=_biases(requests, states) if special else None,
@@ -163,9 +168,7 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
     ]
     lens = [len(r.prompt_ids) if s.penalizes else 0 for r, s in zip(requests, states, strict=True)]
     return Penalties(
-        repetition=np.ascontiguousarray(numbers["repetition_penalty"]),
-        presence=np.ascontiguousarray(numbers["presence_penalty"]),
-        frequency=np.ascontiguousarray(numbers["frequency_penalty"]),
+        **{name: np.ascontiguousarray(numbers[f"{name}_penalty"]) for name in _PENALTIES},
         starts=_starts([len(row) for row in rows]),
         prompt_lens=np.array(lens, np.int32),
         history=np.concatenate(rows),
