@@ -19,6 +19,7 @@ __all__ = [
 MAX_STRINGS: Final = 64
 MAX_STRING_CHARS: Final = 4096
 MAX_BIASES: Final = 4096
+MAX_BIAS: Final = 100
 MAX_TOKEN: Final = 2**31 - 1
 
 
@@ -119,7 +120,10 @@ def biases(value: object) -> Biases:
     found = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
-        if whole("logit_bias's token id", token, 0, MAX_TOKEN) is None or number("logit_bias", bias, -100, 100) is None:
+        if (
+            whole("logit_bias's token id", token, 0, MAX_TOKEN) is None
+            or number("logit_bias", bias, -MAX_BIAS, MAX_BIAS) is None
+        ):
             raise refusal("logit_bias", "a mapping of token ids to numbers", value)
         found[int(token)] = float(bias)
     return Biases(found)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm.async_llm import AsyncLLM, AsyncStream
 from penstock.llm.llm import LLM
@@ -163,7 +163,7 @@ def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
             first = await front.stream(prompt_of(5), ENDLESS)
             await first.__anext__()
             waiting = [await front.stream(prompt_of(5), SamplingParams(max_tokens=2)) for _ in range(2)]
-            with pytest.raises(QueueFullError, match=r"queue is full \(2 waiting\)"):
+            with pytest.raises(QueueFullError, match="2 waiting"):
                 await front.stream(prompt_of(5))
             llm.engine.program.fail_next = InternalError("planted")
             with pytest.raises(InternalError, match="planted"):

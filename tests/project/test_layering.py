@@ -30,7 +30,18 @@ LAYERS = (
     "core",
     "processes",
 )  # top to bottom
-LEAVES = ("api_errors", "config", "env", "errors", "json_schema", "logs", "tensors", "validation", "version")
+LEAVES = (
+    "api_errors",
+    "config",
+    "env",
+    "errors",
+    "json_schema",
+    "logs",
+    "sampling_fields",
+    "tensors",
+    "validation",
+    "version",
+)
 CLIENT_IMPORTS = ("penstock.client", "penstock.errors", "penstock.tensors", "penstock.serving.proto")
 FACADE = ("__init__", "auto", "servable")  # the public surface: above every layer but the command line, imports lazily
 TORCH_ALLOWED = (

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits

@@ -15,7 +15,8 @@ import numpy as np
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits

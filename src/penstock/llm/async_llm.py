@@ -15,13 +15,15 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.pooling import Embedding
-from penstock.engine.request import Request, SamplingParams
-from penstock.engine.waiting import OpenRequests
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError
-from penstock.llm.llm import LLM, Prompt
-from penstock.llm.result import Delta, Result, Score
-from penstock.llm.score import embed_prompts, score_prompts
+from penstock.llm.embed import embed_prompts
+from penstock.llm.llm import LLM
+from penstock.llm.open_requests import OpenRequests
+from penstock.llm.prompts import Prompt
+from penstock.llm.result import Delta, Embedding, Result, Score
+from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
 
 __all__ = ["AsyncLLM", "AsyncStream"]
@@ -182,7 +184,7 @@ class AsyncLLM:
         """A call that opens requests of its own, which end when the caller is cancelled."""
         opened = OpenRequests(self.llm.engine)
         try:
-            return await self._beside(call, self.llm, *arguments, opened)
+            return await self._beside(call, self.llm.engine, self.llm.prompt_ids, *arguments, opened)
         except asyncio.CancelledError:
             opened.abort()
             self._work.set()

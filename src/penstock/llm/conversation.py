@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engine.options import check_options
 from penstock.engine.params import SamplingParams
-from penstock.engine.prompts import split_params
 from penstock.errors import InvalidArgumentError
+from penstock.llm.prompts import split_params
 from penstock.llm.result import Delta, Result
 from penstock.text.chat_template import TurnTokens, check_messages
 
 if TYPE_CHECKING:
+    from penstock.engine.engine import Engine
     from penstock.engine.options import RequestOptions
-    from penstock.llm.llm import LLM
     from penstock.llm.stream import Stream
+    from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["Conversation", "Turn"]
 
 ANSWER_SHARE = 4
 """Of a context, what is kept for an answer: one part in so many."""
+
+
+class ConversationModel(Protocol):
+    """What a conversation needs of a model; ``LLM`` has it."""
+
+    engine: Engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UnsupportedError if it has none."""
+
+    def stream(
+        self, prompt: list[int], params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Stream:
+        """Continue token ids, piece by piece."""
 
 
 class Conversation:
@@ -39,7 +55,9 @@ class Conversation:
     Not for several threads at once.  UnsupportedError when the model has no chat template.
     """
 
-    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> None:
+    def __init__(
+        self, llm: ConversationModel, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False
+    ) -> None:
         if not isinstance(drop_oldest, bool):
             raise InvalidArgumentError(f"drop_oldest must be True or False, not {drop_oldest!r:.60}")
         self._llm = llm

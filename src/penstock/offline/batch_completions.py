@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.llm.result import Choice, Result
+from penstock.sampling_fields import FIELD_NAMES
 
 if TYPE_CHECKING:
-    from penstock.engine.prompts import Prompt
     from penstock.llm.llm import LLM
+    from penstock.llm.prompts import Prompt
 
 __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 
@@ -55,14 +56,14 @@ def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams,
         if wanted:
             values["logprobs"] = num_top
         prompt = llm.chat_prompt(values.pop("messages", None))
-        allowed = [name for name in FIELDS if name not in ("echo", "prompt_logprobs")]
+        allowed = [name for name in FIELD_NAMES if name not in ("echo", "prompt_logprobs")]
     elif url == COMPLETIONS:
         prompt = values.pop("prompt", None)
         if not isinstance(prompt, (str, list)) or any(
             isinstance(one, (str, list)) for one in prompt[:1] if isinstance(prompt, list)
         ):
             raise InvalidArgumentError(f"prompt must be one text or one list of token ids, not {prompt!r:.100}")
-        allowed = list(FIELDS)
+        allowed = list(FIELD_NAMES)
         _resolve_echo(values)
         if options.truncate_prompt and values.get("echo"):
             raise InvalidArgumentError("truncate_prompt must be false with echo, which gives the whole prompt again")

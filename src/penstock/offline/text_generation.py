@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
-from penstock.engine.prompts import check_each, split_prompts
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.llm.llm import LLM
+from penstock.llm.prompts import check_each, split_prompts
 from penstock.llm.result import Result
 from penstock.offline.backends import (
     Answers,

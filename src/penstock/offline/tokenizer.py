@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.checkpoint.side_files import read_side_files, read_small_file
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.text.tokenizer import Detokenizer, Tokenizer, WindowDetokenizer
+from penstock.text.detokenizer import Detokenizer, WindowDetokenizer
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["OtherTokenizer", "open_tokenizer"]
 

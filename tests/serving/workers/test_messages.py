@@ -11,13 +11,14 @@ import pytest
 
 import penstock
 from penstock import errors
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.params import SamplingParams
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import Started, StepEvent
+from penstock.sampling_fields import FIELD_NAMES
 from penstock.servables.process import stages_pb2
 from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
 from penstock.serving.proto import wire_pb2 as pb
@@ -96,7 +97,7 @@ FULL = {
 
 
 def test_sampling_round_trips() -> None:
-    assert set(FULL) == set(FIELDS) == {field.name for field in pb.Sampling.DESCRIPTOR.fields}
+    assert set(FULL) == set(FIELD_NAMES) == {field.name for field in pb.Sampling.DESCRIPTOR.fields}
     for given in ({}, FULL, *({name: value} for name, value in FULL.items() if name not in ("best_of", "min_tokens"))):
         params = SamplingParams(**given)
         message = pb.Sampling.FromString(wire.sampling_to(params).SerializeToString())

@@ -21,8 +21,8 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
-    from penstock.engine.prompts import Prompt
     from penstock.llm.llm import LLM
+    from penstock.llm.prompts import Prompt
 
 __all__ = ["add_parser", "run"]
 

@@ -168,7 +168,8 @@ class _Talk:
         return True
 
     def _set(self, name: str, value: str) -> None:
-        from penstock.engine.params import FIELDS, SamplingParams
+        from penstock.engine.params import SamplingParams
+        from penstock.sampling_fields import FIELD_NAMES
 
         if not name:
             raise InvalidArgumentError("/set takes a field and its value, or a field alone to unset it")
@@ -177,7 +178,7 @@ class _Talk:
         settings = {key: kept for key, kept in self._settings.items() if key != name}
         if value.strip():
             settings[name] = _value_of(value.strip())
-        elif name not in FIELDS:
+        elif name not in FIELD_NAMES:
             settings[name] = None  # refused by name
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a conversation")

@@ -21,7 +21,7 @@ from penstock.serving.request_parsing import (
 from penstock.text.tokenizer_threads import call_isolated, call_tokenizer
 
 if TYPE_CHECKING:
-    from penstock.engine.request import TokenLogprobs
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.llm.backend import Answer, Backend, Delta
     from penstock.text.tokenizer import Tokenizer
 

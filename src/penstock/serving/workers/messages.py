@@ -13,13 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from penstock import errors
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.params import SamplingParams
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import Started, StepEvent
+from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.proto import wire_pb2 as pb
 
 __all__ = [
@@ -53,7 +54,6 @@ MESSAGE_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
-_LISTS: Final = ("bad_words", "stop", "stop_token_ids")
 _KINDS: Final = {name: getattr(errors, name) for name in errors.__all__ if name != "ServiceError"}
 """What an engine raises; that one is a client's."""
 _CARD_FIELDS: Final = tuple(field.name for field in dataclasses.fields(ModelCard))
@@ -68,37 +68,37 @@ def bearer(token: str) -> str:
 def sampling_to(params: SamplingParams) -> pb.Sampling:
     """What differs from the defaults."""
     message = pb.Sampling()
-    for name in FIELDS:
-        value, default = getattr(params, name), getattr(_DEFAULTS, name)
-        if value is None or (value == default and name != "logit_bias"):
+    for row in SAMPLING_FIELDS:
+        name, value = row.name, getattr(params, row.name)
+        if value is None or value == row.default:
             continue
-        if name in _LISTS:
+        if row.kind == "biases":
+            getattr(message, name).update(value)
+        elif row.kind == "token_ids" and not row.is_required:
+            getattr(message, name).ids.extend(value)
+        elif row.kind in ("strings", "token_ids"):
             getattr(message, name).extend(value)
-        elif name == "logit_bias":
-            message.logit_bias.update(value)
-        elif name == "allowed_token_ids":
-            message.allowed_token_ids.ids.extend(value)
         else:
             setattr(message, name, value)
     return message
 
 
-_DEFAULTS: Final = SamplingParams()
+_ROWS: Final = {row.name: row for row in SAMPLING_FIELDS}
 
 
 def sampling_from(message: pb.Sampling) -> SamplingParams:
     """The parameters; InvalidArgumentError for a value out of range."""
     given: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
-        name = descriptor.name
-        if name == "logit_bias":
-            given[name] = dict(value)
-        elif name == "allowed_token_ids":
-            given[name] = list(value.ids)
-        elif name in _LISTS:
-            given[name] = list(value)
+        row = _ROWS[descriptor.name]
+        if row.kind == "biases":
+            given[row.name] = dict(value)
+        elif row.kind == "token_ids" and not row.is_required:
+            given[row.name] = list(value.ids)
+        elif row.kind in ("strings", "token_ids"):
+            given[row.name] = list(value)
         else:
-            given[name] = value
+            given[row.name] = value
     return SamplingParams(**given)
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import without_folders
 from penstock.engine.options import RequestOptions, check_options
-from penstock.engine.pooling import Embedding, check_embedding
+from penstock.engine.pooling import check_embedding
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.llm.local_backend import embedding_of, in_order, score_of
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 from penstock.logs import tell
 from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb

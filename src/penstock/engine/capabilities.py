@@ -3,11 +3,12 @@ logits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.sampling_fields import SAMPLING_FIELDS
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
@@ -15,32 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["check_continues", "check_sampling", "check_scoring", "refuse_logits", "refuse_sampling"]
 
-_GREEDY: Final[dict[str, tuple[Any, ...]]] = {
-    "temperature": (None, 0.0),
-    "repetition_penalty": (None, 1.0),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_tokens": (0,),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None,),
-    "bad_words": ((),),
-    "best_of": (None, 1),
-    "logprobs": (None,),
-    "prompt_logprobs": (None,),
-}
-_FILTERS: Final = ("top_k", "top_p", "min_p", "typical_p")  # they ask for a temperature unless one is given
-_CHOSEN: Final = (
-    "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "logit_bias",
-    "allowed_token_ids", "bad_words", "num_logprobs",
-)  # fmt: skip
+_NEED_LOGITS: Final = tuple(row for row in SAMPLING_FIELDS if row.needs_logits)
+_FILTERS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.is_filter)
+_GREEDY: Final = ResolvedSampling()
 
 
 def refuse_sampling(params: SamplingParams, tail: str) -> None:
-    """UnsupportedError naming a field that is more than greedy decoding without log-probabilities."""
-    for name, off in _GREEDY.items():
-        if getattr(params, name) not in off:
-            raise _refusal(name, tail)
-    for name in _FILTERS:
+    """Raise UnsupportedError naming a field that asks for more than greedy decoding without log-probabilities."""
+    for row in _NEED_LOGITS:
+        value = getattr(params, row.name)
+        if value if row.kind == "biases" else value not in (row.default, row.off):
+            raise _refusal(row.name, tail)
+    for name in _FILTERS:  # a filter asks for a temperature unless one is given
         if getattr(params, name) is not None and params.temperature is None:
             raise _refusal(name, tail)
 
@@ -57,9 +44,9 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
     if info.bidirectional:
         check_continues(sampling.max_tokens)
     if info.tail:
-        greedy = ResolvedSampling()
-        for name in _CHOSEN:
-            if getattr(sampling, name) != getattr(greedy, name):
+        for row in _NEED_LOGITS:
+            name = row.row_name
+            if getattr(sampling, name, None) != getattr(_GREEDY, name, None):
                 raise _refusal(name, info.tail)
     return sampling
 

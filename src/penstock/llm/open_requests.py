@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.progress import PromptProgress
-from penstock.engine.prompts import of_prompt
 from penstock.engine.request import Status
 from penstock.errors import InvalidArgumentError, QueueFullError
+from penstock.llm.progress import PromptProgress
+from penstock.llm.prompts import of_prompt
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
