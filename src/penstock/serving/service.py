@@ -21,9 +21,10 @@ from penstock.serving.http.open_files import fitting_connections, raise_limit
 from penstock.serving.model_changes import Changes
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.startup_banner import greeting
-from penstock.serving.workers.primary import Primary, WorkerListener
+from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
+from penstock.serving.workers.remote_worker_settings import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class ServiceSettings:
     options: ModelOptions = field(default_factory=ModelOptions)
     door: GatewaySettings = field(default_factory=GatewaySettings)
     supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
-    worker_door: WorkerListener | None = None
+    worker_door: RemoteWorkerSettings | None = None
     admin_socket: Path | None = None
     otlp_traces_endpoint: str = ""
     servables: tuple[Path, ...] = ()

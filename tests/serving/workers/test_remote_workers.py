@@ -19,8 +19,9 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.workers.messages import JOIN, bearer
-from penstock.serving.workers.primary import Primary, WorkerListener
+from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_worker_client import read_token
+from penstock.serving.workers.remote_worker_settings import RemoteWorkerSettings
 from tests.support.command import environment
 from tests.support.worker_processes import DEMO, faulty, pids, service, still, tokens_of, until
 
@@ -29,8 +30,8 @@ TOKEN = "0123456789abcdef" * 3
 
 
 @pytest.fixture
-def door(certificate: tuple[Path, Path]) -> WorkerListener:
-    return WorkerListener("127.0.0.1", 0, certificate[0].read_bytes(), certificate[1].read_bytes(), TOKEN)
+def door(certificate: tuple[Path, Path]) -> RemoteWorkerSettings:
+    return RemoteWorkerSettings("127.0.0.1", 0, certificate[0].read_bytes(), certificate[1].read_bytes(), TOKEN)
 
 
 @contextmanager

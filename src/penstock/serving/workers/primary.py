@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -30,26 +30,16 @@ from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.serving.workers.remote_worker_server import RemoteWorkerServer
+    from penstock.serving.workers.remote_worker_settings import RemoteWorkerSettings
     from penstock.serving.workers.worker_config import WorkerConfig
 
-__all__ = ["Primary", "WorkerListener"]
+__all__ = ["Primary"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 _LAST_WORDS_S: Final = 1.0
 _JOIN_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 _BACKLOG: Final = 64
-
-
-@dataclass(frozen=True)
-class WorkerListener:
-    """Where workers of other machines join: TLS with the certificate and key in PEM, and a token that they share."""
-
-    host: str
-    port: int
-    certificate: bytes
-    key: bytes
-    token: str
 
 
 class Primary:
@@ -62,7 +52,7 @@ class Primary:
         self,
         supervision: SupervisionPolicy | None = None,
         command: Sequence[str] = COMMAND,
-        door: WorkerListener | None = None,
+        door: RemoteWorkerSettings | None = None,
     ) -> None:
         self._command = command
         self._door = door

@@ -24,7 +24,7 @@ from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import CrashTracker
 from penstock.serving.workers.failover import Failover
-from penstock.serving.workers.messages import sampling_to, stats_from
+from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 
@@ -176,8 +176,6 @@ class RemoteBackend:
                 self._past[name] = link.figures
         if len(self._past) > 1:
             total = stats_from(self._past.values())
-            from penstock.serving.workers.messages import stats_to
-
             self._past = {"": stats_to(total)}
         self._known = links
         for link in links.values():

@@ -18,7 +18,7 @@ from penstock.serving.workers.messages import MESSAGE_OPTIONS, PROTOCOL, WELCOME
 from penstock.serving.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.primary import WorkerListener
+    from penstock.serving.workers.remote_worker_settings import RemoteWorkerSettings
 
 __all__ = ["MAX_CONNECTIONS", "RemoteWorkerServer"]
 
@@ -43,7 +43,7 @@ class RemoteWorkerServer:
 
     def __init__(
         self,
-        door: WorkerListener,
+        door: RemoteWorkerSettings,
         get_ready: Callable[[WorkerConnection, pb.Ready], Awaitable[None]],
         adopt: Callable[[WorkerConnection], None],
         hang_s: float,
