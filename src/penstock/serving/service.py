@@ -21,9 +21,10 @@ from penstock.serving.http.open_files import fitting_connections, raise_limit
 from penstock.serving.model_changes import Changes
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.startup_banner import greeting
-from penstock.serving.workers.primary import Primary, WorkerListener
+from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
+from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class ServiceSettings:
     options: ModelOptions = field(default_factory=ModelOptions)
     door: GatewaySettings = field(default_factory=GatewaySettings)
     supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
-    worker_door: WorkerListener | None = None
+    worker_door: RemoteWorkerSettings | None = None
     admin_socket: Path | None = None
     otlp_traces_endpoint: str = ""
     servables: tuple[Path, ...] = ()
@@ -96,7 +97,7 @@ async def run_service(settings: ServiceSettings) -> int:
     """
     limit = raise_limit()
     settings = _within(settings, limit)
-    primary = Primary(settings.supervision, door=settings.worker_door)
+    primary = Primary(settings.supervision, remote=settings.worker_door)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
@@ -179,11 +180,10 @@ def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, 
         return
     try:
         check_tls(settings)
-        pair = key.read_bytes(), certificate.read_bytes()
         for name, listener in listeners.items():
             if name != "admin":
                 listener.reload_tls()
-        primary.replace_tls(*pair)
+        primary.reload_tls()
     except (OSError, InvalidFileError) as error:
         message = f"Failed to reload the TLS certificate, the old one stays in use: {error}"
         tell("reload_failed", message, logging.ERROR, file=str(certificate))

@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from penstock.serving.service import ServiceSettings
     from penstock.serving.settings import GatewaySettings
-    from penstock.serving.workers.primary import WorkerListener
+    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
     from penstock.serving.workers.worker_config import ModelOptions
 
 MAX_THREADS: Final = 1024
@@ -177,9 +177,9 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     )
 
 
-def _worker_door(args: argparse.Namespace) -> WorkerListener | None:
-    from penstock.serving.workers.primary import WorkerListener
-    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
+def _worker_door(args: argparse.Namespace) -> RemoteWorkerSettings | None:
+    from penstock.serving.workers.remote_worker_client import read_token
+    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 
     if args.worker_port is None:
         for name in ("worker_token_file", "worker_host"):
@@ -190,9 +190,10 @@ def _worker_door(args: argparse.Namespace) -> WorkerListener | None:
         raise InvalidArgumentError(f"--worker-port must be from 0 to 65535, not {args.worker_port}")
     if args.worker_token_file is None or args.tls_certificate is None or args.tls_key is None:
         raise InvalidArgumentError("--worker-port goes with --worker-token-file, --tls-certificate and --tls-key")
-    certificate, key = read_bytes(args.tls_certificate), read_bytes(args.tls_key)
     host = "127.0.0.1" if args.worker_host is None else args.worker_host
-    return WorkerListener(host, args.worker_port, certificate, key, read_token(args.worker_token_file))
+    return RemoteWorkerSettings(
+        host, args.worker_port, args.tls_certificate, args.tls_key, read_token(args.worker_token_file)
+    )
 
 
 def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:
