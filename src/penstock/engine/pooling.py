@@ -93,9 +93,11 @@ def pool(program: Program, chunks: Sequence[Chunk]) -> list[tuple[Request, Inter
 def check_embedding(pooling: object, normalize: object) -> None:
     """InvalidArgumentError for what is neither."""
     if pooling not in POOLINGS:
-        raise InvalidArgumentError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
+        raise InvalidArgumentError(
+            f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}", param="pooling"
+        )
     if not isinstance(normalize, bool):
-        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}")
+        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}", param="normalize")
 
 
 def embed(

@@ -33,7 +33,9 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
     if hasattr(prompts, "tolist"):  # a numpy array
         prompts = prompts.tolist()
     if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
-        raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
+        raise InvalidArgumentError(
+            f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}", param="prompts"
+        )
     several = list(prompts)
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
         return several, False
@@ -43,7 +45,9 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
 def check_items(items: object) -> Iterable[object]:
     """What gives a prompt with its parameters again and again."""
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        raise InvalidArgumentError(f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}")
+        raise InvalidArgumentError(
+            f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}", param="items"
+        )
     return items
 
 
@@ -61,7 +65,7 @@ def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") ->
     """An error as that of one of several prompts; a single prompt's own."""
     if is_one:
         return error
-    named = type(error)(f"prompts[{index}]: {error}{note}")
+    named = type(error)(f"prompts[{index}]: {error}{note}", param="prompts", code=error.code)
     named.__cause__ = error
     return named
 
@@ -84,9 +88,11 @@ def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidArgumentError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
+        raise InvalidArgumentError(
+            f"params must be SamplingParams or a list of them, not {type(params).__name__}", param="params"
+        )
     if len(params) != num_prompts:
-        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts")
+        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts", param="params")
     return list(params)
 
 
@@ -95,20 +101,28 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
     ``answer_len`` tokens of ``max_len``.
     """
     if isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
-        raise InvalidArgumentError(f"prompt must be a list of token ids, not {type(prompt_ids).__name__}")
+        raise InvalidArgumentError(
+            f"prompt must be a list of token ids, not {type(prompt_ids).__name__}", param="prompt"
+        )
     if not len(prompt_ids):
-        raise InvalidArgumentError("prompt is empty: it must have at least one token")
+        raise InvalidArgumentError("prompt is empty: it must have at least one token", param="prompt")
     if len(prompt_ids) + answer_len > max_len:
         beside = f", {answer_len} of them for the answer" if answer_len else ""
-        raise InvalidArgumentError(f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{beside}")
+        raise InvalidArgumentError(
+            f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{beside}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
     ids = []
     for position, token in enumerate(prompt_ids):
         try:
             ids.append(as_index(token))
         except TypeError:
             raise InvalidArgumentError(
-                f"prompt: token ids must be whole numbers, found {token!r} at {position}"
+                f"prompt: token ids must be whole numbers, found {token!r} at {position}", param="prompt"
             ) from None
         if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
-            raise InvalidArgumentError(f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}")
+            raise InvalidArgumentError(
+                f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}", param="prompt"
+            )
     return ids

@@ -85,7 +85,9 @@ class LLM:
         try:
             longest = opened.program.info.context_len
             if limits is not None and limits.context_len > longest:
-                raise InvalidArgumentError(f"context_len {limits.context_len} is more than the model's {longest}")
+                raise InvalidArgumentError(
+                    f"context_len {limits.context_len} is more than the model's {longest}", param="context_len"
+                )
             self._start(opened, options)
         except BaseException:
             opened.program.close()
@@ -271,9 +273,9 @@ class LLM:
         """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
         several, is_one = split_prompts(prompt)
         if not several:
-            raise InvalidArgumentError("prompt is empty: it must have at least one token")
+            raise InvalidArgumentError("prompt is empty: it must have at least one token", param="prompt")
         if not is_one:
-            raise InvalidArgumentError("stream takes one prompt; generate takes several")
+            raise InvalidArgumentError("stream takes one prompt; generate takes several", param="stream")
         one = split_params(params, 1)[0]
         if (one.best_of or one.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")

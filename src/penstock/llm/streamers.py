@@ -41,10 +41,14 @@ def generate_into(
     streamer raises ends the answer.
     """
     if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
-        raise InvalidArgumentError(f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not")
+        raise InvalidArgumentError(
+            f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not", param="streamer"
+        )
     try:
         if progress:
-            raise InvalidArgumentError("progress must be False beside a streamer, which shows how far it is")
+            raise InvalidArgumentError(
+                "progress must be False beside a streamer, which shows how far it is", param="progress"
+            )
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
         if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
@@ -74,7 +78,9 @@ class TextStreamer:
 
     def __init__(self, tokenizer: Tokenizer, skip_prompt: bool = False, *, file: TextIO | None = None) -> None:
         if not callable(getattr(tokenizer, "detokenizer", None)):
-            raise InvalidArgumentError(f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}")
+            raise InvalidArgumentError(
+                f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}", param="tokenizer"
+            )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file
