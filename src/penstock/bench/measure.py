@@ -56,7 +56,7 @@ class Bench:
         for name, value in [*sizes, *(("batch", batch) for batch in self.batches)]:
             check_size(name, value)
         if not self.batches or len(set(self.batches)) != len(self.batches):
-            raise InvalidArgumentError(f"batch must name different sizes, not {self.batches!r}")
+            raise InvalidArgumentError(f"batch must name different sizes, not {self.batches!r}", param="batch")
 
 
 @dataclass
@@ -124,7 +124,8 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
         if program.info.context_len < context_len:
             raise InvalidArgumentError(
                 f"prompt_tokens {what.prompt_tokens} and new_tokens {what.new_tokens} at batch {largest} take a "
-                f"context of {context_len} tokens, but the model's is {program.info.context_len}"
+                f"context of {context_len} tokens, but the model's is {program.info.context_len}",
+                param="prompt_tokens",
             )
         plan = program.info.plan
         work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)

@@ -39,7 +39,9 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
     if sampling is None:
         return ResolvedSampling(max_tokens=1) if info.bidirectional else ResolvedSampling()
     if not isinstance(sampling, ResolvedSampling):
-        raise InvalidArgumentError(f"sampling must be ResolvedSampling, not {type(sampling).__name__}")
+        raise InvalidArgumentError(
+            f"sampling must be ResolvedSampling, not {type(sampling).__name__}", param="sampling"
+        )
     sampling.check_vocabulary(info.vocab_size)
     if info.bidirectional:
         check_continues(sampling.max_tokens)
@@ -59,7 +61,8 @@ def check_continues(max_tokens: int) -> None:
     if max_tokens > 1:
         raise UnsupportedError(
             f"max_tokens: expected 1, found {max_tokens}: the network's attention is not causal, so only the token "
-            "after the prompt can be computed"
+            "after the prompt can be computed",
+            param="max_tokens",
         )
 
 
@@ -74,11 +77,14 @@ def check_scoring(tail: str, options: object) -> RequestOptions:
     refuse_logits("score", tail)
     fixed = check_options(options)
     if fixed.truncate_prompt:
-        raise InvalidArgumentError("truncate_prompt must be False here: a text is scored whole")
+        raise InvalidArgumentError(
+            "truncate_prompt must be False here: a text is scored whole", param="truncate_prompt"
+        )
     return fixed
 
 
 def _refusal(name: str, tail: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{name}: the bundle ends in {tail}: its answers are greedy, and it has no logits to sample or score with"
+        f"{name}: the bundle ends in {tail}: its answers are greedy, and it has no logits to sample or score with",
+        param=name,
     )

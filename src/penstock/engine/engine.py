@@ -129,7 +129,8 @@ class Engine:
         if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:
             raise InvalidArgumentError(
                 f"prompt has {len(ids)} tokens, but a step has {self.program.limits.max_rows} rows of logits "
-                "(max_rows), and this network runs a prompt in one step, because its attention is not causal"
+                "(max_rows), and this network runs a prompt in one step, because its attention is not causal",
+                param="prompt",
             )
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
@@ -210,7 +211,8 @@ class Engine:
                 raise InvalidArgumentError(
                     f"prompt has {len(prompt_ids)} tokens, but this network runs a prompt in one step, because its "
                     f"attention is not causal, and a step holds {self.max_len} with the answer's (max_tokens of its "
-                    "limits, max_chunk)"
+                    "limits, max_chunk)",
+                    param="prompt",
                 )
         return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 

@@ -57,6 +57,8 @@ class Pooling:
 def check_embedding(pooling: object, normalize: object) -> None:
     """Raise InvalidArgumentError for an unknown ``pooling``, or a ``normalize`` that is not a bool."""
     if pooling not in POOLINGS:
-        raise InvalidArgumentError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
+        raise InvalidArgumentError(
+            f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}", param="pooling"
+        )
     if not isinstance(normalize, bool):
-        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}")
+        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}", param="normalize")

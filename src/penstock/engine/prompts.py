@@ -17,20 +17,28 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
     ``answer_len`` of ``max_len`` tokens for the answer.
     """
     if isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
-        raise InvalidArgumentError(f"prompt: expected a list of token ids, got {type(prompt_ids).__name__}")
+        raise InvalidArgumentError(
+            f"prompt: expected a list of token ids, got {type(prompt_ids).__name__}", param="prompt"
+        )
     if not len(prompt_ids):
-        raise InvalidArgumentError("prompt is empty: expected at least one token")
+        raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
     if len(prompt_ids) + answer_len > max_len:
         reserved = f", {answer_len} of them for the answer" if answer_len else ""
-        raise InvalidArgumentError(f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{reserved}")
+        raise InvalidArgumentError(
+            f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{reserved}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
     ids = []
     for position, token in enumerate(prompt_ids):
         try:
             ids.append(as_index(token))
         except TypeError:
             raise InvalidArgumentError(
-                f"prompt: token ids must be whole numbers, got {token!r} at position {position}"
+                f"prompt: token ids must be whole numbers, got {token!r} at position {position}", param="prompt"
             ) from None
         if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
-            raise InvalidArgumentError(f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}")
+            raise InvalidArgumentError(
+                f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}", param="prompt"
+            )
     return ids

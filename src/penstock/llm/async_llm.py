@@ -106,14 +106,15 @@ class AsyncLLM:
     def __init__(self, llm: LLM) -> None:
         if not isinstance(llm, LLM):
             raise InvalidArgumentError(
-                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder"
+                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder",
+                param="llm",
             )
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise InvalidArgumentError("an AsyncLLM is made in a running event loop, inside `async def`") from None
         if llm.engine.observer is not None:
-            raise InvalidArgumentError("llm: one AsyncLLM drives it already")
+            raise InvalidArgumentError("llm: one AsyncLLM drives it already", param="llm")
         self.llm = llm
         self._loop = loop
         self._streams: weakref.WeakValueDictionary[int, AsyncStream] = weakref.WeakValueDictionary()

@@ -110,7 +110,7 @@ class EngineThread:
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         if llm.engine.observer is not None:
-            raise InvalidArgumentError("llm: another front end drives it already")
+            raise InvalidArgumentError("llm: another front end drives it already", param="llm")
         self.llm = llm
         self._deliver = deliver
         self._open: dict[int, _Open] = {}

@@ -88,7 +88,9 @@ class LLM:
         try:
             longest = opened.program.info.context_len
             if limits is not None and limits.context_len > longest:
-                raise InvalidArgumentError(f"context_len {limits.context_len} is more than the model's {longest}")
+                raise InvalidArgumentError(
+                    f"context_len {limits.context_len} is more than the model's {longest}", param="context_len"
+                )
             self._start(opened, options)
         except BaseException:
             opened.program.close()
@@ -208,10 +210,14 @@ class LLM:
         answer.
         """
         if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
-            raise InvalidArgumentError(f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not")
+            raise InvalidArgumentError(
+                f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not", param="streamer"
+            )
         try:
             if progress:
-                raise InvalidArgumentError("progress must be False beside a streamer, which shows how far it is")
+                raise InvalidArgumentError(
+                    "progress must be False beside a streamer, which shows how far it is", param="progress"
+                )
             several, is_one = split_prompts(prompts)
             each = split_params(params, len(several))
             if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
@@ -302,9 +308,9 @@ class LLM:
         """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
         several, is_one = split_prompts(prompt)
         if not several:
-            raise InvalidArgumentError("prompt is empty: it must have at least one token")
+            raise InvalidArgumentError("prompt is empty: it must have at least one token", param="prompt")
         if not is_one:
-            raise InvalidArgumentError("stream takes one prompt; generate takes several")
+            raise InvalidArgumentError("stream takes one prompt; generate takes several", param="stream")
         one = split_params(params, 1)[0]
         if (one.best_of or one.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")

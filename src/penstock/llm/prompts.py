@@ -31,7 +31,9 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
     if hasattr(prompts, "tolist"):  # a numpy array
         prompts = prompts.tolist()
     if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
-        raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
+        raise InvalidArgumentError(
+            f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}", param="prompts"
+        )
     several = list(prompts)
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
         return several, False
@@ -41,7 +43,9 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
 def check_items(items: object) -> Iterable[object]:
     """What gives a prompt with its parameters again and again."""
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        raise InvalidArgumentError(f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}")
+        raise InvalidArgumentError(
+            f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}", param="items"
+        )
     return items
 
 
@@ -82,7 +86,9 @@ def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidArgumentError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
+        raise InvalidArgumentError(
+            f"params must be SamplingParams or a list of them, not {type(params).__name__}", param="params"
+        )
     if len(params) != num_prompts:
-        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts")
+        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts", param="params")
     return list(params)

@@ -35,7 +35,7 @@ def resolve_params(
     """
     if (params.stop or params.bad_words or params.echo) and tokenizer is None:
         name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
-        raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
+        raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text", param=name)
     if tail:
         refuse_sampling(params, tail)
     spelled: tuple[tuple[int, ...], ...] = ()

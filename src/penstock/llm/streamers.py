@@ -35,7 +35,9 @@ class TextStreamer:
 
     def __init__(self, tokenizer: Tokenizer, skip_prompt: bool = False, *, file: TextIO | None = None) -> None:
         if not callable(getattr(tokenizer, "detokenizer", None)):
-            raise InvalidArgumentError(f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}")
+            raise InvalidArgumentError(
+                f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}", param="tokenizer"
+            )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file

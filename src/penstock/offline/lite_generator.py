@@ -108,7 +108,9 @@ class LiteGenerator:
 
     def _requests(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
         if params.prompt_logprobs is not None:
-            raise UnsupportedError("prompt_logprobs: the backend lite keeps the last row alone; graph has them")
+            raise UnsupportedError(
+                "prompt_logprobs: the backend lite keeps the last row alone; graph has them", param="prompt_logprobs"
+            )
         if self._is_bidirectional:
             check_continues(params.max_tokens or 1)
         ends = end_ids(params, self._ends)

@@ -59,9 +59,13 @@ class OpenOptions:
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
         if not isinstance(self.use_cache, bool):
-            raise InvalidArgumentError(f"use_cache must be True or False, not {self.use_cache!r:.60}")
+            raise InvalidArgumentError(
+                f"use_cache must be True or False, not {self.use_cache!r:.60}", param="use_cache"
+            )
         if self.progress is not None and not callable(self.progress):
-            raise InvalidArgumentError(f"progress must be a function, not {type(self.progress).__name__}")
+            raise InvalidArgumentError(
+                f"progress must be a function, not {type(self.progress).__name__}", param="progress"
+            )
         check_verify(self.verify)
 
 
@@ -84,19 +88,23 @@ def open_program(
     from penstock.core.context import MAX_THREADS
 
     if mode not in MODES:
-        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}")
+        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}", param="mode")
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
+        raise InvalidArgumentError(
+            f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}", param="model"
+        )
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}")
+        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}", param="limits")
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
     if path.is_dir():
         if mode == "eager":
             if options.verify == "always":
-                raise UnsupportedError(f"verify: {path} is a checkpoint folder, and only a bundle has checksums")
+                raise UnsupportedError(
+                    f"verify: {path} is a checkpoint folder, and only a bundle has checksums", param="verify"
+                )
             return _open_eager(path, scheme, threads, limits, network)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
@@ -113,7 +121,9 @@ def check_network(network: object) -> None:
     hint = ""
     if isinstance(network, type):
         hint = f"; penstock.register_network(model_type, {network.__name__}) makes a class known"
-    raise InvalidArgumentError(f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}")
+    raise InvalidArgumentError(
+        f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}", param="network"
+    )
 
 
 def registered_script(folder: Path) -> str | None:
@@ -241,7 +251,8 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
 
     if limits.weights != "mmap":
         raise UnsupportedError(
-            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory"
+            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory",
+            param="weights",
         )
     checkpoint = Checkpoint.open(folder)
     context_len = limits.context_len or EAGER_CONTEXT

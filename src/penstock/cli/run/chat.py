@@ -94,7 +94,7 @@ class _Talk:
     def _begin(self, system: str) -> None:
         if system and not self.has_template:
             raise InvalidArgumentError(
-                "system: the model has no chat template, so it has no place for a system message"
+                "system: the model has no chat template, so it has no place for a system message", param="system"
             )
         self._system, self._text, self._num_tokens = system, "", 0
         if self.has_template:
@@ -174,7 +174,7 @@ class _Talk:
         if not name:
             raise InvalidArgumentError("/set takes a field and its value, or a field alone to unset it")
         if name in _UNSHOWN:
-            raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else")
+            raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else", param=name)
         settings = {key: kept for key, kept in self._settings.items() if key != name}
         if value.strip():
             settings[name] = _value_of(value.strip())
@@ -185,7 +185,7 @@ class _Talk:
         try:
             SamplingParams(**settings)
         except RecursionError:  # JSON took it, but its error message cannot be written
-            raise InvalidArgumentError(f"{name}: it is nested too deep") from None
+            raise InvalidArgumentError(f"{name}: it is nested too deep", param=name) from None
         self._settings = settings
 
 

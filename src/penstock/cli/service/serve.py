@@ -11,7 +11,7 @@ from penstock.cli.options import add_cache_option, add_limit_options, add_ops_op
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.serving.service import ServiceSettings
+    from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.settings import GatewaySettings
     from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
     from penstock.serving.workers.worker_config import ModelOptions
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 def settings_of(args: argparse.Namespace) -> ServiceSettings:
     """What the command line asks for."""
     from penstock.processes.supervision import SupervisionPolicy
-    from penstock.serving.service import ServiceSettings
+    from penstock.serving.service_settings import ServiceSettings
 
     if not 1 <= args.workers <= 256:
         raise InvalidArgumentError(f"--workers must be a whole number from 1 to 256, not {args.workers}")
@@ -169,9 +169,9 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         servables=servables,
         num_workers=args.workers,
         options=options_of(args, args.workers),
-        door=_door(args),
+        gateway=_door(args),
         supervision=SupervisionPolicy(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
-        worker_door=_worker_door(args),
+        worker_listener=_worker_door(args),
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )

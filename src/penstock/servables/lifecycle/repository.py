@@ -361,11 +361,13 @@ def _change_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if "versions" in config:
         versions = config["versions"]
         if not isinstance(versions, str):
-            raise InvalidArgumentError(f'versions must be like "latest:2", "all" or "1,3", not {versions!r:.100}')
+            raise InvalidArgumentError(
+                f'versions must be like "latest:2", "all" or "1,3", not {versions!r:.100}', param="versions"
+            )
         change["policy"] = Policy.parse(versions)
     if "labels" in config:
         labels = change["labels"] = config["labels"]
         if not isinstance(labels, dict):
-            raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {labels!r:.100}')
+            raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {labels!r:.100}', param="labels")
     Wanted(**change)  # refuses labels
     return change

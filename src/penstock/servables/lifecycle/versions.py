@@ -215,7 +215,7 @@ class Policy:
         if all(_VERSION.fullmatch(part) for part in numbers):
             return cls(numbers=tuple(sorted({int(part) for part in numbers})))
         raise InvalidArgumentError(
-            f'versions must be "latest", "latest:2", "all" or numbers like "1,3", not {text!r:.100}'
+            f'versions must be "latest", "latest:2", "all" or numbers like "1,3", not {text!r:.100}', param="versions"
         )
 
     def choose(self, available: Collection[int]) -> set[int]:
@@ -246,7 +246,8 @@ class Wanted:
         for label, number in self.labels.items():
             if not isinstance(label, str) or NAME.fullmatch(label) is None:
                 raise InvalidArgumentError(
-                    f"labels: a label begins with a letter, then letters, digits, _ and -, not {label!r:.100}"
+                    f"labels: a label begins with a letter, then letters, digits, _ and -, not {label!r:.100}",
+                    param="labels",
                 )
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 told = f"labels: {label}: expected the number of a version, found {number!r:.100}"

@@ -50,14 +50,16 @@ class BatchRules:
             for size in sizes:
                 _whole(name, size, self.max_size)
             if list(sizes) != sorted(set(sizes)):
-                raise InvalidArgumentError(f"{name} must be ascending, not {sizes}")
+                raise InvalidArgumentError(f"{name} must be ascending, not {sizes}", param=name)
             object.__setattr__(self, name, sizes)
         if self.padded_sizes and self.padded_sizes[-1] != self.max_size:
             told = f"the largest of padded_sizes must be the batch size, {self.max_size}, not {self.padded_sizes[-1]}"
             raise InvalidArgumentError(told)
         delay_s = self.max_delay_s
         if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not 0 <= delay_s <= 1e6:
-            raise InvalidArgumentError(f"max_delay_s must be a number from 0 to 1e6, not {delay_s!r}")
+            raise InvalidArgumentError(
+                f"max_delay_s must be a number from 0 to 1e6, not {delay_s!r}", param="max_delay_s"
+            )
 
     def padded(self, count: int) -> int:
         """The size of the batch that ``count`` instances, up to ``max_size``, are padded to."""
@@ -66,7 +68,7 @@ class BatchRules:
 
 def _whole(name: str, value: Any, largest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        raise InvalidArgumentError(f"{name} must be a whole number from 1 to {largest}, not {value!r}")
+        raise InvalidArgumentError(f"{name} must be a whole number from 1 to {largest}, not {value!r}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ class Batcher(Generic[R]):
         QueueFullError when too many wait; InvalidArgumentError for a count below 1 and a request that waits already.
         """
         if num_instances < 1:
-            raise InvalidArgumentError(f"num_instances must be 1 at least, not {num_instances!r}")
+            raise InvalidArgumentError(
+                f"num_instances must be 1 at least, not {num_instances!r}", param="num_instances"
+            )
         if request in self._entries:
             raise InvalidArgumentError("the request waits already")
         if self.num_waiting and self.num_waiting + num_instances > self.rules.max_waiting:

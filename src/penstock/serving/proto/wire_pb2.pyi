@@ -136,14 +136,18 @@ class Plan(_message.Message):
     def __init__(self, total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_requests: _Optional[int] = ..., num_threads: _Optional[int] = ..., cpu_level: _Optional[str] = ..., load_s: _Optional[float] = ..., populate_s: _Optional[float] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("kind", "text", "retry_after_s")
+    __slots__ = ("kind", "text", "retry_after_s", "param", "code")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     text: str
     retry_after_s: float
-    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    param: str
+    code: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., param: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("key", "error")

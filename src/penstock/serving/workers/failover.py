@@ -114,7 +114,9 @@ class Failover:
         if self._options.deadline_s is not None:
             message.deadline_s = self._options.deadline_s - (time.monotonic() - self._began)
             if message.deadline_s <= 0:
-                raise DeadlineError(f"deadline_s {self._options.deadline_s:g} is over: no worker took the request")
+                raise DeadlineError(
+                    f"deadline_s {self._options.deadline_s:g} is over: no worker took the request", param="deadline_s"
+                )
         return message
 
     def _on_settled(self) -> None:

@@ -112,7 +112,7 @@ def error_to(error: BaseException) -> pb.Error:
         error = InternalError(f"{type(error).__name__}: {error}")
     kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
     after = error.retry_after_s if isinstance(error, UnavailableError) else 0.0
-    return pb.Error(kind=kind, text=str(error), retry_after_s=after)
+    return pb.Error(kind=kind, text=str(error), retry_after_s=after, param=error.param, code=error.code)
 
 
 def error_from(message: pb.Error) -> PenstockError:
@@ -120,7 +120,7 @@ def error_from(message: pb.Error) -> PenstockError:
     kind = _KINDS.get(message.kind, InternalError)
     if kind is UnavailableError:
         return UnavailableError(message.text, message.retry_after_s)
-    error: PenstockError = kind(message.text)
+    error: PenstockError = kind(message.text, param=message.param or None, code=message.code or None)
     return error
 
 
