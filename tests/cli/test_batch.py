@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.engine.logprobs import TokenLogprobs
-from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
 from tests.support.command import DEMO, FOLDER, environment
 
 TEMPLATE = (
@@ -49,12 +45,13 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
         request("where", url="/v1/images"),
         request("got", prompt="x") | {"method": "GET"},
         request("two", prompt="x = ", n=2, temperature=1.0, seed=3, echo=True),
+        request("vector", url="/v1/embeddings", input="x = ", max_tokens=None, temperature=None),
     ]
     write(tmp_path / "in.jsonl", requests)
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert done.returncode == 1, done.stderr  # some failed
-    assert "9/9 requests, 5 failed" in done.stderr
-    assert "the first that failed: 'hot': temperature must be" in done.stderr
+    assert "10/10 requests, 5 failed" in done.stderr
+    assert "first failure: 'hot': temperature must be" in done.stderr
     found = read(tmp_path / "out.jsonl")
     assert set(found) == {str(one["custom_id"]) for one in requests}
     with LLM(DEMO) as llm:
@@ -73,10 +70,36 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
         assert message in found[name]["error"]["message"]
     again = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert again.returncode == 1
-    assert "9 of 9 are there already, 5 of them failed" in again.stderr
+    assert "10 of 10 are there already, 5 of them failed" in again.stderr
     two = found["two"]["response"]["body"]["choices"]
     assert [choice["index"] for choice in two] == [0, 1]
     assert all(choice["text"].startswith("x = ") for choice in two)
+    vector = found["vector"]["response"]["body"]
+    assert (vector["object"], vector["model"], vector["data"][0]["index"]) == ("list", "demo", 0)
+
+
+def test_a_long_prompt_is_truncated_on_request(tmp_path):
+    long = "x = 1\n" * 600
+    requests = [
+        request("whole", prompt=long),
+        request("end", prompt=long, truncate_prompt=True),
+        request("not", prompt=long, truncate_prompt=1),
+        request("echo", prompt=long, truncate_prompt=True, echo=True),
+        request("chat", url="/v1/chat/completions", messages=[], truncate_prompt=True),
+        request("stream", prompt="x", stream=True),
+    ]
+    write(tmp_path / "in.jsonl", requests)
+    assert main(["batch", str(DEMO), str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 1
+    found = read(tmp_path / "out.jsonl")
+    body = found.pop("end")["response"]["body"]
+    assert body["usage"]["prompt_tokens"] == 1024 - 8
+    with LLM(DEMO) as llm:
+        kept = llm.tokenizer.encode(long)[-(1024 - 8) :]
+        assert body["choices"][0]["text"] == llm.generate(kept, SamplingParams(max_tokens=8, temperature=0)).text
+    fields = {"whole": "1024", "stream": "stream"}
+    for name, line in found.items():
+        assert line["error"]["code"] == "InvalidArgumentError"
+        assert fields.get(name, "truncate_prompt") in line["error"]["message"]
 
 
 def test_half_a_surrogate_pair_is_written_all_the_same(penstock_command, tmp_path):
@@ -86,20 +109,10 @@ def test_half_a_surrogate_pair_is_written_all_the_same(penstock_command, tmp_pat
     assert read(tmp_path / "out.jsonl")["\udfff"]["response"]["body"]["model"] == "\ud800"
 
 
-@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
-def test_the_log_probability_of_what_cannot_come_is_a_number_of_json(url):
-    params = SamplingParams(max_tokens=1, logprobs=1)
-    never = TokenLogprobs(40, -math.inf, 4096, ((40, -math.inf),))
-    with LLM(DEMO) as llm:
-        result = llm.generate("x = ", params)
-        result = replace(result, choices=(replace(result.choices[0], logprobs=[never]),))
-        body = json.dumps(answer_body(llm, url, {}, result), allow_nan=False)
-    assert body.count("-9999.0") == 2
-
-
 KILLED = """
 import os, signal, sys
-from penstock.cli import batch, main
+from penstock.cli import main
+from penstock.cli.run import batch
 honest, lines = batch._write_whole, []
 def write_whole(output, line):
     honest(output, line)

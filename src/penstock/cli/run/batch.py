@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import fcntl
 import json
 import os
@@ -10,7 +11,6 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,15 +19,15 @@ from penstock.cli.options import add_cache_option, add_limit_options, add_model_
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.engine.options import RequestOptions
-    from penstock.engine.params import SamplingParams
     from penstock.llm.llm import LLM
-    from penstock.llm.prompts import Prompt
+    from penstock.serving.openai.in_process import InProcessApi
 
 __all__ = ["add_parser", "run"]
 
 _LINE_START: Final = b'{"id": "batch_req_'
 """How each line that this command writes begins; nothing else is ever taken off a file."""
+_OPEN_PER_SLOT: Final = 4
+"""Requests that are open per request of a step, so that the engine never waits for the next one."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         if todo:
             with open_llm(args, args.max_requests) as llm:
                 output.truncate(end)  # not before: whatever was refused has left the file as it was
-                num_failed += _answer(llm, todo, output)
+                num_failed += asyncio.run(_answer_all(llm, todo, output))
     return 1 if num_failed else 0
 
 
@@ -154,45 +154,119 @@ def _not_ours(path: str, where: int) -> InvalidFileError:
     return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, found something else")
 
 
-def _answer(llm: LLM, todo: list[_Line], output: Any) -> int:
-    from penstock.offline.batch_completions import answer_body, read_body
+class _Report:
+    """Counts the requests of a run, and shows the counts on standard error."""
 
-    def prepared() -> Iterator[tuple[Prompt, SamplingParams, RequestOptions] | PenstockError]:
-        for line in todo:
-            request = line.request
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._start = time.monotonic()
+        self._num_done = self._num_tokens = self.num_failed = 0
+        self._first_failure = ""
+
+    def add_failure(self, message: str) -> None:
+        """Count a request that ended with an error."""
+        self.num_failed += 1
+        self._first_failure = self._first_failure or message
+        self._show()
+
+    def add_response(self, body: dict[str, Any]) -> None:
+        """Count a request that was answered."""
+        self._num_tokens += body["usage"].get("completion_tokens", 0)
+        self._show()
+
+    def _show(self) -> None:
+        self._num_done += 1
+        is_terminal = sys.stderr.isatty()
+        if is_terminal or self._num_done == self._num_requests:
+            rate = self._num_tokens / max(time.monotonic() - self._start, 1e-9)
+            text = f"{self._num_done:,}/{self._num_requests:,} requests, {self.num_failed} failed, {rate:,.0f} tokens/s"
+            print(f"\r{text}" if is_terminal else text, end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line of counts; name the first request that failed."""
+        print(file=sys.stderr)
+        if self._first_failure:
+            printable = "".join(char if char.isprintable() else "?" for char in self._first_failure)
+            print(f"penstock: first failure: {printable:.500}", file=sys.stderr)
+
+
+async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
+    """Answer the lines, several at a time; append each result when it is ready.  Return the number that failed."""
+    from penstock.llm.local_backend import LocalBackend, LocalModels
+    from penstock.serving.openai.in_process import InProcessApi
+
+    backend = LocalBackend(llm, llm.info.network)
+    api = InProcessApi(LocalModels([backend]))
+    report = _Report(len(todo))
+    lines = iter(todo)
+
+    async def work() -> None:
+        for line in lines:
+            request_id = uuid.uuid4().hex
             try:
-                if line.error:
-                    raise InvalidArgumentError(line.error)
-                if (method := request.get("method", "POST")) != "POST":
-                    raise InvalidArgumentError(f"method must be POST, not {method!r:.100}", param="method")
-                yield read_body(llm, str(request.get("url")), request.get("body"))
+                body = await _response_body(api, line, request_id)
             except PenstockError as error:
-                yield error
+                value: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
+                if line.error:
+                    value["line"] = line.number
+                _write_whole(output, _result(line, None, value))
+                report.add_failure(str(error) if line.error else f"{line.custom_id!r}: {error}")
+            else:
+                response = {"status_code": 200, "request_id": request_id, "body": body}
+                _write_whole(output, _result(line, response, None))
+                report.add_response(body)
 
-    start, num_failed, num_tokens, first_failure = time.monotonic(), 0, 0, ""
-    for count, (index, outcome) in enumerate(llm.generate_each(prepared()), 1):
-        line = todo[index]
-        if isinstance(outcome, PenstockError):
-            num_failed += 1
-            first_failure = first_failure or (str(outcome) if line.error else f"{line.custom_id!r}: {outcome}")
-            error: dict[str, Any] = {"code": type(outcome).__name__, "message": str(outcome)}
-            if line.error:
-                error["line"] = line.number
-            result = _result(line, None, error)
-        else:
-            body = answer_body(llm, line.request["url"], line.request["body"], outcome)
-            num_tokens += body["usage"]["completion_tokens"]
-            result = _result(line, {"status_code": 200, "request_id": uuid.uuid4().hex, "body": body}, None)
-        _write_whole(output, result)
-        if sys.stderr.isatty() or count == len(todo):
-            seconds = max(time.monotonic() - start, 1e-9)
-            text = f"{count:,}/{len(todo):,} requests, {num_failed} failed, {num_tokens / seconds:,.0f} tokens/s"
-            print(f"\r{text}" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    if first_failure:
-        printable = "".join(char if char.isprintable() else "?" for char in first_failure)
-        print(f"penstock: the first that failed: {printable:.500}", file=sys.stderr)
-    return num_failed
+    num_open = min(_OPEN_PER_SLOT * llm.engine.scheduler.max_requests, len(todo))
+    tasks = [asyncio.create_task(work()) for _ in range(num_open)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await backend.close()
+    report.end()
+    return report.num_failed
+
+
+async def _response_body(api: InProcessApi, line: _Line, request_id: str) -> dict[str, Any]:
+    """Return the response's body to a line; raise PenstockError for one that is not a request or that fails.
+
+    One model is open, so ``model`` may be any name: the response repeats it.
+    """
+    if line.error:
+        raise InvalidArgumentError(line.error)
+    if (method := line.request.get("method", "POST")) != "POST":
+        raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
+    url, body = str(line.request.get("url")), line.request.get("body")
+    if not isinstance(body, dict):
+        raise InvalidArgumentError(f"body must be an object, not {body!r:.100}")
+    body = _with_truncation(url, body)
+    model = body.pop("model", None)
+    if model is not None and not isinstance(model, str):
+        raise InvalidArgumentError(f"model must be a string, not {model!r:.100}")
+    answer = await api.answer(url, body, request_id)
+    return answer | {"model": model} if model else answer
+
+
+def _with_truncation(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a body with this command's ``truncate_prompt`` as the service's ``truncate_prompt_tokens``.
+
+    Fields that are null are left out.
+    """
+    values = {name: value for name, value in body.items() if value is not None}
+    truncate = values.pop("truncate_prompt", None)
+    if truncate is None or truncate is False:
+        return values
+    if truncate is not True:
+        raise InvalidArgumentError(f"truncate_prompt must be true or false, not {truncate!r:.100}")
+    if url != "/v1/completions":
+        raise InvalidArgumentError(f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}")
+    if values.get("echo"):
+        raise InvalidArgumentError("truncate_prompt must be false with echo, which repeats the whole prompt")
+    if values.get("truncate_prompt_tokens") is not None:
+        raise InvalidArgumentError("truncate_prompt must be false with truncate_prompt_tokens")
+    return values | {"truncate_prompt_tokens": -1}
 
 
 def _result(line: _Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
