@@ -213,8 +213,8 @@ def events_to(news: StepEvent, messages: Any) -> None:
         message.timings.update(news.timings)
     if news.seed is not None:
         message.seed = news.seed
-    if news.opening is not None:
-        _opening_to(news.opening, message.opening)
+    if news.started is not None:
+        _opening_to(news.started, message.opening)
     if news.vector is not None:
         message.vector = news.vector.astype("<f4").tobytes()
     if news.error is not None:
@@ -245,7 +245,7 @@ def events_from(message: pb.StepEvent) -> StepEvent:
     if message.HasField("seed"):
         news.seed = message.seed
     if message.HasField("opening"):
-        news.opening = _opening_from(message.opening)
+        news.started = _opening_from(message.opening)
     if message.finish_reason:
         news.finish_reason = message.finish_reason
         news.timings = dict(message.timings) or None
