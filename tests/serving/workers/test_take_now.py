@@ -31,7 +31,7 @@ def test_what_is_taken_at_once_wakes_no_reader() -> None:
             return accepts
 
         answer.take_now = take_now
-        answer.put(piece("a", opening=Started(1, 1)))  # the first is the reader's
+        answer.put(piece("a", started=Started(1, 1)))  # the first is the reader's
         assert (await anext(answer)).text == "a"
         reading = asyncio.ensure_future(anext(answer))
         await rounds(2)
@@ -63,7 +63,7 @@ def test_what_taking_raises_is_the_readers() -> None:
         aborted: list[bool] = []
         answer = EventAnswer(lambda: aborted.append(True))
         answer.take_now = lambda delta: [][0]
-        answer.put(piece("a", opening=Started(1, 1)))
+        answer.put(piece("a", started=Started(1, 1)))
 
         async def read() -> None:
             async with answer:
