@@ -60,7 +60,7 @@ def test_one_that_is_not_served_is_told_with_the_servable(tmp_path: Path, names:
 
     with pytest.raises(InvalidFileError) as caught:
         run(work)
-    told = "story: its servable.py asks for the language model 'demo', which is not served here; served are: "
+    told = "story: servable.py asks for the language model 'demo', which is not served here. Served models: "
     assert str(caught.value) == told + there
 
 
@@ -73,7 +73,7 @@ def test_one_that_is_unloaded_makes_the_servable_not_ready(tmp_path: Path) -> No
             assert servables.find("story").is_ready
             shelf.names.clear()
             assert not servables.find("story").is_ready
-            with pytest.raises(UnavailableError, match=r"^story: the language model 'demo' is not served now"):
+            with pytest.raises(UnavailableError, match=r"^story: the language model 'demo' is no longer served"):
                 await ask(servables, "story", {"prompt": np.array(["a"])})
 
     run(work)

@@ -232,7 +232,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
             before = children()
             await until(lambda: children() - before)
             status, answer = await asked("POST", "/admin/models/demo/unload")
-            assert (status, answer["error"]["message"]) == (503, "demo is not loaded yet")
+            assert (status, answer["error"]["message"]) == (503, "demo is still loading.")
             model.with_suffix(".go").touch()
             backend = await loading
             answering = await backend.submit([5, 6], ENDLESS)

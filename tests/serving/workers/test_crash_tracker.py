@@ -43,6 +43,6 @@ def test_waiting_through_three_deaths_counts_as_one() -> None:
 def test_equal_requests_share_the_blame_of_one_death() -> None:
     blame = CrashTracker()
     assert [blame.add(b"x", "first"), blame.add(b"x", "first"), blame.add(b"y", "first")] == [1, 1, 1]
-    assert [blame.add(b"x", "second"), blame.num_deaths(b"x"), blame.num_deaths(b"z")] == [2, 2, 0]
+    assert [blame.add(b"x", "second"), blame.num_crashes(b"x"), blame.num_crashes(b"z")] == [2, 2, 0]
     blame.clear(b"x")
-    assert blame.num_deaths(b"x") == 0
+    assert blame.num_crashes(b"x") == 0

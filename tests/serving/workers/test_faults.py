@@ -336,10 +336,10 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
         versions[0].with_suffix(".first").unlink(missing_ok=True)
         async with service(supervision=HASTY, command=faulty("crowd"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
-            blamed, add = [], backend.blame.add
-            monkeypatch.setattr(backend.blame, "add", lambda *what: blamed.append(what) or add(*what))
+            blamed, add = [], backend.crashes.add
+            monkeypatch.setattr(backend.crashes, "add", lambda *what: blamed.append(what) or add(*what))
             asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(CROWD)]
-            (link,) = backend._fleet.links
+            (link,) = backend._group.connections
             await until(lambda: sum(request.answer.has_begun for request in link._open.values()) == 2)
             assert link.num_open == CROWD
             os.kill(link.pid, signal.SIGKILL)

@@ -108,7 +108,7 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
         async with service(supervision=SupervisionPolicy(hang_s=1000.0), num_workers=2, fresh_s=1.5) as running:
             backend = await running.models.load(str(DEMO))
             first, second = (psutil.Process(pid) for pid in pids(backend))
-            links = backend._fleet.links
+            links = backend._group.connections
             with monkeypatch.context() as patched:  # the second one counts as heard of, also on a machine that stands
                 patched.setattr(links[1], "_note_iteration", lambda age_s: None)
                 links[1]._last_message = math.inf

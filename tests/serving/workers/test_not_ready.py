@@ -124,7 +124,7 @@ def test_requests_to_a_model_that_is_loading(tmp_path: Path) -> None:
             for route, body in (*asked.items(), ("/v1/completions", SCORES), ("/v1/completions", IDS)):
                 status, told, after = await its.ask(route, body)
                 assert (status, after) == (503, "1"), (route, body, told)
-                assert "demo is not loaded yet" in json.dumps(told)
+                assert "demo is still loading." in json.dumps(told)
             assert await its.infer() == "UNAVAILABLE"
             assert (await its.ask("/v1/models/demo"))[1]["state"] == "loading"
             assert (await its.ask("/v2/models/demo"))[0] == 503
@@ -186,7 +186,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
 
             def lose() -> None:
                 go.unlink(missing_ok=True)
-                for link in backend._all_links or ():
+                for link in backend._all_connections or ():
                     os.kill(link.pid, signal.SIGKILL)
                     link.fail("planted")
 

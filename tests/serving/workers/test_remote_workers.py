@@ -1,4 +1,4 @@
-"""Workers of other machines: TLS, a token and equal weights let them join; they share load and may leave at any time."""
+"""Workers of other machines: TLS, a token and equal weights let them join; they share load and may leave."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def test_the_certificate_must_name_the_host(remote, certificate, tmp_path) -> No
     """The certificate is for localhost and 127.0.0.1; 127.0.0.2 reaches the same port."""
 
     async def main() -> None:
-        async with service(remote=replace(remote, host="0.0.0.0")) as running:  # noqa: S104 - to be reached by another address
+        async with service(remote=replace(remote, host="")) as running:  # any address
             config = WorkerConfig(f"127.0.0.2:{running.primary.port}", TOKEN, "demo", str(DEMO))
-            with pytest.raises(UnavailableError, match="certificate is not trusted.*127.0.0.2"):
+            with pytest.raises(UnavailableError, match=r"certificate is not trusted.*127.0.0.2"):
                 await join_primary(config, certificate[0].read_bytes(), again=False)
 
     asyncio.run(main())
@@ -280,7 +280,7 @@ def test_an_old_primary_over_grpc_is_named(certificate) -> None:
         await server.start()
         try:
             config = WorkerConfig(f"localhost:{port}", TOKEN, "demo", str(DEMO))
-            with pytest.raises(InvalidArgumentError, match="primary uses worker protocol 1.*'demo' uses protocol 2"):
+            with pytest.raises(InvalidArgumentError, match=r"primary uses worker protocol 1.*'demo' uses protocol 2"):
                 await join_primary(config, certificate[0].read_bytes())
         finally:
             await server.stop(0)
@@ -349,10 +349,10 @@ def test_other_weights_may_not_join(remote, certificate, tmp_path) -> None:
     async def main() -> None:
         async with service(remote=remote) as running:
             backend = await running.models.load(str(DEMO))
-            backend._fleet.weights_id = "another"
+            backend._group.weights_id = "another"
             with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: process.poll() is not None)
-                assert "its own is another one" in process.stderr.read()
+                assert "bundle differs" in process.stderr.read()
 
     asyncio.run(main())
 

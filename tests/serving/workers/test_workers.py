@@ -35,7 +35,6 @@ from penstock.serving.workers.joining import PROTOCOL
 from penstock.serving.workers.private_folder import PrivateFolder, remove_stale
 from penstock.serving.workers.worker import open_llm, ready
 from penstock.serving.workers.worker_config import WorkerConfig
-from penstock.serving.workers.worker_process import unwritten_bytes
 from tests.support.command import environment
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
@@ -58,7 +57,7 @@ def test_why_a_stream_was_given_up_is_told(caplog) -> None:
     async def main() -> None:
         async with service() as running:
             backend = await running.models.load(str(DEMO))
-            link = backend._fleet.links[0]
+            link = backend._group.connections[0]
             link._stream._listener = broken
             await until(lambda: backend.deaths()["exit"] == 1 and backend.is_ready)
             assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("a bug",)]
@@ -223,7 +222,7 @@ def test_a_model_is_planned_beside_what_others_hold() -> None:
         async with service() as running:
             await running.models.load(str(DEMO))
             ((link, pid),) = running.primary._planned.items()
-            assert unwritten_bytes(pid, link.plan) >= link.plan.weight_bytes > 0
+            assert memory_check.unwritten_bytes(pid, link.plan) >= link.plan.weight_bytes > 0
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""Language models for servables, out of the service's own: those that are served, and those of a version's folder."""
+"""Language models that servables use: served ones, and ones that only a version of a servable has."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ __all__ = ["PrivateModels"]
 
 
 class PrivateModels:
-    """``models`` are those that are served; ``make`` gives a backend under a name, which loads a bundle or a folder, by
-    a scheme where that is said, as any other does, with a memory plan of its own, and is in no list.
+    """Opens the language models of servables.
+
+    ``models`` are the served ones.  ``make`` returns a backend for a name and an optional scheme.  That backend loads a
+    bundle or folder with a memory plan of its own and is not listed among the served models.
     """
 
     def __init__(self, models: Models, make: Callable[[str, str | None], RemoteBackend]) -> None:
         self._models, self._make = models, make
 
     async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
-        """As LanguageModels has it; raises what loading raised, InvalidFileError for a name that nobody serves."""
+        """See ``LanguageModels.open``; raises the error of loading, InvalidFileError if no such model is served."""
         if plan.served:
             return self._beside(plan.served, plan, source.name)
         path = await asyncio.to_thread(source.language_path, plan.path)
         backend = self._make(f"{source.name}/{source.version}/{plan.path}", plan.scheme)
         try:
             await backend.load(str(path))
-        except (InvalidFileError, UnsupportedError) as error:  # which do not always say of what
+        except (InvalidFileError, UnsupportedError) as error:  # whose messages may lack the path
             await to_its_end(backend.stop())
-            told = "" if str(path) in str(error) else f"{path}: "
-            raise type(error)(f"{told}{error}") from error
+            prefix = "" if str(path) in str(error) else f"{path}: "
+            raise type(error)(f"{prefix}{error}") from error
         except BaseException:
             await to_its_end(backend.stop())
             raise
@@ -54,22 +56,22 @@ class PrivateModels:
         return LanguageQueue(plan.path.strip("./") or source.name, plan, find, backend.stop)
 
     def _beside(self, served: str, plan: LanguagePlan, servable: str) -> LanguageQueue:
-        """What runs one that is served; while it is not any more, requests are told so: UnavailableError."""
+        """Return the queue of a served model.  Its requests fail with UnavailableError once the model is unloaded."""
 
         def find() -> Backend:
             try:
                 return self._models.get(served)
             except NotFoundError:
-                raise UnavailableError(f"{servable}: the language model {served!r} is not served now") from None
+                raise UnavailableError(f"{servable}: the language model {served!r} is no longer served") from None
 
         try:
             find()
         except UnavailableError:
-            there = ", ".join(one.name for one in self._models.list()) or "none"
-            told = f"its servable.py asks for the language model {served!r}, which is not served here; served are"
-            raise InvalidFileError(f"{servable}: {told}: {there}") from None
-        return LanguageQueue(served, plan, find, _nothing)
+            names = ", ".join(model.name for model in self._models.list()) or "none"
+            problem = f"servable.py asks for the language model {served!r}, which is not served here"
+            raise InvalidFileError(f"{servable}: {problem}. Served models: {names}") from None
+        return LanguageQueue(served, plan, find, _do_nothing)
 
 
-async def _nothing() -> None:
-    """Whoever serves it ends it."""
+async def _do_nothing() -> None:
+    """Do nothing: the service ends a served model."""
