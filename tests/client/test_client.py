@@ -37,7 +37,7 @@ def text():
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """Tries come at once; how long the pauses would be is a test of its own."""
-    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.0)
 
 
 class Script:
@@ -100,7 +100,7 @@ def test_all_routes(demo, text):
         with pytest.raises(ServiceError, match="no chat template") as caught:
             client.chat([{"role": "user", "content": "x"}])
         assert caught.value.status == 400
-        assert len(client._kept) == 1  # one connection did it all
+        assert num_connections(demo) == 1
 
 
 def test_all_routes_for_asyncio(demo, serve, text):
@@ -266,9 +266,9 @@ def test_what_takes_too_long_is_not_asked_again(stream):
                     await anext(client.stream_complete("x"))
                 await client.complete("x")
 
-        with Client(url, timeout_s=0.2) as client, pytest.raises(ServiceError, match=r"nothing came for 0\.2 s"):
+        with Client(url, timeout_s=0.2) as client, pytest.raises(ServiceError, match=r"0\.2 s"):
             next(client.stream_complete("x")) if stream else client.complete("x")
-        with pytest.raises(ServiceError, match=r"nothing came for 0\.2 s"):
+        with pytest.raises(ServiceError, match=r"0\.2 s"):
             asyncio.run(main())
         silent.setblocking(False)
         for _ in range(2):
@@ -288,14 +288,15 @@ def test_a_kept_connection_that_was_closed_is_replaced(serve):
 
 
 def test_pauses_grow_and_follow_the_service(monkeypatch):
-    from penstock.client.http import Address, Retries
+    from penstock.client.address import Address
+    from penstock.client.retries import Retries
 
-    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 30.0)
+    monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 30.0)
     retries = Retries(Address("http://localhost", retries=8))
-    pauses = [retries.pause(ServiceError("busy", 503)) for _ in range(7)]
+    pauses = [retries.pause_s(ServiceError("busy", 503)) for _ in range(7)]
     for number, pause in enumerate(pauses):
         assert min(30, 0.5 * 2**number) <= pause <= min(30, 0.75 * 2**number)
-    assert 20 <= Retries(Address("http://localhost")).pause(ServiceError("busy", 429, retry_after_s=20)) <= 30
+    assert 20 <= Retries(Address("http://localhost")).pause_s(ServiceError("busy", 429, retry_after_s=20)) <= 30
 
 
 @pytest.mark.parametrize(
