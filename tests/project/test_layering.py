@@ -194,3 +194,16 @@ def test_configs_have_few_fields() -> None:
             if isinstance(node, ast.ClassDef) and node.name.endswith(ends):
                 count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
                 assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
+
+
+def test_servables_are_layers() -> None:
+    """The sub-packages of servables have an order, and each imports only those before it."""
+    order = ("api", "process", "schedule", "lifecycle")
+    for path in sorted((PACKAGE / "servables").rglob("*.py")):
+        own = path.parent.name
+        if own not in order:
+            continue
+        for line, name in imports_of(path):
+            parts = name.split(".")
+            if parts[:2] == ["penstock", "servables"] and parts[2] in order:
+                assert order.index(parts[2]) <= order.index(own), f"{name_of(path)}:{line} imports {name}"
