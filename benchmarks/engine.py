@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.native import Sampled, Sampling, StepBatch
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import ResolvedSampling
+from penstock.engine.params import ResolvedSampling
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 
 NUM_RUNNING, NUM_WAITING, NUM_STEPS, PROMPT_LEN = 256, 1000, 300, 200

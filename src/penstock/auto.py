@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import ConfigReader, parse_object
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.text.tokenizer import Tokenizer

@@ -7,15 +7,18 @@ or range.  Every error names the file and the key, what was expected and what wa
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
-__all__ = ["ConfigReader", "RopeConfig", "parse_json", "parse_object", "show"]
+__all__ = [
+    "ConfigReader", "RopeConfig", "check_integer", "is_integer", "is_number", "parse_json", "parse_object", "show",
+]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
@@ -24,12 +27,6 @@ MAX_VALUES: Final = 1 << 20
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 _SHOWN_CHARS = 80
-
-# The reader's methods are named after the types they read, which hides the builtins inside the class.
-Integer: TypeAlias = int
-Float: TypeAlias = float
-Text: TypeAlias = str
-Flag: TypeAlias = bool
 
 
 class _Required:
@@ -181,27 +178,29 @@ class RopeConfig:
 class ConfigReader:
     """Typed reads of one JSON object.
 
+    The methods are named after the types that they read, so the annotations in this class name ``builtins``.
+
     ``file`` is what errors call it.  A read without a default refuses a missing key; null counts as missing.
     """
 
-    def __init__(self, values: dict[str, Any], file: Text = "config.json") -> None:
+    def __init__(self, values: dict[str, Any], file: builtins.str = "config.json") -> None:
         self.values = values
         self.file = file
 
     @classmethod
-    def parse(cls, data: bytes | memoryview, file: Text = "config.json") -> ConfigReader:
+    def parse(cls, data: bytes | memoryview, file: builtins.str = "config.json") -> ConfigReader:
         """A reader over the bytes of a JSON file; InvalidFileError when they are not one object."""
         return cls(parse_object(data, file), file)
 
-    def error(self, key: Text, expected: Text, found: object) -> InvalidFileError:
+    def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
         """The error to raise when ``key`` holds something else than ``expected``."""
         return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}")
 
-    def has(self, key: Text) -> Flag:
+    def has(self, key: builtins.str) -> builtins.bool:
         """Whether ``key`` is there and not null."""
         return self.values.get(key) is not None
 
-    def _get(self, key: Text, default: object, expected: Text) -> Any:
+    def _get(self, key: builtins.str, default: object, expected: builtins.str) -> Any:
         value = self.values.get(key)
         if value is not None:
             return value
@@ -211,7 +210,9 @@ class ConfigReader:
             raise InvalidFileError(f"{self.file}: {key}: expected {expected}, found no such key")
         return None
 
-    def _read(self, key: Text, default: Any, expected: Text, accept: Callable[[Any], Flag]) -> Any:
+    def _read(
+        self, key: builtins.str, default: Any, expected: builtins.str, accept: Callable[[Any], builtins.bool]
+    ) -> Any:
         value = self._get(key, default, expected)
         if value is None:
             return default
@@ -220,42 +221,66 @@ class ConfigReader:
         return value
 
     def int(
-        self, key: Text, default: Integer | _Required = _REQUIRED, *, min: Integer = 1, max: Integer = MAX_INT
-    ) -> Integer:
+        self,
+        key: builtins.str,
+        default: builtins.int | _Required = _REQUIRED,
+        *,
+        min: builtins.int = 1,
+        max: builtins.int = MAX_INT,
+    ) -> builtins.int:
         """An integer in [min, max]; positive unless told."""
-        result: Integer = self._read(key, default, f"an integer from {min} to {max}", _integer_in(min, max))
+        result: builtins.int = self._read(key, default, f"an integer from {min} to {max}", _integer_in(min, max))
         return result
 
-    def optional_int(self, key: Text, *, min: Integer = 1, max: Integer = MAX_INT) -> Integer | None:
+    def optional_int(
+        self, key: builtins.str, *, min: builtins.int = 1, max: builtins.int = MAX_INT
+    ) -> builtins.int | None:
         """As ``int``; None when the key is missing or null."""
-        result: Integer | None = self._read(key, None, f"an integer from {min} to {max}", _integer_in(min, max))
+        result: builtins.int | None = self._read(key, None, f"an integer from {min} to {max}", _integer_in(min, max))
         return result
 
-    def float(self, key: Text, default: Float | _Required = _REQUIRED, *, min: Float = 0.0, max: Float = 1e30) -> Float:
+    def float(
+        self,
+        key: builtins.str,
+        default: builtins.float | _Required = _REQUIRED,
+        *,
+        min: builtins.float = 0.0,
+        max: builtins.float = 1e30,
+    ) -> builtins.float:
         """A number in [min, max]; an integer counts, true and false do not."""
-        return Float(self._read(key, default, f"a number from {min:g} to {max:g}", _number_in(min, max)))
+        return builtins.float(self._read(key, default, f"a number from {min:g} to {max:g}", _number_in(min, max)))
 
-    def optional_float(self, key: Text, *, min: Float = 0.0, max: Float = 1e30) -> Float | None:
+    def optional_float(
+        self, key: builtins.str, *, min: builtins.float = 0.0, max: builtins.float = 1e30
+    ) -> builtins.float | None:
         """As ``float``; None when the key is missing or null."""
         value = self._read(key, None, f"a number from {min:g} to {max:g}", _number_in(min, max))
-        return None if value is None else Float(value)
+        return None if value is None else builtins.float(value)
 
-    def bool(self, key: Text, default: Flag | _Required = _REQUIRED) -> Flag:
+    def bool(self, key: builtins.str, default: builtins.bool | _Required = _REQUIRED) -> builtins.bool:
         """true or false."""
-        result: Flag = self._read(key, default, "true or false", lambda value: isinstance(value, Flag))
+        result: builtins.bool = self._read(
+            key, default, "true or false", lambda value: isinstance(value, builtins.bool)
+        )
         return result
 
-    def str(self, key: Text, default: Text | _Required = _REQUIRED, *, max_len: Integer = 4096) -> Text:
+    def str(
+        self, key: builtins.str, default: builtins.str | _Required = _REQUIRED, *, max_len: builtins.int = 4096
+    ) -> builtins.str:
         """A text of at most ``max_len`` characters."""
-        result: Text = self._read(key, default, f"a text of at most {max_len} characters", _text_of(max_len))
+        result: builtins.str = self._read(key, default, f"a text of at most {max_len} characters", _text_of(max_len))
         return result
 
-    def optional_str(self, key: Text, *, max_len: Integer = 4096) -> Text | None:
+    def optional_str(self, key: builtins.str, *, max_len: builtins.int = 4096) -> builtins.str | None:
         """As ``str``; None when the key is missing or null."""
-        result: Text | None = self._read(key, None, f"a text of at most {max_len} characters", _text_of(max_len))
+        result: builtins.str | None = self._read(
+            key, None, f"a text of at most {max_len} characters", _text_of(max_len)
+        )
         return result
 
-    def one_of(self, key: Text, choices: Iterable[Text], default: Text | _Required = _REQUIRED) -> Text:
+    def one_of(
+        self, key: builtins.str, choices: Iterable[builtins.str], default: builtins.str | _Required = _REQUIRED
+    ) -> builtins.str:
         """One of ``choices``; any other text is an UnsupportedError that lists them."""
         choices = tuple(choices)
         value = self.str(key, default)
@@ -263,16 +288,22 @@ class ConfigReader:
             raise UnsupportedError(f"{self.file}: {key}: expected one of {', '.join(choices)}, found {show(value)}")
         return value
 
-    def text_list(self, key: Text, *, max_items: Integer = 100_000) -> list[Text] | None:
+    def text_list(self, key: builtins.str, *, max_items: builtins.int = 100_000) -> list[builtins.str] | None:
         """A list of texts; None when the key is missing or null."""
         value = self._get(key, None, "a list of texts")
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) > max_items or not all(isinstance(item, Text) for item in value):
+        if (
+            not isinstance(value, list)
+            or len(value) > max_items
+            or not all(isinstance(item, builtins.str) for item in value)
+        ):
             raise self.error(key, f"a list of at most {max_items} texts", value)
         return list(value)
 
-    def int_or_list(self, key: Text, *, min: Integer = 0, max: Integer = MAX_INT) -> tuple[Integer, ...]:
+    def int_or_list(
+        self, key: builtins.str, *, min: builtins.int = 0, max: builtins.int = MAX_INT
+    ) -> tuple[builtins.int, ...]:
         """One integer or a list of them, as eos_token_id is written; empty when missing or null."""
         value = self._get(key, None, "an integer or a list of integers")
         if value is None:
@@ -283,7 +314,7 @@ class ConfigReader:
             raise self.error(key, f"an integer from {min} to {max}, or a list of them", value)
         return tuple(items)
 
-    def object(self, key: Text) -> ConfigReader | None:
+    def object(self, key: builtins.str) -> ConfigReader | None:
         """A reader over the object under ``key``; None when the key is missing or null."""
         value = self._get(key, None, "an object")
         if value is None:
@@ -292,7 +323,7 @@ class ConfigReader:
             raise self.error(key, "an object", value)
         return ConfigReader(value, f"{self.file}: {key}")
 
-    def dtype(self) -> Text:
+    def dtype(self) -> builtins.str:
         """The checkpoint's element type from ``dtype`` or ``torch_dtype``: "f32", "f16" or "bf16".
 
         "" when neither key is there, or it says "auto": then the tensors decide.
@@ -322,7 +353,7 @@ class ConfigReader:
             "float32, float16 or bfloat16 checkpoint and quantize it with --scheme w8a8 or w4a8"
         )
 
-    def rope(self, head_dim: Integer) -> RopeConfig:
+    def rope(self, head_dim: builtins.int) -> RopeConfig:
         """Rotary positions of heads of ``head_dim``, in the old style (rope_theta, rope_scaling) and the new
         (rope_parameters).
 
@@ -333,7 +364,7 @@ class ConfigReader:
         type_key = "rope_type" if section.has("rope_type") else "type"
         rope_type = section.one_of(type_key, ("default", "linear", "llama3", "yarn"), "default")
         share = section.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0, max=1.0), max=1.0)
-        rotary_dim = Integer(head_dim * share)
+        rotary_dim = builtins.int(head_dim * share)
         if not 2 <= rotary_dim <= MAX_ROTARY_DIM or rotary_dim % 2:
             raise self.error("head_dim", f"an even number of rotary dimensions, 2 to {MAX_ROTARY_DIM}", rotary_dim)
         base = RopeConfig(theta=theta, rotary_dim=rotary_dim)
@@ -346,12 +377,29 @@ class ConfigReader:
         return base
 
 
+def is_integer(value: object, low: int, high: int) -> bool:
+    """Return True for an int from ``low`` to ``high``; True and False are not integers."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    """Return True for an int or a float from ``low`` to ``high``; True, False and NaN are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """Return an argument that must be an integer from ``low`` to ``high``; InvalidArgumentError names it otherwise."""
+    if not isinstance(value, int) or not is_integer(value, low, high):
+        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, found {value!r:.60}", param=name)
+    return value
+
+
 def _integer_in(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return lambda value: is_integer(value, low, high)
 
 
 def _number_in(low: float, high: float) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    return lambda value: is_number(value, low, high)
 
 
 def _text_of(max_len: int) -> Callable[[Any], bool]:

@@ -19,12 +19,13 @@ __all__ = [
 MAX_STRINGS: Final = 64
 MAX_STRING_CHARS: Final = 4096
 MAX_BIASES: Final = 4096
+MAX_BIAS: Final = 100
 MAX_TOKEN: Final = 2**31 - 1
 
 
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
     """The error that says what a field must be and what it is."""
-    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}")
+    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}", param=name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -60,11 +61,11 @@ def strings(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(several, (list, tuple)) or not all(isinstance(s, str) for s in several):
         raise refusal(name, "a string or a list of strings", value)
     if len(several) > MAX_STRINGS:
-        raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}")
+        raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}", param=name)
     for one in several:
         if not 0 < len(one) <= MAX_STRING_CHARS:
             raise InvalidArgumentError(
-                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(one)}"
+                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(one)}", param=name
             )
     return tuple(several)
 
@@ -114,12 +115,15 @@ def biases(value: object) -> Biases:
         raise refusal("logit_bias", "a mapping of token ids to numbers", value)
     if len(value) > MAX_BIASES:
         raise InvalidArgumentError(
-            f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}"
+            f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}", param="logit_bias"
         )
     found = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
-        if whole("logit_bias's token id", token, 0, MAX_TOKEN) is None or number("logit_bias", bias, -100, 100) is None:
+        if (
+            whole("logit_bias's token id", token, 0, MAX_TOKEN) is None
+            or number("logit_bias", bias, -MAX_BIAS, MAX_BIAS) is None
+        ):
             raise refusal("logit_bias", "a mapping of token ids to numbers", value)
         found[int(token)] = float(bias)
     return Biases(found)
@@ -176,10 +180,10 @@ def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Refuse token ids beyond a vocabulary; in a step they would end the neighbours, too."""
     greatest = max(ids, default=0)
     if greatest >= vocab_size:
-        raise InvalidArgumentError(f"{name}: token id {greatest} is not in 0 to {vocab_size - 1}")
+        raise InvalidArgumentError(f"{name}: token id {greatest} is not in 0 to {vocab_size - 1}", param=name)
 
 
 def check_listed(name: str, num_listed: int, vocab_size: int) -> None:
     """Refuse to list more of the likeliest tokens than there are."""
     if num_listed > vocab_size:
-        raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens")
+        raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens", param=name)

@@ -15,7 +15,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
 from tests.support.command import DEMO, FOLDER, environment
 

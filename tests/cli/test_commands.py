@@ -188,16 +188,16 @@ def test_a_program_that_calls_the_command_keeps_its_own_ctrl_c(capsys):
     [
         (
             ["serve", DEMO, "--port", "0", "--max-requests", "100000000"],
-            "--max-requests must be a whole number from 1 to",
+            "--max-requests: expected an integer from 1 to",
         ),
         (
             ["batch", DEMO, "{}", "{}.out", "--max-requests", "100000000"],
-            "--max-requests must be a whole number from 1",
+            "--max-requests: expected an integer from 1",
         ),
         (["bench", DEMO, "--batch", "100000"], "--batch must be a whole number from 1 to 65536, not 100000"),
         (["profile", DEMO, "--batch", "100000"], "--batch must be a whole number from 1 to 65536, not 100000"),
-        (["bench", DEMO, "--online", "--max-requests", "100000000"], "--max-requests must be a whole number from 1 to"),
-        (["run", DEMO, "x", "--threads", "5000"], "--threads must be a whole number"),
+        (["bench", DEMO, "--online", "--max-requests", "100000000"], "--max-requests: expected an integer from 1 to"),
+        (["run", DEMO, "x", "--threads", "5000"], "--threads: expected an integer"),
         (["run", DEMO, "x", "--scheme", "w9"], "--scheme: expected one of"),
         (["run", DEMO, "x", "--network", "net.py:Net"], "network goes with a checkpoint folder"),
         (["run", DEMO, "x", "--ops", "gone.so"], "--ops: gone.so"),

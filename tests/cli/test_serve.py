@@ -152,7 +152,7 @@ REFUSED = {
     "traces over gRPC": "OTLP's URL over HTTP",
     "no port": "penstock: --port must be a whole number from 0 to 65535, not 99999",
     "no port for gRPC": "penstock: --grpc-port must be a whole number from 0 to 65535, not 70000",
-    "half of TLS": "penstock: --tls-certificate and --tls-key must be given together",
+    "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
 }
 
 
@@ -190,11 +190,11 @@ def test_options_become_settings() -> None:
     line = ["serve", "a=x/m.psm", "/y/n.psm", "--workers", "2", "--max-waiting", "7", "--no-prefix-cache"]
     line += ["--max-body-bytes", "1000", "--max-open", "7", "--max-seconds", "1.5"]
     settings = settings_of(parser.parse_args([*line, "--hang-seconds", "2", "--kv-cache", "int8", "--port", "9"]))
-    limits = settings.door.limits
+    limits = settings.gateway.limits
     assert (limits.body_bytes, limits.num_open, limits.request_s) == (1000, 7, 1.5)
-    assert settings_of(parser.parse_args(["serve", "m.psm"])).door.limits == GatewayLimits()
+    assert settings_of(parser.parse_args(["serve", "m.psm"])).gateway.limits == GatewayLimits()
     assert settings.models == (("a", str(Path("x/m.psm").absolute())), ("", "/y/n.psm"))
-    assert (settings.num_workers, settings.supervision.hang_s, settings.door.port) == (2, 2.0, 9)
+    assert (settings.num_workers, settings.supervision.hang_s, settings.gateway.port) == (2, 2.0, 9)
     assert (settings.options.engine.max_waiting, settings.options.engine.prefix_cache) == (7, False)
     assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
     assert settings.options.threads >= 1
@@ -213,7 +213,7 @@ def test_options_become_settings() -> None:
         with pytest.raises(InvalidArgumentError, match="can match nothing"):
             settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host]))
     for host in ("*", "a.example", "under_score", "10.0.0.1", "::1"):
-        assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).door.hosts == (host,)
+        assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).gateway.hosts == (host,)
 
 
 def test_the_document_has_every_option_and_its_default() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.options import EngineOptions
+from penstock.engine.params import SamplingParams
 from penstock.engine.pooling import Pooling
-from penstock.engine.request import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.llm.async_llm import AsyncLLM
 from penstock.llm.llm import LLM

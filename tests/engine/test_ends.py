@@ -10,7 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.request import Status
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.llm.result import Delta
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of

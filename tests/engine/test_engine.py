@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import SamplingParams, Status
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Status
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
@@ -223,11 +224,11 @@ def test_the_error_of_several_prompts_says_what_was_done_and_where_it_is_kept(ma
         max_tokens=4, allowed_token_ids=[7], logit_bias={7: -100}, bad_words=[llm.tokenizer.decode([7])]
     )
     prompts, params = [[5, 6], [5, 7], [5, 8]], [plain, bad, plain]
-    message = r"prompts\[1\]: no token is allowed here.* \(2 of 3 prompts were done; generate_each gives"
+    message = r"prompts\[1\]: No token can be sampled.* \(2 of 3 prompts were done; generate_each gives"
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         llm.generate(prompts, params)
     assert isinstance(caught.value.__cause__, InvalidArgumentError)
-    with pytest.raises(InvalidArgumentError, match=r"^no token is allowed here"):
+    with pytest.raises(InvalidArgumentError, match=r"^No token can be sampled"):
         llm.generate(prompts[1], bad)
     found = dict(llm.generate_each(zip(prompts, params, strict=True)))
     assert [len(found[i].token_ids) for i in (0, 2)] == [4, 4]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S, EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
-from penstock.engine.request import Request, ResolvedSampling, Status, Timings
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status, Timings
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InvalidArgumentError, QueueFullError
 

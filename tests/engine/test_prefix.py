@@ -6,8 +6,9 @@ import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import FREED, PageLedger, PagePool
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prefix import PageKeys
-from penstock.engine.request import Request, ResolvedSampling, SamplingParams
+from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone

@@ -7,8 +7,9 @@ import pytest
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
-from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.support.engine_requests import PROMPTS, prompt_of
 

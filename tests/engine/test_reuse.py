@@ -9,7 +9,8 @@ import pytest
 
 from penstock.engine.batch import BatchLayout
 from penstock.engine.pages import PageLedger, PageTables
-from penstock.engine.request import Request, ResolvedSampling
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request
 from penstock.engine.sampler import SamplingRows
 from penstock.engine.scheduler import Chunk
 from penstock.runtime.program import PAGE_TOKENS

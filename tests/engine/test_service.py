@@ -9,7 +9,8 @@ from collections import deque
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.request import Request, SamplingParams, Status
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import finish_order, prompt_of, submit

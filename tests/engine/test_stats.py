@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
 from tests.support.engine_requests import finish_order, prompt_of, submit

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm.async_llm import AsyncLLM, AsyncStream
 from penstock.llm.llm import LLM
@@ -163,7 +163,7 @@ def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
             first = await front.stream(prompt_of(5), ENDLESS)
             await first.__anext__()
             waiting = [await front.stream(prompt_of(5), SamplingParams(max_tokens=2)) for _ in range(2)]
-            with pytest.raises(QueueFullError, match="2 requests wait"):
+            with pytest.raises(QueueFullError, match="2 waiting"):
                 await front.stream(prompt_of(5))
             llm.engine.program.fail_next = InternalError("planted")
             with pytest.raises(InternalError, match="planted"):
@@ -369,3 +369,11 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 def test_a_network_is_given_by_its_file(network: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"network must be a string like 'file.py:Class', not "):
         LLM("model.psm", network=network)
+
+
+def test_a_network_without_a_model_is_refused_by_name() -> None:
+    for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
+        with pytest.raises(InvalidArgumentError, match=r"^network must be a string like 'file\.py:Class', not .*Async"):
+            make(network=AsyncLLM)
+        with pytest.raises(InvalidArgumentError, match=r"^model must be the path of a checkpoint folder or a \.psm"):
+            make()

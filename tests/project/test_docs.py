@@ -16,10 +16,11 @@ from tests.support.command import environment
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-PATHS = re.compile(r"`((?:penstock|core|tests|benchmarks|demo|examples|docs)/[\w./*-]+)`")
+PATHS = re.compile(r"`((?:src|core|tests|benchmarks|demo|examples|docs)/[\w./*-]+)`")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+# The log is history: it names files as they were called on the day of an entry.
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name != "log.md"], ids=lambda p: p.name)
 def test_files_that_documents_name_exist(document: Path) -> None:
     for name in PATHS.findall(document.read_text()):
         assert list(ROOT.glob(name.rstrip("/"))), f"{document.name} names {name}"

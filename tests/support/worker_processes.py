@@ -46,7 +46,7 @@ async def service(
     command=COMMAND,
     num_workers: int = 1,
     options: ModelOptions = OPTIONS,
-    door=None,
+    remote=None,
     fresh_s: float = 600.0,
 ) -> AsyncIterator[Service]:
     """A primary and its models; at the end nothing of it is left: no process, no descriptor, no file.
@@ -54,7 +54,7 @@ async def service(
     A worker that says nothing for ``fresh_s`` is routed around: on a machine that stands still, none by chance.
     """
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
-    primary = Primary(supervision, command, door)
+    primary = Primary(supervision, command, remote)
     await primary.open()
     folder = Path(primary.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.chat_template import render_chat
 from tests.support.fake_model import FILES

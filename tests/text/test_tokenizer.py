@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.text.tokenizer import StopMatcher, StopRules, TextStream, Tokenizer
+from penstock.text.text_stream import StopMatcher, StopRules, TextStream
+from penstock.text.tokenizer import Tokenizer
 from tests.support.fake_model import byte_fallback_json, byte_level_json, stream_of
 
 SAMPLES = ["the cat sat", "é日本🙂 x", " leading", "a\n\tb", "👩‍👩‍👧 family", "naïve – café", "plainplain", "日日日"]

@@ -20,7 +20,8 @@ from penstock.bench.machine_limits import MachineLimits
 from penstock.bench.open_model import check_size, open_model
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
@@ -55,7 +56,7 @@ class Bench:
         for name, value in [*sizes, *(("batch", batch) for batch in self.batches)]:
             check_size(name, value)
         if not self.batches or len(set(self.batches)) != len(self.batches):
-            raise InvalidArgumentError(f"batch must name different sizes, not {self.batches!r}")
+            raise InvalidArgumentError(f"batch must name different sizes, not {self.batches!r}", param="batch")
 
 
 @dataclass
@@ -123,7 +124,8 @@ def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
         if program.info.context_len < context_len:
             raise InvalidArgumentError(
                 f"prompt_tokens {what.prompt_tokens} and new_tokens {what.new_tokens} at batch {largest} take a "
-                f"context of {context_len} tokens, but the model's is {program.info.context_len}"
+                f"context of {context_len} tokens, but the model's is {program.info.context_len}",
+                param="prompt_tokens",
             )
         plan = program.info.plan
         work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)

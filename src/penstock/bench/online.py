@@ -15,7 +15,8 @@ import numpy as np
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits
@@ -44,13 +45,16 @@ class Trace:
         for name in ("num_requests", "prompt_tokens", "new_tokens"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-                raise InvalidArgumentError(f"{name} must be a whole number from 1 to {1 << 20}, not {value!r}")
+                raise InvalidArgumentError(
+                    f"{name} must be a whole number from 1 to {1 << 20}, not {value!r}", param=name
+                )
         if not 0 <= self.spread <= 2:
-            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}")
+            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}", param="spread")
         if not 0 <= self.shared_tokens < self.prompt_tokens:
             raise InvalidArgumentError(
                 f"shared_tokens must be at least 0 and less than prompt_tokens {self.prompt_tokens}, "
-                f"not {self.shared_tokens!r}"
+                f"not {self.shared_tokens!r}",
+                param="shared_tokens",
             )
 
     def lengths(self, seed: int = 0) -> tuple[list[int], list[int]]:
@@ -84,10 +88,10 @@ class OnlineBench:
     def __post_init__(self) -> None:
         """Refuse rates that never come, or never end."""
         if len(self.rates) + len(self.shares) > MAX_RATES:
-            raise InvalidArgumentError(f"rate must name at most {MAX_RATES} rates")
+            raise InvalidArgumentError(f"rate must name at most {MAX_RATES} rates", param="rate")
         for rate in self.rates + self.shares:
             if not 1e-3 <= rate <= 1e6:
-                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}")
+                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}", param="rate")
 
 
 @dataclass

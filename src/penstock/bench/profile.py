@@ -67,9 +67,11 @@ class Profile:
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name), least)
         if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the middle one is known
-            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}")
+            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}", param="steps")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
-            raise InvalidArgumentError(f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}")
+            raise InvalidArgumentError(
+                f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}", param="phases"
+            )
 
 
 @dataclass
@@ -165,7 +167,8 @@ def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> Pro
         if _longest(what, num_prompt, num_context) > most:
             is_prompt = "prefill" in what.phases and num_prompt > most
             asked = f"prompt_tokens {num_prompt}" if is_prompt else f"context {num_context} and one more"
-            raise InvalidArgumentError(f"{asked} is over the model's context of {most} tokens")
+            message = f"{asked} is over the model's context of {most} tokens"
+            raise InvalidArgumentError(message, param="prompt_tokens" if is_prompt else "context")
         return _Profiler(what, program, graph, pages_for(longest)).report(opened.populate_s)
 
 
@@ -189,7 +192,7 @@ class _Profiler:
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
-        self.kept = [node.kept for node in spans.node_infos(program.model)]
+        self.kept = [node.wanted_only for node in spans.node_infos(program.model)]
         self.peaks = MachineLimits(program.context)
         self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of so many threads, of all phases
 

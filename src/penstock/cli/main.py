@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -30,7 +29,6 @@ GROUPS = {
 """The folders of ``penstock.cli`` and the commands in each, in the order of the help."""
 COMMANDS = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
 _GRACE_SECONDS = 0.8
-_FIELDS = re.compile(r"[a-z][a-z0-9_]*( and [a-z][a-z0-9_]*)*(?=[ :])")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,15 +97,13 @@ def _load_ops(paths: Sequence[str]) -> None:
 
 
 def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """Return a message that begins with the names of fields with the names of the options that gave them."""
-    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError | UnsupportedError) else None
-    if names is None:
+    """Return the message of an error with the name of the option that set the field at fault."""
+    param = error.param if isinstance(error, PenstockError) else None
+    if param is None or param not in vars(args) or not text.startswith(param):
         return text
-    options = {name: f"--{name.replace('_', '-')}" for name in names[0].split(" and ")}
-    given = {one.partition("=")[0].replace("_", "-") for one in arguments}
-    if not options.keys() <= vars(args).keys() or given.isdisjoint(options.values()):
-        return text
-    return " and ".join(options.values()) + text[names.end() :]
+    option = f"--{param.replace('_', '-')}"
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    return option + text.removeprefix(param) if option in given else text
 
 
 def _one_line(error: BaseException) -> str:

@@ -85,7 +85,7 @@ def utf8_text(data: str | bytes, name: str) -> str:
     try:
         return os.fsencode(data).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{name} is not UTF-8 text at byte {error.start}") from None
+        raise InvalidArgumentError(f"{name} is not UTF-8 text at byte {error.start}", param=name) from None
 
 
 def limits_of(args: argparse.Namespace, *, max_requests: int, max_tokens: int = 512) -> ProgramLimits:

@@ -35,7 +35,7 @@ class Deadlines:
             request = heapq.heappop(self._entries)[2]
             where = "waited" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
             message = f"deadline_s {request.options.deadline_s:g} is over: the request still {where}"
-            found.append((request, DeadlineError(message)))
+            found.append((request, DeadlineError(message, param="deadline_s")))
         return found
 
     def forget_ended(self, num_open: int) -> None:

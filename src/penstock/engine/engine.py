@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout
+from penstock.engine.capabilities import check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.pages import PageLedger
-from penstock.engine.params import check_num_top
-from penstock.engine.pooling import Pooling, pool
+from penstock.engine.params import ResolvedSampling, check_num_top
+from penstock.engine.pooling import Pooling
 from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
-from penstock.engine.request import Request, ResolvedSampling, Status, to_penstock_error
+from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
-from penstock.engine.tail import check_sampling
 from penstock.errors import (
     DeadlineError,
     InternalError,
@@ -45,7 +45,7 @@ from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 if TYPE_CHECKING:
     from penstock.core.native import Sampled
     from penstock.engine.prompt_logits import PromptRows
-    from penstock.text.tokenizer import TextStream
+    from penstock.text.text_stream import TextStream
 
 __all__ = ["Engine"]
 
@@ -129,7 +129,8 @@ class Engine:
         if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:
             raise InvalidArgumentError(
                 f"prompt has {len(ids)} tokens, but a step has {self.program.limits.max_rows} rows of logits "
-                "(max_rows), and this network runs a prompt in one step, because its attention is not causal"
+                "(max_rows), and this network runs a prompt in one step, because its attention is not causal",
+                param="prompt",
             )
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
@@ -210,7 +211,8 @@ class Engine:
                 raise InvalidArgumentError(
                     f"prompt has {len(prompt_ids)} tokens, but this network runs a prompt in one step, because its "
                     f"attention is not causal, and a step holds {self.max_len} with the answer's (max_tokens of its "
-                    "limits, max_chunk)"
+                    "limits, max_chunk)",
+                    param="prompt",
                 )
         return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 
@@ -298,7 +300,7 @@ class Engine:
                 rows = self.program.step(batch, row_arrays(self._rows.of(sampled), chunks))
             else:
                 self.program.run(batch)
-            pooled = pool(self.program, chunks) if len(sampled) < len(chunks) else []
+            pooled = self._pool(chunks) if len(sampled) < len(chunks) else []
             for chunk in chunks:
                 self.scheduler.advance(chunk)
         except Exception as error:
@@ -314,12 +316,30 @@ class Engine:
             self._end(request, "error" if damage else "stop", damage)
         return sampled
 
+    def _pool(self, chunks: Sequence[Chunk]) -> list[tuple[Request, InternalError | None]]:
+        """Hand the step's hidden rows to the requests with a pooling.
+
+        Returns the requests whose prompt is complete, each with the error in its rows or None.
+        """
+        if all(chunk.request.pooling is None for chunk in chunks):
+            return []
+        hidden, start = self.program.hidden(), 0
+        ended: list[tuple[Request, InternalError | None]] = []
+        for chunk in chunks:
+            stop, pooling = start + chunk.num_tokens, chunk.request.pooling
+            if pooling is not None:
+                pooling.take(hidden[start:stop], chunk.start)
+                if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
+                    ended.append((chunk.request, pooling.error()))
+            start = stop
+        return ended
+
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
         """Give a request its own rows: of its prompt, and that of the next token."""
         request = chunk.request
         try:
             if request.prompt_rows is not None:
-                request.prompt_rows.take(request, self.program, rows, own)
+                request.prompt_rows.take(len(request.prompt_ids), self.program, rows, own)
             if not chunk.samples:
                 return
             if request.max_tokens == 0:
@@ -382,8 +402,24 @@ class Engine:
 
     def figures(self) -> EngineStats:
         """Counters of this moment, from any thread."""
-        ended = dict(self._num_finished)
-        return EngineStats.of(self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, ended)
+        scheduler = self.scheduler
+        pools = scheduler.ledger.pools
+        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + len(self._incoming),
+            num_pages=fullest.num_pages if fullest else 0,
+            num_held_pages=fullest.num_pages - fullest.num_free if fullest else 0,
+            num_named_pages=max((pool.num_named for pool in pools), default=0),
+            num_steps=self.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_finished=dict(self._num_finished),
+            num_step_tokens=scheduler.num_step_tokens,
+            num_steps_by=dict(scheduler.num_steps_by),
+        )
 
     def forget_prefixes(self) -> None:
         """Drop what the prefix cache knows; requests keep what they hold."""

@@ -139,11 +139,13 @@ class RequestOptions:
         )
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgumentError(
-                f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}"
+                f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}",
+                param="cache_salt",
             )
         if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
             raise InvalidArgumentError(
-                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}"
+                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}",
+                param="client",
             )
 
 
@@ -156,5 +158,5 @@ def check_options(options: object) -> RequestOptions:
     if options is None:
         return RequestOptions()
     if not isinstance(options, RequestOptions):
-        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}")
+        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}", param="options")
     return options

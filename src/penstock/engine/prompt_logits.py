@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.native import Sampled
-from penstock.engine.request import Request, TokenLogprobs
-from penstock.engine.sampler import check_row, row_logprobs
+from penstock.engine.logprobs import TokenLogprobs, check_row, row_logprobs
 from penstock.runtime.program import Program
 
 __all__ = ["PromptLogits", "PromptRows", "PromptScores"]
@@ -33,7 +32,7 @@ class PromptRows(Protocol):
     def num_taken(self) -> int:
         """Positions that are done."""
 
-    def take(self, request: Request, program: Program, sampled: Sampled, rows: range) -> None:
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
         """The rows of the next ``len(rows)`` positions, as numbered in the step that just ran."""
 
 
@@ -49,9 +48,9 @@ class PromptScores:
         """Position i scores token i + 1, so the last has nothing to score."""
         return len(self.scores) - 1
 
-    def take(self, request: Request, program: Program, sampled: Sampled, rows: range) -> None:
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
         """Note the scores; InternalError when a row's logits are not finite."""
-        for row in rows[: len(request.prompt_ids) - len(self.scores)]:
+        for row in rows[: prompt_len - len(self.scores)]:
             check_row(sampled, row)
             self.scores.append(row_logprobs(sampled, row, self.num_logprobs))
 
@@ -71,7 +70,7 @@ class PromptLogits:
         """Rows that are filled."""
         return self._num_taken
 
-    def take(self, request: Request, program: Program, sampled: Sampled, rows: range) -> None:
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
         """Copy the rows out of the program's memory."""
         stop = self._num_taken + len(rows)
         self.array[self._num_taken : stop] = program.logits()[rows.start : rows.stop]

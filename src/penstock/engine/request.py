@@ -8,30 +8,18 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.params import ResolvedSampling
 from penstock.errors import InternalError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.engine.pages import PageTables
     from penstock.engine.pooling import Pooling
     from penstock.engine.prompt_logits import PromptRows
-    from penstock.engine.sampler import RowState
-    from penstock.text.tokenizer import TextStream
+    from penstock.engine.row_state import RowState
+    from penstock.text.text_stream import TextStream
 
-__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs", "to_penstock_error"]
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """The log-probability of a token under the model's own distribution, before temperature, bias or penalty.
-
-    ``rank`` 1 is the likeliest.  ``top`` holds pairs of token id and log-probability, likeliest first.
-    """
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...] = ()
+__all__ = ["Request", "Status", "Timings", "to_penstock_error"]
 
 
 class Status(Enum):

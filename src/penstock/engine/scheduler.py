@@ -92,10 +92,12 @@ class Scheduler:
         priority_s: float = PRIORITY_S,
     ) -> None:
         if max_requests < 1:
-            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}")
+            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}", param="max_requests")
         for name, value in (("max_tokens", max_tokens), ("max_rows", max_rows or max_requests)):
             if value < max_requests:  # the last of the running requests would never get its turn
-                raise InvalidArgumentError(f"{name} must be at least max_requests ({max_requests}), not {value}")
+                raise InvalidArgumentError(
+                    f"{name} must be at least max_requests ({max_requests}), not {value}", param=name
+                )
         self.ledger = ledger
         self.max_tokens = max_tokens
         self.max_requests = max_requests

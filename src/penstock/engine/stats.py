@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from penstock.engine.scheduler import Scheduler
+from typing import Final
 
 __all__ = ["STEP_TOKENS", "EngineStats"]
 
@@ -39,34 +36,6 @@ class EngineStats:
     num_finished: Mapping[str, int]
     num_step_tokens: int
     num_steps_by: Mapping[str, int]
-
-    @classmethod
-    def of(
-        cls,
-        scheduler: Scheduler,
-        num_incoming: int,
-        num_steps: int,
-        num_output_tokens: int,
-        num_finished: Mapping[str, int],
-    ) -> EngineStats:
-        """Those of a scheduler, with what the engine counts itself."""
-        pools = scheduler.ledger.pools
-        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
-        return cls(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + num_incoming,
-            num_pages=fullest.num_pages if fullest else 0,
-            num_held_pages=fullest.num_pages - fullest.num_free if fullest else 0,
-            num_named_pages=max((pool.num_named for pool in pools), default=0),
-            num_steps=num_steps,
-            num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=scheduler.num_prompt_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
-            num_output_tokens=num_output_tokens,
-            num_finished=num_finished,
-            num_step_tokens=scheduler.num_step_tokens,
-            num_steps_by=dict(scheduler.num_steps_by),
-        )
 
     def since(self, earlier: EngineStats) -> EngineStats:
         """What was counted since an earlier moment of the same engine; gauges are those of now."""

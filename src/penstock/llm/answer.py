@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import PenstockError
 from penstock.llm.backend import Delta
 from penstock.llm.engine_thread import StepEvent

@@ -15,13 +15,15 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.pooling import Embedding
-from penstock.engine.request import Request, SamplingParams
-from penstock.engine.waiting import OpenRequests
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError
-from penstock.llm.llm import LLM, Prompt
-from penstock.llm.result import Delta, Result, Score
-from penstock.llm.score import embed_prompts, score_prompts
+from penstock.llm.embed import embed_prompts
+from penstock.llm.llm import LLM
+from penstock.llm.open_requests import OpenRequests
+from penstock.llm.prompts import Prompt
+from penstock.llm.result import Delta, Embedding, Result, Score
+from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
 
 __all__ = ["AsyncLLM", "AsyncStream"]
@@ -104,14 +106,15 @@ class AsyncLLM:
     def __init__(self, llm: LLM) -> None:
         if not isinstance(llm, LLM):
             raise InvalidArgumentError(
-                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder"
+                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder",
+                param="llm",
             )
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise InvalidArgumentError("an AsyncLLM is made in a running event loop, inside `async def`") from None
         if llm.engine.observer is not None:
-            raise InvalidArgumentError("llm: one AsyncLLM drives it already")
+            raise InvalidArgumentError("llm: one AsyncLLM drives it already", param="llm")
         self.llm = llm
         self._loop = loop
         self._streams: weakref.WeakValueDictionary[int, AsyncStream] = weakref.WeakValueDictionary()
@@ -123,7 +126,7 @@ class AsyncLLM:
         self._thread.start()
 
     @classmethod
-    async def open(cls, model: Any, **options: Any) -> AsyncLLM:
+    async def open(cls, model: Any = "", **options: Any) -> AsyncLLM:
         """Open a model without holding up the event loop; arguments as ``LLM`` has them."""
         return cls(await asyncio.to_thread(LLM, model, **options))
 
@@ -182,7 +185,7 @@ class AsyncLLM:
         """A call that opens requests of its own, which end when the caller is cancelled."""
         opened = OpenRequests(self.llm.engine)
         try:
-            return await self._beside(call, self.llm, *arguments, opened)
+            return await self._beside(call, self.llm.engine, self.llm.prompt_ids, *arguments, opened)
         except asyncio.CancelledError:
             opened.abort()
             self._work.set()

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.engine.pooling import Embedding
-from penstock.engine.request import TokenLogprobs
 from penstock.engine.stats import EngineStats
 from penstock.errors import UnavailableError
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "known_card"]

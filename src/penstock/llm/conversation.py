@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engine.options import check_options
 from penstock.engine.params import SamplingParams
-from penstock.engine.prompts import split_params
 from penstock.errors import InvalidArgumentError
+from penstock.llm.prompts import split_params
 from penstock.llm.result import Delta, Result
 from penstock.text.chat_template import TurnTokens, check_messages
 
 if TYPE_CHECKING:
+    from penstock.engine.engine import Engine
     from penstock.engine.options import RequestOptions
-    from penstock.llm.llm import LLM
     from penstock.llm.stream import Stream
+    from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["Conversation", "Turn"]
 
 ANSWER_SHARE = 4
 """Of a context, what is kept for an answer: one part in so many."""
+
+
+class ConversationModel(Protocol):
+    """What a conversation needs of a model; ``LLM`` has it."""
+
+    engine: Engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UnsupportedError if it has none."""
+
+    def stream(
+        self, prompt: list[int], params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Stream:
+        """Continue token ids, piece by piece."""
 
 
 class Conversation:
@@ -39,9 +55,13 @@ class Conversation:
     Not for several threads at once.  UnsupportedError when the model has no chat template.
     """
 
-    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> None:
+    def __init__(
+        self, llm: ConversationModel, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False
+    ) -> None:
         if not isinstance(drop_oldest, bool):
-            raise InvalidArgumentError(f"drop_oldest must be True or False, not {drop_oldest!r:.60}")
+            raise InvalidArgumentError(
+                f"drop_oldest must be True or False, not {drop_oldest!r:.60}", param="drop_oldest"
+            )
         self._llm = llm
         self._tokens = TurnTokens(llm.tokenizer)
         self._messages = check_messages(messages) if messages else []
@@ -70,7 +90,7 @@ class Conversation:
     ) -> Turn:
         """Say something, and get the answer piece by piece.  A turn that fails leaves the conversation as it was."""
         if not isinstance(content, str):
-            raise InvalidArgumentError(f"content must be text, not {type(content).__name__}")
+            raise InvalidArgumentError(f"content must be text, not {type(content).__name__}", param="content")
         return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
 
     def retry(self, params: SamplingParams | None = None, *, options: RequestOptions | None = None) -> Turn:
@@ -86,10 +106,14 @@ class Conversation:
         if last is not None and not last.is_finished:
             raise InvalidArgumentError("the last answer has not ended: read it to its end or abort it")
         if check_options(options).truncate_prompt:
-            raise InvalidArgumentError("truncate_prompt must be False here, where drop_oldest forgets whole turns")
+            raise InvalidArgumentError(
+                "truncate_prompt must be False here, where drop_oldest forgets whole turns", param="truncate_prompt"
+            )
         sampling = split_params(params, 1)[0]
         if sampling.echo:
-            raise InvalidArgumentError("echo must be False: a conversation's answer is a message of its own")
+            raise InvalidArgumentError(
+                "echo must be False: a conversation's answer is a message of its own", param="echo"
+            )
         kept, ids = self._fit(messages, sampling)
         turn = Turn(self, self._llm.stream(ids, sampling, options), kept, len(messages) - len(kept))
         self._open = weakref.ref(turn)

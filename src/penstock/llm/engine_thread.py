@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.capabilities import check_scoring
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.pooling import Pooling, check_embedding
 from penstock.engine.prompt_logits import PromptScores
-from penstock.engine.request import Request, Status, TokenLogprobs, to_penstock_error
-from penstock.engine.tail import check_scoring
+from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.result import all_finished, make_result
 
@@ -109,7 +110,7 @@ class EngineThread:
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         if llm.engine.observer is not None:
-            raise InvalidArgumentError("llm: another front end drives it already")
+            raise InvalidArgumentError("llm: another front end drives it already", param="llm")
         self.llm = llm
         self._deliver = deliver
         self._open: dict[int, _Open] = {}
@@ -130,11 +131,11 @@ class EngineThread:
     ) -> None:
         """Begin all answers to a prompt, checked now; raises what ``LLM.stream`` raises."""
         fixed = check_options(options)
-        ids, sampling = self.llm._prepare(list(prompt_ids), params, fixed)
+        submits = self.llm.prepare(list(prompt_ids), params, fixed)
         one = _Open(key, params)
         try:
-            for begin in self.llm._answers(ids, sampling, params, list(prompt_ids), fixed):
-                self._add(one, begin())
+            for submit in submits:
+                self._add(one, submit())
         except BaseException:
             self._drop(one)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -11,29 +12,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
+import numpy as np
+
 from penstock.checkpoint.generation import GenerationConfig, read_generation_config
+from penstock.engine.capabilities import check_continues, refuse_logits
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, LLMFields, RequestOptions, check_options, engine_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.pooling import Embedding
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
-from penstock.engine.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.engine.request import Request, Status
-from penstock.engine.tail import check_continues, refuse_logits
-from penstock.engine.waiting import finish_all, run_prompts, when_room
 from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.llm.embed import embed_prompts
+from penstock.llm.open_requests import finish_all, run_prompts, when_room
+from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.llm.resolve import answer_text, end_ids, resolve_params
-from penstock.llm.result import Result, Score, all_finished, all_or_error, outcome
-from penstock.llm.score import embed_prompts, score_prompts
+from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
+from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
-from penstock.llm.streamers import Streamer, generate_into
-from penstock.runtime.open import Opened, OpenOptions, open_program
+from penstock.llm.streamers import Streamer
+from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import flag, given_number, whole
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.llm.conversation import Conversation
@@ -59,7 +61,7 @@ class LLM:
 
     def __init__(
         self,
-        model: Path | str,
+        model: Path | str = "",
         scheme: str | None = None,
         mode: str = "graph",
         threads: int = 0,
@@ -72,6 +74,7 @@ class LLM:
     ) -> None:
         verify = others.pop("verify", "once")
         options = engine_options(others, _OPTIONS)
+        check_network(network)  # before the model, which a caller with a class may leave out
         start = time.perf_counter()
         opened = open_program(
             model,
@@ -85,7 +88,9 @@ class LLM:
         try:
             longest = opened.program.info.context_len
             if limits is not None and limits.context_len > longest:
-                raise InvalidArgumentError(f"context_len {limits.context_len} is more than the model's {longest}")
+                raise InvalidArgumentError(
+                    f"context_len {limits.context_len} is more than the model's {longest}", param="context_len"
+                )
             self._start(opened, options)
         except BaseException:
             opened.program.close()
@@ -174,18 +179,18 @@ class LLM:
         ``streamer``: of one prompt, gets its token ids and each one of the answer as it comes (see Streamer).
         """
         if streamer is not None:
-            result, is_one = generate_into(self, prompts, params, options, streamer, progress)
+            result, is_one = self._generate_into(prompts, params, options, streamer, progress)
             return result if is_one else [result]
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
         options, progress = check_options(options), flag("progress", progress)
-        prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self._prepare(*pair, options))
+        prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
-            for ready, prompt, one in zip(prepared, several, each, strict=True):
+            for submits in prepared:
                 requests.append([])
-                for begin in self._answers(*ready, one, prompt, options):
-                    requests[-1].append(when_room(self.engine, begin))
+                for submit in submits:
+                    requests[-1].append(when_room(self.engine, submit))
             finish_all(self.engine, [request for group in requests for request in group], progress and bool(several))
         except BaseException:
             for group in requests:
@@ -194,6 +199,41 @@ class LLM:
             raise
         results = all_or_error([outcome(group, one) for group, one in zip(requests, each, strict=True)], is_one)
         return results[0] if is_one else results
+
+    def _generate_into(
+        self, prompts: object, params: object, options: RequestOptions | None, streamer: Streamer, progress: bool
+    ) -> tuple[Result, bool]:
+        """Continue one prompt and put its token ids and those of the answer into ``streamer``.
+
+        Returns the result, and whether ``prompts`` was a single prompt.  ``end`` is called in any case once the
+        streamer is accepted, because another thread may wait for it.  An error that the streamer raises ends the
+        answer.
+        """
+        if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+            raise InvalidArgumentError(
+                f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not", param="streamer"
+            )
+        try:
+            if progress:
+                raise InvalidArgumentError(
+                    "progress must be False beside a streamer, which shows how far it is", param="progress"
+                )
+            several, is_one = split_prompts(prompts)
+            each = split_params(params, len(several))
+            if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
+                answers = sum(one.best_of or one.n for one in each)
+                raise InvalidArgumentError(f"a streamer takes one answer, n and best_of being 1: here are {answers}")
+            stream = self.stream(several[0], each[0], options)
+            streamer.put(np.array([stream.prompt_token_ids], np.int64))
+            for delta in stream:
+                for token in delta.token_ids:
+                    streamer.put(np.array([token], np.int64))
+        except BaseException:
+            with suppress(Exception):
+                streamer.end()
+            raise
+        streamer.end()
+        return stream.result(), is_one
 
     def generate_each(
         self,
@@ -237,33 +277,30 @@ class LLM:
 
     def _submit_all(self, item: object, options: RequestOptions) -> tuple[list[Request], SamplingParams]:
         prompt, params, options = split_item(item, options)
-        ids, sampling = self._prepare(prompt, params, options)
         requests: list[Request] = []
         try:
-            for begin in self._answers(ids, sampling, params, prompt, options):
-                requests.append(when_room(self.engine, begin))
+            for submit in self.prepare(prompt, params, options):
+                requests.append(when_room(self.engine, submit))
         except PenstockError:
             for request in requests:
                 self.engine.abort(request)
             raise
         return requests, params
 
-    def _prepare(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
-    ) -> tuple[list[int], ResolvedSampling]:
-        """A prompt's tokens and what it runs with, checked."""
-        ids, sampling = self._ids(prompt), self._resolve(params)
-        return self.engine.fit_prompt(ids, sampling.max_tokens, options), sampling
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> list[Callable[[], Request]]:
+        """Check a prompt with its parameters, and return one function for each answer that submits its request.
 
-    def _answers(
-        self, ids: list[int], own: ResolvedSampling, params: SamplingParams, prompt: Prompt, options: RequestOptions
-    ) -> Iterator[Callable[[], Request]]:
-        """What begins each answer to a prompt; the prompt's scores come with the first."""
+        There are ``best_of`` answers, or else ``n``.  The log-probabilities of the prompt come with the first.
+        """
+        sampling = self._resolve(params)
+        ids = self.engine.fit_prompt(self.prompt_ids(prompt), sampling.max_tokens, options)
         num_answers = params.best_of or params.n
         family = next(self._families) if num_answers > 1 else 0
-        for index in range(num_answers):
-            one = params if index == 0 or params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
-            yield partial(self._submit, ids, one, own.answer(index), prompt, options, family)
+        others = params if params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
+        return [
+            partial(self._submit, ids, params if i == 0 else others, sampling.answer(i), prompt, options, family)
+            for i in range(num_answers)
+        ]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -271,13 +308,13 @@ class LLM:
         """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
         several, is_one = split_prompts(prompt)
         if not several:
-            raise InvalidArgumentError("prompt is empty: it must have at least one token")
+            raise InvalidArgumentError("prompt is empty: it must have at least one token", param="prompt")
         if not is_one:
-            raise InvalidArgumentError("stream takes one prompt; generate takes several")
+            raise InvalidArgumentError("stream takes one prompt; generate takes several", param="stream")
         one = split_params(params, 1)[0]
         if (one.best_of or one.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
-        request = self._submit(self._ids(several[0]), one, self._resolve(one), several[0], options)
+        request = self._submit(self.prompt_ids(several[0]), one, self._resolve(one), several[0], options)
         return Stream(self.engine, request, one)
 
     def score(
@@ -289,7 +326,7 @@ class LLM:
         ``options`` go for all, but a text is scored whole: ``truncate_prompt`` is refused.  All prompts are checked
         before any runs; errors name the prompt.
         """
-        return score_prompts(self, prompts, num_top, options)
+        return score_prompts(self.engine, self.prompt_ids, prompts, num_top, options)
 
     def embed(
         self,
@@ -305,7 +342,7 @@ class LLM:
         length 1.  ``options`` go for all; of a prompt that is too long ``truncate_prompt`` keeps a context's worth of
         its end.  UnsupportedError for a network that has no such rows; errors name the prompt.
         """
-        return embed_prompts(self, prompts, pooling, normalize, options)
+        return embed_prompts(self.engine, self.prompt_ids, prompts, pooling, normalize, options)
 
     def chat(
         self,
@@ -336,7 +373,7 @@ class LLM:
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Logits [len, vocab] float32, one row per position of the prompt."""
         refuse_logits("logits", self.info.tail)
-        ids = self.engine.check_prompt(self._ids(prompt), answer_len=0)
+        ids = self.engine.check_prompt(self.prompt_ids(prompt), answer_len=0)
         rows = PromptLogits(len(ids), self.info.vocab_size)
         run_prompts(self.engine, [(ids, rows)], True, RequestOptions())
         return rows.array
@@ -359,7 +396,8 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _ids(self, prompt: Prompt) -> Sequence[int]:
+    def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
+        """Return the token ids of a prompt: text is encoded, token ids stay as they are and are not checked."""
         self.engine.check_process()
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 

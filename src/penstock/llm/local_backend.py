@@ -9,12 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.pooling import Embedding
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import EngineThread, StepEvent
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions

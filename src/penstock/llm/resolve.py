@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.tail import refuse_sampling
 from penstock.errors import UnsupportedError
-from penstock.text.tokenizer import StopRules, TextStream, Tokenizer
+from penstock.text.text_stream import StopRules, TextStream
+from penstock.text.tokenizer import Tokenizer
 from penstock.validation import check_listed, check_vocabulary
 
 __all__ = ["answer_text", "end_ids", "resolve_params"]
@@ -34,7 +35,7 @@ def resolve_params(
     """
     if (params.stop or params.bad_words or params.echo) and tokenizer is None:
         name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
-        raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
+        raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text", param=name)
     if tail:
         refuse_sampling(params, tail)
     spelled: tuple[tuple[int, ...], ...] = ()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.engine.prompts import of_prompt
-from penstock.engine.request import Request, SamplingParams, Status, TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request, Status
 from penstock.errors import PenstockError
+from penstock.llm.prompts import of_prompt
 
-__all__ = ["Choice", "Delta", "Result", "Score", "all_finished", "all_or_error", "make_result", "outcome"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Choice", "Delta", "Embedding", "Result", "Score", "all_finished", "all_or_error", "make_result", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,18 @@ class Score:
     def is_greedy(self, start: int = 1) -> bool:
         """Whether greedy decoding would have made the tokens from ``start`` on."""
         return all(one.rank == 1 for one in self.logprobs[max(1, start) :] if one is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """A prompt as a vector [hidden_size] float32.
+
+    ``num_cached_tokens`` of its tokens came from the prefix cache and were not computed.
+    """
+
+    token_ids: list[int]
+    vector: NDArray[np.float32]
+    num_cached_tokens: int = 0
 
 
 def _choice(request: Request, params: SamplingParams) -> Choice:

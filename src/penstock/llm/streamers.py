@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-import numpy as np
-
-from penstock.engine.prompts import split_params, split_prompts
 from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
-    from penstock.engine.options import RequestOptions
-    from penstock.llm.llm import LLM
-    from penstock.llm.result import Result
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["Streamer", "TextStreamer", "generate_into"]
+__all__ = ["Streamer", "TextStreamer"]
 
 
 class Streamer(Protocol):
@@ -29,38 +22,6 @@ class Streamer(Protocol):
 
     def end(self) -> None:
         """No more will come."""
-
-
-def generate_into(
-    llm: LLM, prompts: object, params: object, options: RequestOptions | None, streamer: Streamer, progress: bool
-) -> tuple[Result, bool]:
-    """Continue one prompt and put it and each token into ``streamer``; the result, and whether the prompt stood alone.
-
-    ``end`` is called whatever happens, once the streamer has been taken: another thread may wait for it.
-    InvalidArgumentError for several prompts or answers, or ``progress`` beside what the streamer may print.  What the
-    streamer raises ends the answer.
-    """
-    if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
-        raise InvalidArgumentError(f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not")
-    try:
-        if progress:
-            raise InvalidArgumentError("progress must be False beside a streamer, which shows how far it is")
-        several, is_one = split_prompts(prompts)
-        each = split_params(params, len(several))
-        if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
-            answers = sum(one.best_of or one.n for one in each)
-            raise InvalidArgumentError(f"a streamer takes one answer, n and best_of being 1: here are {answers}")
-        stream = llm.stream(several[0], each[0], options)
-        streamer.put(np.array([stream.prompt_token_ids], np.int64))
-        for delta in stream:
-            for token in delta.token_ids:
-                streamer.put(np.array([token], np.int64))
-    except BaseException:
-        with suppress(Exception):
-            streamer.end()
-        raise
-    streamer.end()
-    return stream.result(), is_one
 
 
 class TextStreamer:
@@ -74,7 +35,9 @@ class TextStreamer:
 
     def __init__(self, tokenizer: Tokenizer, skip_prompt: bool = False, *, file: TextIO | None = None) -> None:
         if not callable(getattr(tokenizer, "detokenizer", None)):
-            raise InvalidArgumentError(f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}")
+            raise InvalidArgumentError(
+                f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}", param="tokenizer"
+            )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from penstock.core import native
+from penstock.core import layouts, native
 from penstock.errors import InvalidFileError
 from penstock.nn.embedding import LMHead
 from penstock.nn.linear import Linear
 from penstock.nn.weight import MatrixLayer
-from penstock.ops import layouts
 from penstock.ops.eager import core_context
 from penstock.ops.reference import shape_packed
 from penstock.quant.scheme import find_scheme
@@ -26,7 +25,7 @@ from penstock.quant.scheme import find_scheme
 __all__ = ["SharedMatrix", "load_weights", "pack_matrix", "pack_network", "pack_quantized", "shared_matrices"]
 
 _ROWS_LAYOUTS = {"f32": layouts.ROWS_F32, "f16": layouts.ROWS_F16, "bf16": layouts.ROWS_BF16}
-_DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+_DTYPES = {torch.float32: layouts.F32, torch.float16: layouts.F16, torch.bfloat16: layouts.BF16}
 
 
 @dataclass(frozen=True)

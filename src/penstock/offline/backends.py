@@ -16,7 +16,8 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.replace_tail import map_weights, with_tail
 from penstock.lite.device import Context
-from penstock.lite.model import Model, ModelType
+from penstock.lite.model import Model
+from penstock.lite.open_model import ModelType
 from penstock.lite.settings import read_values
 from penstock.llm.llm import LLM
 from penstock.llm.result import Delta, Result
@@ -88,7 +89,9 @@ def backend_named(name: object) -> str:
     found = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if found not in BACKENDS:
         others = ", ".join(f"{other} for {ours}" for other, ours in _OTHER_NAMES.items())
-        raise InvalidArgumentError(f"backend must be one of {', '.join(BACKENDS)} (or {others}), not {name!r:.60}")
+        raise InvalidArgumentError(
+            f"backend must be one of {', '.join(BACKENDS)} (or {others}), not {name!r:.60}", param="backend"
+        )
     return str(found)
 
 
@@ -114,7 +117,8 @@ def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOp
     length = config.infer_seq_length
     if length and values.get("context_len", length) != length:
         raise InvalidArgumentError(
-            f"infer_seq_length is {length}, and {config.config_path} has context_len {values['context_len']}"
+            f"infer_seq_length is {length}, and {config.config_path} has context_len {values['context_len']}",
+            param="infer_seq_length",
         )
     if length:
         values["context_len"] = length
@@ -140,8 +144,9 @@ def open_generator(source: Path, options: RunOptions) -> Generator:
     try:
         return _open(source, options)
     except InvalidArgumentError as error:
-        if options.length and str(error).startswith("context_len"):
-            raise InvalidArgumentError(f"infer_seq_length{str(error).removeprefix('context_len')}") from None
+        if options.length and error.param == "context_len":
+            name = "infer_seq_length"
+            raise InvalidArgumentError(error.naming(name), param=name, code=error.code) from None
         raise
 
 
@@ -158,12 +163,14 @@ def _open(source: Path, options: RunOptions) -> Generator:
 def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:
     if options.network is not None and not source.is_dir():
         raise InvalidArgumentError(
-            f"network goes with a checkpoint folder; the bundle {bundle} holds its graph already"
+            f"network goes with a checkpoint folder; the bundle {bundle} holds its graph already", param="network"
         )
     with native.Model.open(bundle) as model:
         found = model.info.scheme
     if options.scheme is not None and options.scheme != found:
-        raise InvalidArgumentError(f"scheme {options.scheme!r} was asked for, but the bundle {bundle} holds {found!r}")
+        raise InvalidArgumentError(
+            f"scheme {options.scheme!r} was asked for, but the bundle {bundle} holds {found!r}", param="scheme"
+        )
 
 
 def _limits(values: dict[str, Any]) -> ProgramLimits:
@@ -187,7 +194,10 @@ def open_accelerated(source: Path, options: RunOptions) -> Generator:
     for as long as it is read.
     """
     if options.backend == "eager":
-        raise UnsupportedError("is_sample_acceleration: eager mode has no graph to end in tokens: graph and lite have")
+        raise UnsupportedError(
+            "is_sample_acceleration: eager mode has no graph to end in tokens: graph and lite have",
+            param="is_sample_acceleration",
+        )
     is_hollow = options.values.get("weights") != "huge" and can_map_segments()
     fixed = replace(options, scheme=None, network=None, verify="never")  # it is made of weights that were verified
     with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:

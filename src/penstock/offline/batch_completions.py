@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.llm.result import Choice, Result
+from penstock.sampling_fields import FIELD_NAMES
 
 if TYPE_CHECKING:
-    from penstock.engine.prompts import Prompt
     from penstock.llm.llm import LLM
+    from penstock.llm.prompts import Prompt
 
 __all__ = ["CHAT", "COMPLETIONS", "answer_body", "read_body"]
 
@@ -32,45 +33,53 @@ def read_body(llm: LLM, url: str, body: object) -> tuple[Prompt, SamplingParams,
     Beside OpenAI's fields those of SamplingParams, and of a plain completion ``truncate_prompt`` (see RequestOptions).
     """
     if not isinstance(body, Mapping):
-        raise InvalidArgumentError(f"body must be an object, not {body!r:.100}")
+        raise InvalidArgumentError(f"body must be an object, not {body!r:.100}", param="body")
     values: dict[str, Any] = {name: value for name, value in body.items() if value is not None}
     if not isinstance(values.pop("model", ""), str):
-        raise InvalidArgumentError(f"model must be a text, not {body['model']!r:.100}")
+        raise InvalidArgumentError(f"model must be a text, not {body['model']!r:.100}", param="model")
     if values.pop("stream", False) is not False:
-        raise InvalidArgumentError("stream must be false: the answer is one object")
+        raise InvalidArgumentError("stream must be false: the answer is one object", param="stream")
     options = RequestOptions(truncate_prompt=values.pop("truncate_prompt", False))
     prompt: Prompt
     if url == CHAT:
         if options.truncate_prompt:
-            raise InvalidArgumentError("truncate_prompt must be false: a chat's messages are not cut")
+            raise InvalidArgumentError(
+                "truncate_prompt must be false: a chat's messages are not cut", param="truncate_prompt"
+            )
         if "max_completion_tokens" in values:
             longest = values.pop("max_completion_tokens")
             if values.setdefault("max_tokens", longest) != longest:
-                raise InvalidArgumentError("max_tokens must not differ from max_completion_tokens, its other name")
+                raise InvalidArgumentError(
+                    "max_tokens must not differ from max_completion_tokens, its other name", param="max_tokens"
+                )
         wanted, num_top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
         if not isinstance(wanted, bool):
-            raise InvalidArgumentError(f"logprobs must be true or false, not {wanted!r:.100}")
+            raise InvalidArgumentError(f"logprobs must be true or false, not {wanted!r:.100}", param="logprobs")
         if num_top and not wanted:
-            raise InvalidArgumentError("top_logprobs needs logprobs to be true")
+            raise InvalidArgumentError("top_logprobs needs logprobs to be true", param="top_logprobs")
         if wanted:
             values["logprobs"] = num_top
         prompt = llm.chat_prompt(values.pop("messages", None))
-        allowed = [name for name in FIELDS if name not in ("echo", "prompt_logprobs")]
+        allowed = [name for name in FIELD_NAMES if name not in ("echo", "prompt_logprobs")]
     elif url == COMPLETIONS:
         prompt = values.pop("prompt", None)
         if not isinstance(prompt, (str, list)) or any(
             isinstance(one, (str, list)) for one in prompt[:1] if isinstance(prompt, list)
         ):
-            raise InvalidArgumentError(f"prompt must be one text or one list of token ids, not {prompt!r:.100}")
-        allowed = list(FIELDS)
+            raise InvalidArgumentError(
+                f"prompt must be one text or one list of token ids, not {prompt!r:.100}", param="prompt"
+            )
+        allowed = list(FIELD_NAMES)
         _resolve_echo(values)
         if options.truncate_prompt and values.get("echo"):
-            raise InvalidArgumentError("truncate_prompt must be false with echo, which gives the whole prompt again")
+            raise InvalidArgumentError(
+                "truncate_prompt must be false with echo, which gives the whole prompt again", param="truncate_prompt"
+            )
     else:
-        raise InvalidArgumentError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r:.100}")
+        raise InvalidArgumentError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r:.100}", param="url")
     for name in values:
         if name not in allowed:
-            raise InvalidArgumentError(f"{name} is not a field of {url}")
+            raise InvalidArgumentError(f"{name} is not a field of {url}", param=name)
     return prompt, SamplingParams(**values), options
 
 
@@ -78,12 +87,16 @@ def _resolve_echo(values: dict[str, Any]) -> None:
     """Echoed tokens have log-probabilities when the answer's do; an echo may be all that is wanted."""
     is_echo = values.get("echo") is True
     if "prompt_logprobs" in values and not (is_echo and "logprobs" in values):
-        raise InvalidArgumentError("prompt_logprobs needs echo and logprobs, among which they are given")
+        raise InvalidArgumentError(
+            "prompt_logprobs needs echo and logprobs, among which they are given", param="prompt_logprobs"
+        )
     if is_echo and "logprobs" in values:
         values.setdefault("prompt_logprobs", values["logprobs"])
     if _is_without_answer(values):
         if values.get("min_tokens"):
-            raise InvalidArgumentError(f"min_tokens must be at most max_tokens (0), not {values['min_tokens']!r:.100}")
+            raise InvalidArgumentError(
+                f"min_tokens must be at most max_tokens (0), not {values['min_tokens']!r:.100}", param="min_tokens"
+            )
         values["max_tokens"] = 1  # a prompt is continued by one token at least: it is left out of the answer
 
 

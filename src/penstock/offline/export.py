@@ -52,7 +52,7 @@ def export(
     path = Path(model)
     if path.suffix in YAML_SUFFIXES or (_has_yaml(path) and out is None):
         if out is not None:
-            raise InvalidArgumentError(f"out must be None: {path} says where bundles go")
+            raise InvalidArgumentError(f"out must be None: {path} says where bundles go", param="out")
         return export_config(with_options(read_export_config(path), given, path), progress)[0]
     return export_config(ExportConfig(path, _checked_out(out), None, scheme, network, tail), progress)[0]
 
@@ -61,7 +61,7 @@ def with_options(config: ExportConfig, given: dict[str, str | None], path: Path)
     """A file's configuration with what the caller said besides; InvalidArgumentError when both say one thing."""
     for name, value in given.items():
         if value is not None and getattr(config, name) is not None:
-            raise InvalidArgumentError(f"{name} must not be given: {path} says {getattr(config, name)}")
+            raise InvalidArgumentError(f"{name} must not be given: {path} says {getattr(config, name)}", param=name)
     chosen = {name: value or getattr(config, name) for name, value in given.items()}
     return replace(config, scheme=chosen["scheme"], network=chosen["network"], tail=chosen["tail"])
 
@@ -98,7 +98,9 @@ def _link(file: Path, other: Path) -> None:
 
 def _checked_out(out: Path | str | None) -> Path:
     if not isinstance(out, (str, os.PathLike)) or Path(out).suffix != ".psm":
-        raise InvalidArgumentError(f"out must be the name of a bundle, which ends in .psm, not {out!r:.100}")
+        raise InvalidArgumentError(
+            f"out must be the name of a bundle, which ends in .psm, not {out!r:.100}", param="out"
+        )
     return Path(out)
 
 
@@ -111,7 +113,7 @@ def _saved(network: Any) -> Iterator[Path]:
     """A network in memory as a checkpoint folder, for as long as it is read."""
     if not callable(getattr(network, "named_parameters", None)):
         raise InvalidArgumentError(
-            f"model must be a path or a network of penstock.load_network, not {type(network).__name__}"
+            f"model must be a path or a network of penstock.load_network, not {type(network).__name__}", param="model"
         )
     from penstock.models.loader import save_network
 

@@ -49,7 +49,7 @@ class InferConfig:
         for name in _PATHS:
             value = getattr(self, name)
             if not isinstance(value, (str, os.PathLike)):
-                raise InvalidArgumentError(f"{name} must be a file name, not {value!r:.60}")
+                raise InvalidArgumentError(f"{name} must be a file name, not {value!r:.60}", param=name)
             setattr(self, name, os.fspath(value))
         if self.ge_config_path:
             if self.config_path:
@@ -57,19 +57,27 @@ class InferConfig:
             self.config_path, self.ge_config_path = self.ge_config_path, ""
         kind = getattr(self.model_type, "value", self.model_type)
         if kind != "penstock":
-            raise UnsupportedError(f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}")
+            raise UnsupportedError(
+                f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}", param="model_type"
+            )
         if not isinstance(self.model_name, str) or not self.model_name:
-            raise InvalidArgumentError(f"model_name must be a text, not {self.model_name!r:.60}")
+            raise InvalidArgumentError(f"model_name must be a text, not {self.model_name!r:.60}", param="model_name")
         check_target([self.target])
         for name, most in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise InvalidArgumentError(f"{name} must be a whole number from 0 to {most}, not {value!r:.60}")
+                raise InvalidArgumentError(
+                    f"{name} must be a whole number from 0 to {most}, not {value!r:.60}", param=name
+                )
         for name in ("device_id", "rank_id"):
             if getattr(self, name):
-                raise UnsupportedError(f"{name} must be 0, not {getattr(self, name)}: the target cpu is one device")
+                raise UnsupportedError(
+                    f"{name} must be 0, not {getattr(self, name)}: the target cpu is one device", param=name
+                )
         if self.increment_model_path and not self.prefill_model_path:
-            raise InvalidArgumentError("increment_model_path goes with a prefill_model_path, which is missing")
+            raise InvalidArgumentError(
+                "increment_model_path goes with a prefill_model_path, which is missing", param="increment_model_path"
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__dataclass_fields__:

@@ -11,19 +11,20 @@ from functools import partial
 
 import numpy as np
 
-from penstock.checkpoint.folder import SIDE_FILES
 from penstock.checkpoint.generation import read_generation_config
+from penstock.checkpoint.side_files import SIDE_FILES
 from penstock.core import native
 from penstock.core.forked import check_process, is_forked
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.engine.capabilities import check_continues
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.prompts import check_each, check_token_ids
+from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status
 from penstock.engine.sampler import SamplingRows, accept_row
-from penstock.engine.tail import check_continues
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
+from penstock.llm.prompts import check_each
 from penstock.llm.resolve import answer_text, end_ids, resolve_params
 from penstock.llm.result import Delta, Result, make_result
 from penstock.text.tokenizer import Tokenizer
@@ -107,7 +108,9 @@ class LiteGenerator:
 
     def _requests(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
         if params.prompt_logprobs is not None:
-            raise UnsupportedError("prompt_logprobs: the backend lite keeps the last row alone; graph has them")
+            raise UnsupportedError(
+                "prompt_logprobs: the backend lite keeps the last row alone; graph has them", param="prompt_logprobs"
+            )
         if self._is_bidirectional:
             check_continues(params.max_tokens or 1)
         ends = end_ids(params, self._ends)

@@ -116,7 +116,8 @@ def _params(wanted: Mapping[str, Any]) -> SamplingParams:
     if given:
         raise InvalidArgumentError(
             f"generate_until: {', '.join(sorted(given))}: not known; known are until, do_sample, "
-            f"{', '.join((*_LENGTHS, *_SAMPLING))}"
+            f"{', '.join((*_LENGTHS, *_SAMPLING))}",
+            param="generate_until",
         )
     if not samples:
         fields["temperature"] = 0.0

@@ -59,5 +59,7 @@ def _folders(search_path: object) -> list[Path] | None:
         return None
     several = [search_path] if isinstance(search_path, (str, os.PathLike)) else search_path
     if not isinstance(several, Iterable) or not all(isinstance(one, (str, os.PathLike)) for one in several):
-        raise InvalidArgumentError(f"search_path must be a folder or a list of them, not {search_path!r:.60}")
+        raise InvalidArgumentError(
+            f"search_path must be a folder or a list of them, not {search_path!r:.60}", param="search_path"
+        )
     return [Path(one) for one in several]

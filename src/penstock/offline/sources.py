@@ -33,16 +33,20 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
         return _of_config(checked_copy(model), search_path)
     for name in ("prefill_model_path", "increment_model_path"):
         if name in values and model is not None:
-            raise InvalidArgumentError(f"{name}: model says already what to run")
+            raise InvalidArgumentError(f"{name}: model says already what to run", param=name)
     if model is None:
         return _of_config(infer_config(values), search_path)
     if isinstance(model, (tuple, list)):
         if len(model) != 2 or not all(isinstance(one, (str, os.PathLike)) and str(one) for one in model):
-            raise InvalidArgumentError(f"model: expected a pair of bundles (prefill, increment), found {model!r:.100}")
+            raise InvalidArgumentError(
+                f"model: expected a pair of bundles (prefill, increment), found {model!r:.100}", param="model"
+            )
         paths = {"prefill_model_path": model[0], "increment_model_path": model[1]}
         return _of_config(infer_config({**values, **paths}), search_path)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(f"model: expected a path, a pair of them or a name, found {type(model).__name__}")
+        raise InvalidArgumentError(
+            f"model: expected a path, a pair of them or a name, found {type(model).__name__}", param="model"
+        )
     path = Path(model)
     is_name = path.name == os.fspath(model) and path.suffix not in (".psm", *YAML_SUFFIXES)
     if path.exists() and not (is_name and search_path is not None):  # a search path says that a name is meant
@@ -56,7 +60,9 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
 def _of_config(config: InferConfig, search_path: Sequence[Path] | None) -> InferConfig:
     if not config.prefill_model_path:
         if config.model_name == InferConfig.model_name:
-            raise InvalidArgumentError("prefill_model_path is missing, and there is no model_name to look for")
+            raise InvalidArgumentError(
+                "prefill_model_path is missing, and there is no model_name to look for", param="prefill_model_path"
+            )
         given = {name: getattr(config, name) for name in ("infer_seq_length", "config_path", "model_name")}
         given = {name: value for name, value in given.items() if value}
         return _of_path(_search(config.model_name, search_path), given)
@@ -66,7 +72,9 @@ def _of_config(config: InferConfig, search_path: Sequence[Path] | None) -> Infer
 
 def _refuse_search(search_path: Sequence[Path] | None, what: str) -> None:
     if search_path is not None:
-        raise InvalidArgumentError(f"search_path: expected none, since {what} is a path: it goes with a model's name")
+        raise InvalidArgumentError(
+            f"search_path: expected none, since {what} is a path: it goes with a model's name", param="search_path"
+        )
 
 
 def _of_path(path: Path, values: Mapping[str, Any]) -> InferConfig:
@@ -149,7 +157,9 @@ def _search(name: str, search_path: Sequence[Path] | None) -> Path:
     for folder in folders:
         found = [folder / one for one in names if (folder / one).exists()]
         if len(found) > 1:
-            raise InvalidArgumentError(f"model {name!r}: {folder} has {_listed(found)}: give the path of one")
+            raise InvalidArgumentError(
+                f"model {name!r}: {folder} has {_listed(found)}: give the path of one", param="model"
+            )
         if found:
             return found[0]
     where = ", ".join(str(folder) for folder in folders) or "nowhere, as PENSTOCK_MODELS names no folder"
@@ -180,5 +190,6 @@ def check_pair(prefill: Path, increment: Path) -> None:
 
 def _misfit(prefill: Path, increment: Path, what: str, a: object, b: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"increment_model_path: {increment} does not fit {prefill}: {what} is {b}, and there it is {a}"
+        f"increment_model_path: {increment} does not fit {prefill}: {what} is {b}, and there it is {a}",
+        param="increment_model_path",
     )

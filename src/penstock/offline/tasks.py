@@ -33,14 +33,16 @@ class InferTask:
         refused before it is called.  InvalidArgumentError for a name that is taken.
         """
         if not isinstance(task_type, str) or not task_type.isidentifier():
-            raise InvalidArgumentError(f"task_type must be a name, not {task_type!r:.60}")
+            raise InvalidArgumentError(f"task_type must be a name, not {task_type!r:.60}", param="task_type")
         if task_type in cls._tasks:
-            raise InvalidArgumentError(f"task_type {task_type!r} is there already")
+            raise InvalidArgumentError(f"task_type {task_type!r} is there already", param="task_type")
         if not callable(make):
-            raise InvalidArgumentError(f"make must be a function, not {type(make).__name__}")
+            raise InvalidArgumentError(f"make must be a function, not {type(make).__name__}", param="make")
         wanted = frozenset(uses)
         if not wanted <= set(PROCESSORS):
-            raise InvalidArgumentError(f"uses must be some of {', '.join(PROCESSORS)}, not {sorted(wanted)}")
+            raise InvalidArgumentError(
+                f"uses must be some of {', '.join(PROCESSORS)}, not {sorted(wanted)}", param="uses"
+            )
         cls._tasks[task_type] = _Task(make, wanted)
 
     @classmethod
@@ -52,13 +54,17 @@ class InferTask:
         use for, by name.
         """
         if not cls.check_task_valid(task_type):
-            raise InvalidArgumentError(f"task must be one of {', '.join(cls.support_list())}, not {task_type!r:.60}")
+            raise InvalidArgumentError(
+                f"task must be one of {', '.join(cls.support_list())}, not {task_type!r:.60}", param="task"
+            )
         if not isinstance(task_config, InferConfig):
-            raise InvalidArgumentError(f"task_config must be an InferConfig, not {type(task_config).__name__}")
+            raise InvalidArgumentError(
+                f"task_config must be an InferConfig, not {type(task_config).__name__}", param="task_config"
+            )
         task, config = cls._tasks[task_type], checked_copy(task_config)
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:
-                raise UnsupportedError(f"{name}: the task {task_type} has no use for one")
+                raise UnsupportedError(f"{name}: the task {task_type} has no use for one", param=name)
         try:
             inspect.signature(task.make).bind(config, **options)
         except TypeError as error:

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
-from penstock.engine.prompts import check_each, split_prompts
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.llm.llm import LLM
+from penstock.llm.prompts import check_each, split_prompts
 from penstock.llm.result import Result
 from penstock.offline.backends import (
     Answers,
@@ -59,7 +59,7 @@ class TextGeneration:
         if running is not None:
             for name, value in (("scheme", scheme), ("network", network), ("threads", threads), ("verify", verify)):
                 if value not in (None, 0):
-                    raise InvalidArgumentError(f"{name}: a model that is open already has its own")
+                    raise InvalidArgumentError(f"{name}: a model that is open already has its own", param=name)
         elif not config.prefill_model_path:
             config = find_source(config, {}, None)
         self.config = config
@@ -84,10 +84,14 @@ class TextGeneration:
             return open_generator(config.bundle, self._options)
         if isinstance(running, LLM):
             if running.info.mode != self.backend:
-                raise InvalidArgumentError(f"backend must be {running.info.mode!r}, as the LLM's, not {self.backend!r}")
+                raise InvalidArgumentError(
+                    f"backend must be {running.info.mode!r}, as the LLM's, not {self.backend!r}", param="backend"
+                )
             return running
         if self.backend != "lite":
-            raise InvalidArgumentError(f"backend must be 'lite' for a lite.Model, not {self.backend!r}")
+            raise InvalidArgumentError(
+                f"backend must be 'lite' for a lite.Model, not {self.backend!r}", param="backend"
+            )
         return LiteGenerator(running, 1)
 
     def __call__(
@@ -110,7 +114,7 @@ class TextGeneration:
         """
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
             if not isinstance(value, bool):
-                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}")
+                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}", param=name)
         check_process(self._pid, "pipeline")
         asked = _params(params, sampling)
         generator = self._choose(is_sample_acceleration)
@@ -118,7 +122,7 @@ class TextGeneration:
         ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
         if stream:
             if not is_one:
-                raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}")
+                raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}", param="stream")
             answers: Answers = generator.stream(ids[0], asked)
             return answers
         results: list[Result] = generator.generate(ids, asked)
@@ -133,16 +137,25 @@ class TextGeneration:
     def _choose(self, accelerated: bool | None) -> Generator:
         """The generator whose graph ends as it was asked for; the second is opened when it is first wanted."""
         if accelerated not in (None, True, False):
-            raise InvalidArgumentError(f"is_sample_acceleration must be True, False or None, not {accelerated!r:.60}")
+            raise InvalidArgumentError(
+                f"is_sample_acceleration must be True, False or None, not {accelerated!r:.60}",
+                param="is_sample_acceleration",
+            )
         if self._closed:
             raise InvalidArgumentError("the pipeline is closed")
         tail = tail_of(self._generator)
         if accelerated is False and tail:
-            raise UnsupportedError(f"is_sample_acceleration must be True or None: the bundle ends in {tail}")
+            raise UnsupportedError(
+                f"is_sample_acceleration must be True or None: the bundle ends in {tail}",
+                param="is_sample_acceleration",
+            )
         if not accelerated or tail:
             return self._generator
         if not self._is_owner:
-            raise UnsupportedError("is_sample_acceleration: a model that is open already has logits: give its path")
+            raise UnsupportedError(
+                "is_sample_acceleration: a model that is open already has logits: give its path",
+                param="is_sample_acceleration",
+            )
         with self._lock:
             if self._accelerated is None:
                 self._accelerated = open_accelerated(self.config.bundle, self._options)
@@ -181,5 +194,5 @@ def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> Sampl
     if sampling:
         raise InvalidArgumentError(f"{next(iter(sampling))}: params that are given say it")
     if not isinstance(params, SamplingParams):
-        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}")
+        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}", param="params")
     return params

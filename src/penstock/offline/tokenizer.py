@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.folder import read_small_file
-from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.side_files import read_side_files, read_small_file
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.text.tokenizer import Detokenizer, Tokenizer, WindowDetokenizer
+from penstock.text.detokenizer import Detokenizer, WindowDetokenizer
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["OtherTokenizer", "open_tokenizer"]
 
@@ -30,7 +30,8 @@ def open_tokenizer(tokenizer: object) -> Tokenizer:
         return Tokenizer(read_side_files(path))
     if not callable(getattr(tokenizer, "encode", None)) or not callable(getattr(tokenizer, "decode", None)):
         raise InvalidArgumentError(
-            f"tokenizer: expected a path, or an object with encode and decode, found {type(tokenizer).__name__}"
+            f"tokenizer: expected a path, or an object with encode and decode, found {type(tokenizer).__name__}",
+            param="tokenizer",
         )
     return OtherTokenizer(tokenizer)
 
@@ -54,14 +55,18 @@ class OtherTokenizer(Tokenizer):
             found = self._other.encode(text, add_special_tokens=add_special_tokens)
             return [int(one) for one in found]
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"tokenizer: encode(text, add_special_tokens=) failed: {error}") from error
+            raise InvalidArgumentError(
+                f"tokenizer: encode(text, add_special_tokens=) failed: {error}", param="tokenizer"
+            ) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         try:
             found = self._other.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"tokenizer: decode(ids, skip_special_tokens=) failed: {error}") from error
+            raise InvalidArgumentError(
+                f"tokenizer: decode(ids, skip_special_tokens=) failed: {error}", param="tokenizer"
+            ) from error
         if not isinstance(found, str):
             raise InvalidFileError(f"tokenizer: decode gave {type(found).__name__}, not text")
         return found

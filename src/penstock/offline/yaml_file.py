@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.checkpoint.folder import read_small_file
+from penstock.checkpoint.side_files import read_small_file
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["read_yaml"]

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from penstock.config import check_integer
 from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.ops.eager import EagerOp, torch_schema
@@ -93,8 +94,7 @@ def custom_op(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 63 or name.startswith("penstock::"):
         raise InvalidArgumentError(f'name: expected "owner::op" of small letters, digits and _, found {name!r:.80}')
-    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 1 << 31:
-        raise InvalidArgumentError(f"{name}: version: expected a whole number from 1, found {version!r:.60}")
+    check_integer(f"{name}: version", version, 1, 2**31 - 1)
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise InvalidArgumentError(
             f'{name}: schema: expected a line as "(Tensor x, Weight? bias, *, float limit) -> Tensor", found '

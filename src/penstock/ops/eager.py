@@ -17,7 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from penstock.core import native
+from penstock.core import layouts, native
+from penstock.core.kv import KV_NUMBERS
 from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.ops import reference
@@ -28,15 +29,19 @@ from penstock.ops.table import OPS, Op
 __all__ = ["Argument", "EagerOp", "core_context", "ops", "parse_arguments", "torch_schema", "use_context"]
 
 _DTYPES: Final = {
-    torch.float32: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int8: 4,
-    torch.int32: 5,
-    torch.uint8: 6,
-    torch.int64: 7,
+    torch.float32: layouts.F32,
+    torch.float16: layouts.F16,
+    torch.bfloat16: layouts.BF16,
+    torch.int8: layouts.I8,
+    torch.int32: layouts.I32,
+    torch.uint8: layouts.U8,
+    torch.int64: layouts.I64,
 }
-_KV_LAYOUTS: Final = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 3}
+_KV_LAYOUTS: Final = {
+    torch.float32: KV_NUMBERS["f32"],
+    torch.bfloat16: KV_NUMBERS["bf16"],
+    torch.int8: KV_NUMBERS["int8"],
+}
 _INPUT_DTYPES: Final = (torch.float32, torch.int32)
 
 _context: ContextVar[native.Context | None] = ContextVar("penstock_context", default=None)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core import native
+from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.native import QuantizedRows
 from penstock.quant.scheme import GROUP_LEN, Scheme
 
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["group_shape", "joined", "quantize_rows", "stored_values"]
 
-TILE_ROWS: Final = 16
 _PIECE_VALUES: Final = 1 << 23
-SOURCE_DTYPES: Final = {"f32": 1, "f16": 2, "bf16": 3}
-"""Element types by name, with the numbers of ``ps_dtype``."""
 
 
 def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype: str) -> Iterator[QuantizedRows]:
@@ -37,7 +35,7 @@ def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype:
         num_rows = len(piece)
         packed = np.zeros(native.layout_bytes(scheme.layout, num_rows, cols), np.uint8)
         source = np.ascontiguousarray(piece)
-        native.pack(context, scheme.layout, num_rows, cols, 0, num_rows, SOURCE_DTYPES[dtype], source, packed)
+        native.pack(context, scheme.layout, num_rows, cols, 0, num_rows, FLOAT_DTYPES[dtype], source, packed)
         yield native.unpack_quantized(context, scheme.layout, num_rows, cols, 0, num_rows, packed)
 
 

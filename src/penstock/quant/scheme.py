@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core import layouts
+from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
-from penstock.ops import layouts
 
 __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
-
-GROUP_LEN: Final = 32
-"""Columns that share a step and an offset in a 4-bit weight."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def find_scheme(name: str) -> Scheme:
     """The scheme called ``name``; InvalidArgumentError lists the table."""
     scheme = SCHEMES.get(name)
     if scheme is None:
-        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}")
+        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}", param="scheme")
     return scheme
 
 
@@ -70,12 +68,14 @@ def quantizing_scheme(name: str) -> Scheme:
     scheme = find_scheme(name)
     if not scheme.quantized:
         names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
-        raise InvalidArgumentError(f"scheme: expected one of {names}, found {name!r}, which does not quantize")
+        raise InvalidArgumentError(
+            f"scheme: expected one of {names}, found {name!r}, which does not quantize", param="scheme"
+        )
     return scheme
 
 
 def default_scheme(dtype: str) -> str:
     """The scheme of a checkpoint of element type ``dtype`` ("f32", "f16", "bf16"): its own type."""
     if dtype not in ("f32", "f16", "bf16"):
-        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}")
+        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}", param="dtype")
     return dtype

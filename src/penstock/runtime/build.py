@@ -68,7 +68,7 @@ def build_in_child(
     if final.is_dir() or not final.parent.is_dir():
         raise FileAccessError(f"{final}: expected a file name in a folder that exists")
     with private_folder(final) as folder:
-        command = [sys.executable, "-P", "-m", "penstock.graph.export", "--child"]
+        command = [sys.executable, "-P", "-m", "penstock.graph.export_child", "--child"]
         command += [] if scheme is None else ["--scheme", scheme]
         command += [] if network is None else ["--network", network]
         command += [] if tail is None else ["--tail", tail]
@@ -156,7 +156,7 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
     """What the child said, with the file's own name for that which it had while it was made."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(str(last.get("message")).replace(*names))
+        return kind(str(last.get("message")).replace(*names), param=last.get("param"))
     if code < 0:
         reason = f"was ended by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock import env
-from penstock.checkpoint.folder import Checkpoint, read_small_file
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.side_files import read_small_file
 from penstock.config import parse_object
 from penstock.errors import (
     FileAccessError,
@@ -78,7 +79,7 @@ def _script_digest(network: str | None) -> str:
         return ""
     file, colon, name = network.rpartition(":")
     if not colon or not name or not file:
-        raise InvalidArgumentError(f"network: expected file.py:Class, found {network!r}")
+        raise InvalidArgumentError(f"network: expected file.py:Class, found {network!r}", param="network")
     try:
         data = Path(file).read_bytes()
     except OSError as error:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
 from penstock.config import show
-from penstock.core import native
+from penstock.core import layouts, native
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.nn import (
@@ -30,7 +30,6 @@ from penstock.nn import (
     shared_matrices,
 )
 from penstock.nn.packing import pack_matrix, pack_quantized
-from penstock.ops import layouts
 from penstock.ops.eager import use_context
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 

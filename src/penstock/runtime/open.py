@@ -11,22 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 
-__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "open_program", "registered_script"]
+__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
 MODES = ("graph", "eager")
-SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "tokenizer.bin",  # the compiled tokenizer, in bundles alone
-)
 EAGER_CONTEXT = 4096
 """Eager mode, which is for debugging, holds a context of at most this many tokens unless told."""
 
@@ -66,9 +59,13 @@ class OpenOptions:
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
         if not isinstance(self.use_cache, bool):
-            raise InvalidArgumentError(f"use_cache must be True or False, not {self.use_cache!r:.60}")
+            raise InvalidArgumentError(
+                f"use_cache must be True or False, not {self.use_cache!r:.60}", param="use_cache"
+            )
         if self.progress is not None and not callable(self.progress):
-            raise InvalidArgumentError(f"progress must be a function, not {type(self.progress).__name__}")
+            raise InvalidArgumentError(
+                f"progress must be a function, not {type(self.progress).__name__}", param="progress"
+            )
         check_verify(self.verify)
 
 
@@ -91,22 +88,23 @@ def open_program(
     from penstock.core.context import MAX_THREADS
 
     if mode not in MODES:
-        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}")
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
-        raise InvalidArgumentError(
-            f"threads must be a whole number from 0 (as many as allowed) to {MAX_THREADS}, not {threads!r}"
-        )
+        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}", param="mode")
+    check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}")
+        raise InvalidArgumentError(
+            f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}", param="model"
+        )
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}")
+        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}", param="limits")
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
     if path.is_dir():
         if mode == "eager":
             if options.verify == "always":
-                raise UnsupportedError(f"verify: {path} is a checkpoint folder, and only a bundle has checksums")
+                raise UnsupportedError(
+                    f"verify: {path} is a checkpoint folder, and only a bundle has checksums", param="verify"
+                )
             return _open_eager(path, scheme, threads, limits, network)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
@@ -123,7 +121,9 @@ def check_network(network: object) -> None:
     hint = ""
     if isinstance(network, type):
         hint = f"; penstock.register_network(model_type, {network.__name__}) makes a class known"
-    raise InvalidArgumentError(f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}")
+    raise InvalidArgumentError(
+        f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}", param="network"
+    )
 
 
 def registered_script(folder: Path) -> str | None:
@@ -150,6 +150,8 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
 
 
 def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
+    from penstock.checkpoint.side_files import SIDE_FILES
+    from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
 
     start = time.perf_counter()
@@ -164,7 +166,7 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
                 f"export the checkpoint folder with --scheme {scheme}"
             )
         files = {}
-        for name in SIDE_FILES:
+        for name in (*SIDE_FILES, TOKENIZER_SEGMENT):
             segment = model.segment(name)
             if segment is not None:
                 files[name] = bytes(segment)
@@ -249,7 +251,8 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
 
     if limits.weights != "mmap":
         raise UnsupportedError(
-            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory"
+            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory",
+            param="weights",
         )
     checkpoint = Checkpoint.open(folder)
     context_len = limits.context_len or EAGER_CONTEXT

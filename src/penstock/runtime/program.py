@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.config import check_integer
 from penstock.core.kv import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
 from penstock.errors import InvalidArgumentError
 
@@ -60,18 +61,21 @@ class ProgramLimits:
         """Refuse sizes that no program could have."""
         leasts = {"max_requests": 1, "max_tokens": 1, "max_rows": 0, "num_pages": 0, "context_len": 0}
         for name, least in leasts.items():
-            value, most = getattr(self, name), MAX_REQUESTS if name == "max_requests" else 2**31 - 1
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise InvalidArgumentError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+            check_integer(name, getattr(self, name), least, MAX_REQUESTS if name == "max_requests" else 2**31 - 1)
         if 0 < self.max_rows < self.max_requests:
             raise InvalidArgumentError(
-                f"max_rows must be 0 or at least max_requests ({self.max_requests}), not {self.max_rows}"
+                f"max_rows must be 0 or at least max_requests ({self.max_requests}), not {self.max_rows}",
+                param="max_rows",
             )
         if self.kv_layout not in KV_LAYOUTS:
             layouts = ", ".join(KV_LAYOUTS)
-            raise InvalidArgumentError(f"kv_layout (--kv-cache) must be one of {layouts}, not {self.kv_layout!r}")
+            raise InvalidArgumentError(
+                f"kv_layout (--kv-cache) must be one of {layouts}, not {self.kv_layout!r}", param="kv_layout"
+            )
         if self.weights not in WEIGHTS:
-            raise InvalidArgumentError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+            raise InvalidArgumentError(
+                f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}", param="weights"
+            )
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,23 @@ def _deadline(seconds: float) -> Iterator[None]:
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Messages as a list of dicts with a role; InvalidArgumentError names the one that is wrong."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise InvalidArgumentError("messages must be a list of {'role': ..., 'content': ...} and not empty")
+        raise InvalidArgumentError(
+            "messages must be a list of {'role': ..., 'content': ...} and not empty", param="messages"
+        )
     checked = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidArgumentError(f"messages[{index}] must be an object with a role, not {message!r}")
+            raise InvalidArgumentError(
+                f"messages[{index}] must be an object with a role, not {message!r}", param="messages"
+            )
         if "content" not in message and "tool_calls" not in message:
-            raise InvalidArgumentError(f"messages[{index}] has no content: it has {', '.join(map(repr, message))}")
+            raise InvalidArgumentError(
+                f"messages[{index}] has no content: it has {', '.join(map(repr, message))}", param="messages"
+            )
         if not isinstance(message.get("content"), (str, list, type(None))):
-            raise InvalidArgumentError(f"messages[{index}]: content must be text, not {message['content']!r}")
+            raise InvalidArgumentError(
+                f"messages[{index}]: content must be text, not {message['content']!r}", param="messages"
+            )
         checked.append(dict(message))
     return checked
 
@@ -88,7 +96,7 @@ def render_chat(
     except SecurityError as error:
         raise InvalidFileError(f"chat template: {error}") from error
     except jinja2.TemplateError as error:
-        raise InvalidArgumentError(f"messages: the chat template refuses them: {error}") from error
+        raise InvalidArgumentError(f"messages: the chat template refuses them: {error}", param="messages") from error
     except Exception as error:  # whatever the code that a template becomes may raise
         raise InvalidFileError(f"chat template: {type(error).__name__}: {error}") from error
     return text

@@ -63,8 +63,8 @@ def children() -> set[psutil.Process]:
 async def admin(models, path: Path):
     """A listener over models; gives what asks it, and its changes."""
     changes = Changes(models)
-    door = make_admin(changes, models, make_app(models).metrics)
-    listener = Listener(door, door.settings, path)
+    gateway = make_admin(changes, models, make_app(models).metrics)
+    listener = Listener(gateway, gateway.settings, path)
     assert listener.open() == f"unix:{path}"
     running = asyncio.ensure_future(listener.serve())
 

@@ -109,12 +109,12 @@ def test_a_resting_worker_is_sent_together_what_comes_together() -> None:
         link = WorkerConnection("m", 0, arrivals)
         link.get_ready(pb.Ready(), None)
         stream = FrameStream(here, pb.FromWorker.FromString, 1 << 20)
-        link.pour_into(stream)
+        link.send_over(stream)
         requests = [submit() for _ in range(4)]
         for request in requests[:3]:
             link.begin(request)
         link.abort(requests[1])  # it never leaves
-        assert len(link._out) == 2
+        assert len(link._unsent) == 2
         arrivals.callback()
         reader = FrameStream(there, pb.ToWorker.FromString, 1 << 20)
         await until(lambda: reader._unread)

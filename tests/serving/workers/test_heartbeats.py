@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import psutil
 
 from penstock.engine.params import SamplingParams
 from penstock.llm.answer import EventAnswer
+from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import worker_connection as link_module
@@ -64,11 +66,11 @@ def test_a_worker_is_counted_on_while_it_speaks_and_its_engine_turns(monkeypatch
         assert link.is_fresh
         clock.now += FRESH_S + 0.1
         assert not link.is_fresh, "nothing was heard of it"
-        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=FRESH_S - 0.1)))
+        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S - 0.1)))
         assert link.is_fresh
-        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=FRESH_S + 0.1)))
+        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S + 0.1)))
         assert not link.is_fresh, "it speaks, but its engine stands"
-        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=20.0, longest_turn_s=18.0)))
+        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=20.0, longest_iteration_s=18.0)))
         assert link.is_fresh, "a turn of this model may take that long"
         link.hear(pb.FromWorker(step=pb.Step()))
         link.drain()
@@ -87,13 +89,16 @@ def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
         for request in requests:
             link.begin(request)
         link.abort(requests[1])
-        assert [message.submit.key for message in link._out] == [requests[0].key, requests[2].key]
-        sent = aiter(link.outgoing())
-        assert (await anext(sent)).submit.key == requests[0].key
-        link.abort(requests[0])  # on its way: the worker is told
-        assert [message.WhichOneof("what") for message in link._out] == ["abort"]
+        assert [message.submit.key for message in link._unsent] == [requests[0].key, requests[2].key]
+        here, there = socket.socketpair()
+        link.send_over(FrameStream(here, pb.FromWorker.FromString, 1 << 20))
+        worker = FrameStream(there, pb.ToWorker.FromString, 1 << 20)
+        assert [(await worker.read()).submit.key for _ in range(2)] == [requests[0].key, requests[2].key]
+        link.abort(requests[0])  # the worker has it, so it is told
+        assert (await worker.read()).abort.key == requests[0].key
         assert link.num_open == 1
-        await sent.aclose()
+        link.fail("over")
+        worker.close()
 
     asyncio.run(main())
 
@@ -105,8 +110,8 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
             first, second = (psutil.Process(pid) for pid in pids(backend))
             links = backend._fleet.links
             with monkeypatch.context() as patched:  # the second one counts as heard of, also on a machine that stands
-                patched.setattr(links[1], "_turned", lambda age_s: None)
-                links[1]._heard = math.inf
+                patched.setattr(links[1], "_note_iteration", lambda age_s: None)
+                links[1]._last_message = math.inf
                 await until(lambda: still(first) and not links[0].is_fresh)
                 assert backend.is_ready
                 asking = asyncio.gather(*(tokens_of(backend, [5, number], GREEDY) for number in range(6)))
@@ -129,6 +134,7 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
 SCRIPT = """
 import asyncio, sys
 from penstock.engine.params import SamplingParams
+from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_models import RemoteModels

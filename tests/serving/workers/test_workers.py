@@ -31,6 +31,7 @@ from penstock.llm.llm import LLM
 from penstock.processes.frames import FIRST_BYTES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import memory_check
+from penstock.serving.workers.joining import PROTOCOL
 from penstock.serving.workers.private_folder import PrivateFolder, remove_stale
 from penstock.serving.workers.worker import open_llm, ready
 from penstock.serving.workers.worker_config import WorkerConfig
@@ -364,7 +365,7 @@ def test_a_stranger_may_not_join() -> None:
     async def main() -> None:
         async with service() as running:
             for first in (
-                pb.FromWorker(join=pb.Join(protocol=1, token="x" * 64, model="demo")).SerializeToString(),
+                pb.FromWorker(join=pb.Join(protocol=PROTOCOL, token="x" * 64, model="demo")).SerializeToString(),
                 pb.FromWorker().SerializeToString(),
                 b"\xff" * 8,  # no message
                 b"\0" * (FIRST_BYTES + 1),  # larger than who is not known yet may send

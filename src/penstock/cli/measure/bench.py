@@ -39,7 +39,9 @@ def _batches(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidArgumentError(f"batch must be numbers with commas between them, not {text!r}") from None
+        raise InvalidArgumentError(
+            f"batch must be numbers with commas between them, not {text!r}", param="batch"
+        ) from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -127,7 +127,7 @@ def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
                 rates.append(float(part))
     except ValueError:
         raise InvalidArgumentError(
-            f"rate must be none, or numbers or percentages with commas between them, not {text!r}"
+            f"rate must be none, or numbers or percentages with commas between them, not {text!r}", param="rate"
         ) from None
     return tuple(rates), tuple(shares)
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     what = _what(args)
     if args.plot is not None and Path(args.plot).suffix != ".svg":
-        raise InvalidArgumentError(f"plot: {args.plot}: expected a name that ends in .svg")
+        raise InvalidArgumentError(f"plot: {args.plot}: expected a name that ends in .svg", param="plot")
     for path in (args.trace, args.plot):  # rather now than after the work
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileAccessError(f"{path}: no such folder")
@@ -98,7 +98,7 @@ def _what(args: argparse.Namespace) -> Profile:
         value = getattr(args, name)
         if value is not None:
             if phase not in phases:
-                raise InvalidArgumentError(f"{name} goes with the phase {phase}, not with {args.phase}")
+                raise InvalidArgumentError(f"{name} goes with the phase {phase}, not with {args.phase}", param=name)
             sizes[name] = value
     return Profile(
         args.model,

@@ -111,7 +111,9 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     with native.Model.open(path, verify=args.verify) as model, native.Context() as context:
         context_len = wanted.context_len or model.info.context_len
         if context_len > model.info.context_len:
-            raise InvalidArgumentError(f"context_len {context_len} is more than the model's {model.info.context_len}")
+            raise InvalidArgumentError(
+                f"context_len {context_len} is more than the model's {model.info.context_len}", param="context_len"
+            )
         limits = ProgramLimits(
             max_tokens=wanted.max_tokens,
             max_requests=wanted.max_requests,

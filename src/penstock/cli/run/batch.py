@@ -21,8 +21,8 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
-    from penstock.engine.prompts import Prompt
     from penstock.llm.llm import LLM
+    from penstock.llm.prompts import Prompt
 
 __all__ = ["add_parser", "run"]
 
@@ -164,7 +164,7 @@ def _answer(llm: LLM, todo: list[_Line], output: Any) -> int:
                 if line.error:
                     raise InvalidArgumentError(line.error)
                 if (method := request.get("method", "POST")) != "POST":
-                    raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
+                    raise InvalidArgumentError(f"method must be POST, not {method!r:.100}", param="method")
                 yield read_body(llm, str(request.get("url")), request.get("body"))
             except PenstockError as error:
                 yield error

@@ -94,7 +94,7 @@ class _Talk:
     def _begin(self, system: str) -> None:
         if system and not self.has_template:
             raise InvalidArgumentError(
-                "system: the model has no chat template, so it has no place for a system message"
+                "system: the model has no chat template, so it has no place for a system message", param="system"
             )
         self._system, self._text, self._num_tokens = system, "", 0
         if self.has_template:
@@ -168,23 +168,24 @@ class _Talk:
         return True
 
     def _set(self, name: str, value: str) -> None:
-        from penstock.engine.params import FIELDS, SamplingParams
+        from penstock.engine.params import SamplingParams
+        from penstock.sampling_fields import FIELD_NAMES
 
         if not name:
             raise InvalidArgumentError("/set takes a field and its value, or a field alone to unset it")
         if name in _UNSHOWN:
-            raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else")
+            raise InvalidArgumentError(f"{name}: a conversation shows its answers and nothing else", param=name)
         settings = {key: kept for key, kept in self._settings.items() if key != name}
         if value.strip():
             settings[name] = _value_of(value.strip())
-        elif name not in FIELDS:
+        elif name not in FIELD_NAMES:
             settings[name] = None  # refused by name
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a conversation")
         try:
             SamplingParams(**settings)
         except RecursionError:  # JSON took it, but its error message cannot be written
-            raise InvalidArgumentError(f"{name}: it is nested too deep") from None
+            raise InvalidArgumentError(f"{name}: it is nested too deep", param=name) from None
         self._settings = settings
 
 

@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
-    from penstock.engine.request import SamplingParams
+    from penstock.engine.params import SamplingParams
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
 
@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:
-    from penstock.engine.request import SamplingParams
+    from penstock.engine.params import SamplingParams
 
     return SamplingParams(
         max_tokens=args.max_tokens,

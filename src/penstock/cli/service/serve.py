@@ -11,9 +11,9 @@ from penstock.cli.options import add_cache_option, add_limit_options, add_ops_op
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.serving.service import ServiceSettings
+    from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.settings import GatewaySettings
-    from penstock.serving.workers.primary import WorkerListener
+    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
     from penstock.serving.workers.worker_config import ModelOptions
 
 MAX_THREADS: Final = 1024
@@ -138,7 +138,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     import asyncio
     import os
+    import signal
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service takes it to reload its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own between those of JSON
     from penstock.logs import JsonLines
     from penstock.serving.service import run_service
@@ -154,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 def settings_of(args: argparse.Namespace) -> ServiceSettings:
     """What the command line asks for."""
     from penstock.processes.supervision import SupervisionPolicy
-    from penstock.serving.service import ServiceSettings
+    from penstock.serving.service_settings import ServiceSettings
 
     if not 1 <= args.workers <= 256:
         raise InvalidArgumentError(f"--workers must be a whole number from 1 to 256, not {args.workers}")
@@ -167,17 +169,17 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         servables=servables,
         num_workers=args.workers,
         options=options_of(args, args.workers),
-        door=_door(args),
+        gateway=_door(args),
         supervision=SupervisionPolicy(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
-        worker_door=_worker_door(args),
+        worker_listener=_worker_door(args),
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
 
 
-def _worker_door(args: argparse.Namespace) -> WorkerListener | None:
-    from penstock.serving.workers.primary import WorkerListener
-    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
+def _worker_door(args: argparse.Namespace) -> RemoteWorkerSettings | None:
+    from penstock.serving.workers.remote_worker_client import read_token
+    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 
     if args.worker_port is None:
         for name in ("worker_token_file", "worker_host"):
@@ -188,9 +190,10 @@ def _worker_door(args: argparse.Namespace) -> WorkerListener | None:
         raise InvalidArgumentError(f"--worker-port must be from 0 to 65535, not {args.worker_port}")
     if args.worker_token_file is None or args.tls_certificate is None or args.tls_key is None:
         raise InvalidArgumentError("--worker-port goes with --worker-token-file, --tls-certificate and --tls-key")
-    certificate, key = read_bytes(args.tls_certificate), read_bytes(args.tls_key)
     host = "127.0.0.1" if args.worker_host is None else args.worker_host
-    return WorkerListener(host, args.worker_port, certificate, key, read_token(args.worker_token_file))
+    return RemoteWorkerSettings(
+        host, args.worker_port, args.tls_certificate, args.tls_key, read_token(args.worker_token_file)
+    )
 
 
 def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:

@@ -29,11 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Join and serve until the service or a signal ends it."""
     import asyncio
-    import os
     import signal
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a worker of this machine: a service survives it, too
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own
     from penstock.serving.workers.remote_worker_client import join_primary, read_bytes, read_token
     from penstock.serving.workers.worker_config import WorkerConfig
 

@@ -8,12 +8,12 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from penstock.core.kv import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.linear import round_rows
 
 __all__ = ["AttentionAttrs", "attention", "kv_append", "page_elements"]
 
-PAGE_TOKENS = 32
 _SCALE_BYTES = 4 * PAGE_TOKENS
 _MIN_HALF = 2.0**-50
 

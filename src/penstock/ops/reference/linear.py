@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
-from penstock.ops import layouts
 from penstock.ops.reference.packing import layout_of_tensor, unpack_integers, unpack_weight
 
 __all__ = ["embedding", "linear", "round_rows"]

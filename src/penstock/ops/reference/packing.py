@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
-from penstock.ops import layouts
 
 __all__ = ["layout_of_tensor", "shape_packed", "unpack_integers", "unpack_weight"]
 

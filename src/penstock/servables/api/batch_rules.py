@@ -41,11 +41,12 @@ class BatchRules:
             for size in sizes:
                 check_integer(name, size, 1, self.max_size)
             if list(sizes) != sorted(set(sizes)):
-                raise InvalidArgumentError(f"{name}: expected ascending sizes, got {sizes}")
+                raise InvalidArgumentError(f"{name}: expected ascending sizes, got {sizes}", param=name)
             object.__setattr__(self, name, sizes)
         if self.padded_sizes and self.padded_sizes[-1] != self.max_size:
             raise InvalidArgumentError(
-                f"padded_sizes: the largest must equal the batch size, {self.max_size}, got {self.padded_sizes[-1]}"
+                f"padded_sizes: the largest must equal the batch size, {self.max_size}, got {self.padded_sizes[-1]}",
+                param="padded_sizes",
             )
         check_number("max_delay_s", self.max_delay_s, 1e6, may_be_zero=True)
 

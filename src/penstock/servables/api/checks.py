@@ -17,7 +17,7 @@ def is_integer(value: object) -> bool:
 def check_integer(name: str, value: Any, low: int, high: int) -> int:
     """Return an integer from ``low`` to ``high``; raise InvalidArgumentError for any other value."""
     if not is_integer(value) or not low <= value <= high:
-        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, got {value!r:.100}")
+        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, got {value!r:.100}", param=name)
     return int(value)
 
 
@@ -26,5 +26,5 @@ def check_number(name: str, value: Any, high: float, *, may_be_zero: bool) -> fl
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= high or not (value or may_be_zero):
         low = "from 0 to" if may_be_zero else "above 0 and up to"
-        raise InvalidArgumentError(f"{name}: expected a number {low} {high:,.0f}, got {value!r:.100}")
+        raise InvalidArgumentError(f"{name}: expected a number {low} {high:,.0f}, got {value!r:.100}", param=name)
     return float(value)

@@ -347,7 +347,7 @@ def _batch_rules(batch_size: int, preferred: Sequence[int], max_delay_ms: float,
 def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
     """Return the elements of a sequence; BatchRules checks them."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(f"{name}: expected a tuple like (2, 4), got {value!r:.100}")
+        raise InvalidArgumentError(f"{name}: expected a tuple like (2, 4), got {value!r:.100}", param=name)
     return tuple(value)
 
 
@@ -365,7 +365,9 @@ def _check_model_file(path: object) -> str:
 
 def _check_inside(path: object) -> None:
     if not isinstance(path, str) or not path or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise InvalidArgumentError(f"path: expected a relative path inside the version's folder, got {path!r:.100}")
+        raise InvalidArgumentError(
+            f"path: expected a relative path inside the version's folder, got {path!r:.100}", param="path"
+        )
 
 
 def _parameters(function: Callable[..., Any], title: str) -> tuple[str, ...]:

@@ -50,13 +50,18 @@ class Settings:
             check_integer("memory_limit_mib", self.memory_limit_mib, 16, 1 << 24)
         if not isinstance(self.versions, str):
             raise InvalidArgumentError(
-                f'versions: expected a string like "latest:2", "all" or "1,3", got {self.versions!r:.100}'
+                f'versions: expected a string like "latest:2", "all" or "1,3", got {self.versions!r:.100}',
+                param="versions",
             )
         if not isinstance(self.labels, dict):
-            raise InvalidArgumentError(f'labels: expected a mapping like {{"stable": 1}}, got {self.labels!r:.100}')
+            raise InvalidArgumentError(
+                f'labels: expected a mapping like {{"stable": 1}}, got {self.labels!r:.100}', param="labels"
+            )
         self.wanted_versions()
         if not isinstance(self.default_method, str):
-            raise InvalidArgumentError(f"default_method: expected a name, got {self.default_method!r:.100}")
+            raise InvalidArgumentError(
+                f"default_method: expected a name, got {self.default_method!r:.100}", param="default_method"
+            )
 
     def wanted_versions(self) -> WantedVersions:
         """Return the versions that servable.py asks for; raise InvalidArgumentError if it cannot be parsed."""

@@ -75,17 +75,23 @@ def parse_spec(text: object, name: str) -> Spec:
     """Parse a type such as "FP32[64]"; raise InvalidArgumentError whose message starts with ``name``."""
     match = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise InvalidArgumentError(f'{name}: expected a type like "FP32[64]" or "INT64[]", got {text!r:.100}')
+        raise InvalidArgumentError(
+            f'{name}: expected a type like "FP32[64]" or "INT64[]", got {text!r:.100}', param=name
+        )
     datatype, sizes = match.groups()
     if datatype not in DTYPES and datatype != TEXT:
-        raise InvalidArgumentError(f"{name}: unknown datatype {datatype}; expected one of {', '.join(DTYPES)}, {TEXT}")
+        raise InvalidArgumentError(
+            f"{name}: unknown datatype {datatype}; expected one of {', '.join(DTYPES)}, {TEXT}", param=name
+        )
     try:
         shape = tuple(int(size) for size in sizes.split(",")) if sizes.strip() else ()
     except ValueError:
-        raise InvalidArgumentError(f"{name}: expected integer sizes separated by commas, got {sizes!r:.100}") from None
+        raise InvalidArgumentError(
+            f"{name}: expected integer sizes separated by commas, got {sizes!r:.100}", param=name
+        ) from None
     if len(shape) > _MAX_RANK or any(not (size == -1 or 1 <= size <= _MAX_SIZE) for size in shape):
         raise InvalidArgumentError(
-            f"{name}: expected at most {_MAX_RANK} sizes, each positive or -1 for any, got {sizes!r:.100}"
+            f"{name}: expected at most {_MAX_RANK} sizes, each positive or -1 for any, got {sizes!r:.100}", param=name
         )
     return Spec(datatype, shape)
 
@@ -93,8 +99,12 @@ def parse_spec(text: object, name: str) -> Spec:
 def parse_specs(specs: object, field: str) -> dict[str, Spec]:
     """Parse types by name, in order; raise InvalidArgumentError whose message starts with ``field``."""
     if not isinstance(specs, Mapping) or not specs:
-        raise InvalidArgumentError(f'{field}: expected a mapping like {{"image": "FP32[64]"}}, got {specs!r:.100}')
+        raise InvalidArgumentError(
+            f'{field}: expected a mapping like {{"image": "FP32[64]"}}, got {specs!r:.100}', param=field
+        )
     for name in specs:
         if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
-            raise InvalidArgumentError(f"{field}: expected names of 1 to 128 printable characters, got {name!r:.100}")
+            raise InvalidArgumentError(
+                f"{field}: expected names of 1 to 128 printable characters, got {name!r:.100}", param=field
+            )
     return {name: parse_spec(text, f"{field}[{name!r}]") for name, text in specs.items()}

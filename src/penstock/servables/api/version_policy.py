@@ -39,7 +39,8 @@ class VersionPolicy:
         if all(VERSION.fullmatch(part) for part in numbers):
             return cls(numbers=tuple(sorted({int(part) for part in numbers})))
         raise InvalidArgumentError(
-            f'versions: expected "latest", "latest:2", "all" or numbers like "1,3", got {text!r:.100}'
+            f'versions: expected "latest", "latest:2", "all" or numbers like "1,3", got {text!r:.100}',
+            param="versions",
         )
 
     def choose(self, available: Collection[int]) -> set[int]:
@@ -73,7 +74,10 @@ class WantedVersions:
             if not isinstance(label, str) or NAME.fullmatch(label) is None:
                 raise InvalidArgumentError(
                     "labels: a label must start with a letter, followed by letters, digits, _ and -, "
-                    f"got {label!r:.100}"
+                    f"got {label!r:.100}",
+                    param="labels",
                 )
             if not is_integer(number) or number < 1:
-                raise InvalidArgumentError(f"labels: {label}: expected a version number, got {number!r:.100}")
+                raise InvalidArgumentError(
+                    f"labels: {label}: expected a version number, got {number!r:.100}", param="labels"
+                )

@@ -12,6 +12,7 @@ from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError, UnavailableError
+from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -122,7 +123,7 @@ class LanguageQueue:
         """Return the text that the model generates for one prompt."""
         if backend.tokenizer is None:
             raise InvalidFileError(f"{self._name} has no tokenizer")
-        ids = await asyncio.to_thread(backend.tokenizer.encode, prompt)
+        ids: list[int] = await call_tokenizer(backend.tokenizer, len(prompt), backend.tokenizer.encode, prompt)
         options = RequestOptions(priority=job.run.priority)
         texts = []
         try:

@@ -323,12 +323,14 @@ def _parse_config(config: Mapping[str, Any]) -> dict[str, Any]:
         versions = config["versions"]
         if not isinstance(versions, str):
             raise InvalidArgumentError(
-                f'versions: expected a string like "latest:2", "all" or "1,3", got {versions!r:.100}'
+                f'versions: expected a string like "latest:2", "all" or "1,3", got {versions!r:.100}', param="versions"
             )
         change["policy"] = VersionPolicy.parse(versions)
     if "labels" in config:
         labels = change["labels"] = config["labels"]
         if not isinstance(labels, dict):
-            raise InvalidArgumentError(f'labels: expected a mapping like {{"stable": 1}}, got {labels!r:.100}')
+            raise InvalidArgumentError(
+                f'labels: expected a mapping like {{"stable": 1}}, got {labels!r:.100}', param="labels"
+            )
     WantedVersions(**change)  # checks the labels
     return change

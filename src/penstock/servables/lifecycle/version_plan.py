@@ -97,7 +97,8 @@ def check_versions_exist(wanted: WantedVersions, folder: ServableFolder) -> None
     existing = ", ".join(map(str, folder.versions)) or "none"
     reason = f"; {number}: {folder.refused[str(number)]}" if str(number) in folder.refused else ""
     raise InvalidArgumentError(
-        f"{label or f'versions {wanted.policy}'}: {folder.name} has no version {number}; it has {existing}{reason}"
+        f"{label or f'versions {wanted.policy}'}: {folder.name} has no version {number}; it has {existing}{reason}",
+        param="labels" if label else "versions",
     )
 
 

@@ -86,7 +86,9 @@ class Batcher(Generic[R]):
         InvalidArgumentError for a count below 1 or a request that is already waiting.
         """
         if num_instances < 1:
-            raise InvalidArgumentError(f"num_instances: expected at least 1, got {num_instances!r}")
+            raise InvalidArgumentError(
+                f"num_instances: expected at least 1, got {num_instances!r}", param="num_instances"
+            )
         if request in self._entries:
             raise InvalidArgumentError("the request is already waiting")
         if self.num_waiting and self.num_waiting + num_instances > self.rules.max_waiting:

@@ -15,7 +15,13 @@ from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import MAX_DEATHS, CrashTracker
 from penstock.serving.workers.messages import options_to
-from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection, page_names
+from penstock.serving.workers.worker_connection import (
+    LostWorkerError,
+    OpenRequest,
+    WorkerConnection,
+    body_of,
+    page_keys,
+)
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
@@ -54,7 +60,7 @@ class Failover:
         self._roads = roads
         self._options = options
         self._make = make
-        self._names = page_names(prompt_ids, options.cache_salt)
+        self._names = page_keys(prompt_ids, options.cache_salt)
         self._began = time.monotonic()
         self._link: WorkerConnection | None = None
         self._request: OpenRequest | None = None
@@ -108,7 +114,9 @@ class Failover:
         if self._options.deadline_s is not None:
             message.deadline_s = self._options.deadline_s - (time.monotonic() - self._began)
             if message.deadline_s <= 0:
-                raise DeadlineError(f"deadline_s {self._options.deadline_s:g} is over: no worker took the request")
+                raise DeadlineError(
+                    f"deadline_s {self._options.deadline_s:g} is over: no worker took the request", param="deadline_s"
+                )
         return message
 
     def _on_settled(self) -> None:
@@ -158,5 +166,5 @@ class Failover:
 
 def _fingerprint(message: pb.ToWorker) -> bytes:
     """What tells requests apart that are not the same one sent again."""
-    getattr(message, message.WhichOneof("what") or "submit").request_id = ""
+    body_of(message).request_id = ""
     return blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()

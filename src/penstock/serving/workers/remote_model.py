@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import without_folders
 from penstock.engine.options import RequestOptions, check_options
-from penstock.engine.pooling import Embedding, check_embedding
+from penstock.engine.pooling import check_embedding
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.llm.local_backend import embedding_of, in_order, score_of
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 from penstock.logs import tell
 from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import CrashTracker
 from penstock.serving.workers.failover import Failover
-from penstock.serving.workers.messages import sampling_to, stats_from
+from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 
@@ -170,14 +170,12 @@ class RemoteBackend:
     def _on_change(self) -> None:
         links = {link.name: link for link in self._all_links}
         for name, link in self._known.items():
-            if name not in links and link.figures is not None:
+            if name not in links and link.stats is not None:
                 for gauge in _GAUGES:
-                    link.figures.numbers.pop(gauge, None)
-                self._past[name] = link.figures
+                    link.stats.numbers.pop(gauge, None)
+                self._past[name] = link.stats
         if len(self._past) > 1:
             total = stats_from(self._past.values())
-            from penstock.serving.workers.messages import stats_to
-
             self._past = {"": stats_to(total)}
         self._known = links
         for link in links.values():
@@ -367,7 +365,7 @@ class RemoteBackend:
 
     def figures(self) -> EngineStats | None:
         """The sums over its workers, those that are gone included, as last heard."""
-        heard = [link.figures for link in self._all_links if link.figures is not None]
+        heard = [link.stats for link in self._all_links if link.stats is not None]
         return stats_from([*heard, *self._past.values()]) if heard or self._past else None
 
     def deaths(self) -> dict[str, int]:
