@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
+from penstock.tensors.codec import bytes_array, decode_elements, encode_elements
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,38 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_arrays", "encode_rows", "pad_rows", "read_column", "texts_of"]
 
-_LENGTH: Final = struct.Struct("<I")
-
-
-def encode_bytes(elements: Iterable[bytes]) -> bytes:
-    """Each element behind its length."""
-    out: list[bytes] = []
-    for element in elements:
-        out += (_LENGTH.pack(len(element)), element)
-    return b"".join(out)
-
-
-def _decode_bytes(data: bytes, count: int) -> NDArray[Any]:
-    """So many elements; ValueError when the bytes are not just those."""
-    found = np.empty(count, object)
-    position = 0
-    for index in range(count):
-        if len(data) - position < _LENGTH.size:
-            raise ValueError("the bytes of a column end early")
-        (size,) = _LENGTH.unpack_from(data, position)
-        position += _LENGTH.size + size
-        if position > len(data):
-            raise ValueError("the bytes of a column end early")
-        found[index] = data[position - size : position]
-    if position != len(data):
-        raise ValueError("a column has bytes behind its last element")
-    return found
-
 
 def encode_arrays(spec: Spec, arrays: Sequence[NDArray[Any]]) -> bytes:
     """Encode the rows of several arrays, which are C-contiguous and have the dtype of ``spec``."""
     if spec.is_bytes:
-        return b"".join([encode_bytes(array.ravel()) for array in arrays])
+        return b"".join([encode_elements(array.ravel()) for array in arrays])
     return arrays[0].tobytes() if len(arrays) == 1 else b"".join(cast("Sequence[memoryview]", arrays))
 
 
@@ -64,7 +38,7 @@ def encode_rows(rows: Sequence[Any], spec: Spec) -> bytes:
             elements.append(row)
     if spec.datatype == "TEXT":
         elements = [element.encode("utf-8", "replace") for element in elements]
-    return encode_bytes(elements)
+    return encode_elements(elements)
 
 
 def read_column(spec: Spec, column: pb.Column, counts: Sequence[int]) -> list[NDArray[Any]]:
@@ -75,7 +49,7 @@ def read_column(spec: Spec, column: pb.Column, counts: Sequence[int]) -> list[ND
     total = sum(counts)
     data = column.data
     if spec.is_fixed:
-        flat = _decode_bytes(data, total * _product(spec.shape)) if spec.is_bytes else np.frombuffer(data, spec.dtype)
+        flat = _decode_flat(spec, data, total * _product(spec.shape))
         whole = flat.reshape(total, *spec.shape)
         if len(counts) == 1:
             return [whole]
@@ -84,6 +58,13 @@ def read_column(spec: Spec, column: pb.Column, counts: Sequence[int]) -> list[ND
             ends.append(ends[-1] + count)
         return [whole[first:end] for first, end in pairwise(ends)]
     return _read_varied_parts(spec, data, counts, column.sizes)
+
+
+def _decode_flat(spec: Spec, data: bytes, count: int) -> NDArray[Any]:
+    """Return the elements of a column as a flat array; raise ValueError for BYTES that are not ``count`` elements."""
+    if spec.is_bytes:
+        return bytes_array(decode_elements(data, count), (count,))
+    return np.frombuffer(data, spec.dtype)
 
 
 def _read_varied_parts(spec: Spec, data: bytes, counts: Sequence[int], sizes: Sequence[int]) -> list[NDArray[Any]]:
@@ -95,7 +76,7 @@ def _read_varied_parts(spec: Spec, data: bytes, counts: Sequence[int], sizes: Se
     if not all(spec.fits(shape[1:]) for shape in shapes):
         raise ValueError(f"a column whose rows are not {spec}")
     numbers = [_product(shape) for shape in shapes]
-    flat = _decode_bytes(data, sum(numbers)) if spec.is_bytes else np.frombuffer(data, spec.dtype)
+    flat = _decode_flat(spec, data, sum(numbers))
     if len(flat) != sum(numbers):
         raise ValueError("a column whose length differs from that of its parts")
     arrays, first = [], 0
