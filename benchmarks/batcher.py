@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 
-from penstock.servables.schedule.batcher import Batcher, BatchRules
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.schedule.batcher import Batcher
 
 NUM_REQUESTS = 100_000
 CASES = (

@@ -250,8 +250,6 @@ KNOWN_CYCLES = (
         "engine.waiting",
     },
     {"llm.conversation", "llm.llm", "llm.score", "llm.streamers"},
-    {"servables.lifecycle.loading", "servables.lifecycle.repository"},
-    {"servables.process.pool", "servables.process.pool_worker", "servables.schedule.unit_queue"},
     {"serving.call", "serving.operations", "serving.traces"},
     {"serving.service", "serving.startup_banner"},
     {"serving.workers.primary", "serving.workers.remote_worker_server"},
@@ -264,7 +262,6 @@ KNOWN_PRIVATE = (
     ("llm/score.py", "_ids"),
     ("offline/lite_generator.py", "_owner"),
     ("offline/lite_generator.py", "_sampler"),
-    ("servables/lifecycle/loaded_version.py", "_start"),
 )
 """Private names that modules still read from others.  Remove an entry with its use; add none."""
 FOREIGN_PRIVATE = (  # names of the standard library and of PyTorch that have no public form
@@ -329,3 +326,16 @@ def test_modules_read_no_private_names_of_others() -> None:
     found = {(name_of(path), name) for path in files for name in private_reads(path)}
     new = sorted(found - set(KNOWN_PRIVATE))
     assert not new, f"private names of other modules: {new}"
+
+
+def test_servables_are_layers() -> None:
+    """The sub-packages of servables have an order, and each imports only those before it."""
+    order = ("api", "process", "schedule", "lifecycle")
+    for path in sorted((PACKAGE / "servables").rglob("*.py")):
+        own = path.parent.name
+        if own not in order:
+            continue
+        for line, name in imports_of(path):
+            parts = name.split(".")
+            if parts[:2] == ["penstock", "servables"] and parts[2] in order:
+                assert order.index(parts[2]) <= order.index(own), f"{name_of(path)}:{line} imports {name}"

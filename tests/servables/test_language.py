@@ -26,7 +26,7 @@ from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits
 from penstock.servables.api.plan import LanguagePlan
 from penstock.servables.lifecycle.language_models import LanguageQueue
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.serving.workers.private_models import PrivateModels
 from penstock.serving.workers.remote_model import RemoteBackend
 from tests.support.command import DEMO, FOLDER
@@ -123,7 +123,9 @@ class Models(PrivateModels):
 class Shop:
     """A servable with the workers of a service, and the backend of each of its language models."""
 
-    def __init__(self, servables: Servables, backends: dict[str, RemoteBackend], answers: dict[str, Answers]) -> None:
+    def __init__(
+        self, servables: ServableRepository, backends: dict[str, RemoteBackend], answers: dict[str, Answers]
+    ) -> None:
         self.servables, self._backends, self.answers = servables, backends, answers
         self._num_asked = dict.fromkeys(METHODS, 0)
 

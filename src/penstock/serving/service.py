@@ -25,7 +25,7 @@ from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
 
 if TYPE_CHECKING:
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc.listener import GrpcListener
     from penstock.serving.traces import Traces
@@ -183,24 +183,26 @@ def _traces(settings: ServiceSettings) -> Traces | None:
     return Traces(settings.otlp_traces_endpoint)
 
 
-def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> Servables | None:
+def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> ServableRepository | None:
     if not settings.servables:
         return None
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.workers.private_models import PrivateModels
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
         return RemoteBackend(name, primary, options, settings.num_workers)
 
-    found = Servables(settings.supervision, PrivateModels(models, make), lambda: [one.name for one in models.list()])
+    found = ServableRepository(
+        settings.supervision, PrivateModels(models, make), lambda: [one.name for one in models.list()]
+    )
     models.taken_by = found.taken_by
     return found
 
 
 def _listeners(
     models: RemoteModels,
-    servables: Servables | None,
+    servables: ServableRepository | None,
     settings: ServiceSettings,
     traces: Traces | None,
     arrivals: Arrivals,
@@ -223,7 +225,7 @@ def _listeners(
     return listeners, changes
 
 
-async def _load(models: RemoteModels, servables: Servables | None, settings: ServiceSettings) -> None:
+async def _load(models: RemoteModels, servables: ServableRepository | None, settings: ServiceSettings) -> None:
     """Models first: servables may ask them."""
     await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
     if servables is not None:
@@ -231,7 +233,7 @@ async def _load(models: RemoteModels, servables: Servables | None, settings: Ser
             await servables.open(root)
 
 
-async def _drain(models: RemoteModels, servables: Servables | None, stop_now: asyncio.Event) -> None:
+async def _drain(models: RemoteModels, servables: ServableRepository | None, stop_now: asyncio.Event) -> None:
     """Until everything has ended, or a second signal came."""
     closing = asyncio.ensure_future(_close(models, servables))
     hurried = asyncio.ensure_future(stop_now.wait())
@@ -244,14 +246,14 @@ async def _drain(models: RemoteModels, servables: Servables | None, stop_now: as
             await closing
 
 
-async def _close(models: RemoteModels, servables: Servables | None) -> None:
+async def _close(models: RemoteModels, servables: ServableRepository | None) -> None:
     models.is_draining = True
     if servables is not None:  # before the models that they ask
         await servables.close()
     await models.close()
 
 
-async def _stop(models: RemoteModels, servables: Servables | None) -> None:
+async def _stop(models: RemoteModels, servables: ServableRepository | None) -> None:
     if servables is not None:
         await servables.stop()
     await models.stop()

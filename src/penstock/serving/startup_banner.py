@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.proto import wire_pb2 as pb
     from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.workers.remote_model import RemoteBackend
@@ -28,7 +28,7 @@ _MAX_OF_TRIAL: Final = 128
 def startup_banner(
     urls: Mapping[str, str],
     models: RemoteModels,
-    servables: Servables | None,
+    servables: ServableRepository | None,
     settings: ServiceSettings,
     worker_port: int,
     max_files: int,

@@ -198,7 +198,7 @@ def _worker_door(args: argparse.Namespace) -> RemoteWorkerSettings | None:
 
 def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:
     """Models with their names, and folders of servables."""
-    from penstock.servables.lifecycle.repository import holds_servables
+    from penstock.servables.lifecycle.folder_scan import holds_servables
 
     models, servables = [], []
     for one in given:
@@ -215,7 +215,7 @@ def _parted(given: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, 
 
 def _check_kind(given: str, path: Path) -> None:
     """InvalidArgumentError for a folder that is of neither kind; of GGUF's files there is more to say, elsewhere."""
-    from penstock.servables.lifecycle.repository import holds_servables
+    from penstock.servables.lifecycle.folder_scan import holds_servables
 
     if not path.is_dir() or holds_servables(path) or (path / "config.json").exists() or any(path.glob("*.gguf")):
         return

@@ -12,7 +12,7 @@ from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
 from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
 from penstock.sampling_fields import SAMPLING_FIELDS
-from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
+from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, byte_array, frozen, in_pieces
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
     MAX_PROMPTS,
@@ -23,6 +23,7 @@ from penstock.serving.request_fields import (
     TOKENS,
 )
 from penstock.tensors import InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import bfloat16_to_float32
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _decoded(tensor: Tensor) -> list[Any]:
     size = tensor.array.size
     if size > MAX_ELEMENTS:
         raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; it may have {MAX_ELEMENTS}")
-    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     values = [value for piece in in_pieces(array.ravel()) for value in piece.tolist()]
     if tensor.datatype != "BYTES":
         return values
