@@ -199,7 +199,7 @@ def test_a_program_that_calls_the_command_keeps_its_own_ctrl_c(capsys):
         (["bench", DEMO, "--online", "--max-requests", "100000000"], "--max-requests: expected an integer from 1 to"),
         (["run", DEMO, "x", "--threads", "5000"], "--threads: expected an integer"),
         (["run", DEMO, "x", "--scheme", "w9"], "--scheme: expected one of"),
-        (["run", DEMO, "x", "--network", "net.py:Net"], "network goes with a checkpoint folder"),
+        (["run", DEMO, "x", "--network", "net.py:Net"], "network: expected none for the bundle"),
         (["run", DEMO, "x", "--ops", "gone.so"], "--ops: gone.so"),
     ],
 )

@@ -191,7 +191,7 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
         (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
         (["--scheme", "w4a8"], "the bundle holds 'w8a8'"),
-        (["--network", "a.py:Net"], "network goes with a checkpoint folder"),
+        (["--network", "a.py:Net"], "network: expected none for the bundle"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_by_name(penstock_command, options, message):

@@ -184,9 +184,9 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"limits": 5}, "limits must be ProgramLimits, not int"),
-        ({"use_cache": "no"}, "use_cache must be True or False, not 'no'"),
-        ({"progress": 5}, "progress must be a function, not int"),
+        ({"limits": 5}, "limits: expected ProgramLimits, found int"),
+        ({"use_cache": "no"}, "use_cache: expected True or False"),
+        ({"progress": 5}, "progress: expected a function, found int"),
     ],
 )
 def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):

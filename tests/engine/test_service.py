@@ -166,7 +166,7 @@ def test_a_request_aborted_before_queueing_stays_ended(make_llm):
 
 
 def test_fewer_rows_than_requests_are_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match=r"max_rows must be 0 or at least max_requests \(2\), not 1"):
+    with pytest.raises(InvalidArgumentError, match=r"max_rows: expected 0 or at least max_requests \(2\), found 1"):
         ProgramLimits(max_rows=1, max_requests=2)
     assert ProgramLimits(max_rows=2, max_requests=2).max_rows == 2
 

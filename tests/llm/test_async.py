@@ -367,7 +367,7 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 
 @pytest.mark.parametrize("network", [AsyncLLM, 7, b"net.py:Net"])
 def test_a_network_is_given_by_its_file(network: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"network must be a string like 'file.py:Class', not "):
+    with pytest.raises(InvalidArgumentError, match=r"network: expected a string such as 'file.py:Class'"):
         LLM("model.psm", network=network)
 
 

@@ -228,7 +228,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
         assert ids(pipeline("text_generation", FOLDER, backend=backend, scheme="w8a8")) == expected
     file = tmp_path / "config.ini"
     file.write_text("[model]\nverify = true\n")
-    with pytest.raises(UnsupportedError, match=r"verify: .* is a checkpoint folder, and only a bundle has checksums"):
+    with pytest.raises(UnsupportedError, match=r"verify: expected a bundle"):
         pipeline("text_generation", FOLDER, backend="eager", config_path=file)
     with pytest.raises(InvalidFileError, match=r"expected a checkpoint folder .* or a model folder"):
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
@@ -253,9 +253,9 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
             InvalidArgumentError, match=r"^infer_seq_length.* 2000 is more|^infer_seq_length.*found 2000"
         ):
             pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
-        with pytest.raises(InvalidArgumentError, match="scheme 'w4a8' was asked for, but the bundle"):
+        with pytest.raises(InvalidArgumentError, match=r"scheme.*'w4a8'"):
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
-        with pytest.raises(InvalidArgumentError, match="network goes with a checkpoint folder"):
+        with pytest.raises(InvalidArgumentError, match=r"network.* bundle"):
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
     with pytest.raises(InvalidArgumentError, match="search_path must be a folder or a list of them"):
         pipeline("text_generation", "a", search_path=3)
