@@ -69,9 +69,9 @@ def test_a_configuration_file(here: list[dict[str, Any]], tmp_path: Path) -> Non
             UnsupportedError, match="is_sample_acceleration must be True or None: the bundle ends in argmax"
         ):
             generate("a", is_sample_acceleration=False)
-    with pytest.raises(InvalidArgumentError, match=r"tail must not be given: .* says argmax"):
+    with pytest.raises(InvalidArgumentError, match=r"^tail must not be set: .* argmax"):
         penstock.export(file, tail="topk:3")
-    with pytest.raises(InvalidArgumentError, match=r"out must be None: .* says where bundles go"):
+    with pytest.raises(InvalidArgumentError, match=r"^out must be None"):
         penstock.export(file, tmp_path / "c.psm")
 
 
@@ -124,13 +124,13 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
         ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: weights that are cut into ranks"),
         ("model:\n  model_config:\n    use_past: False\n", "use_past must be true"),
         ("model:\n  model_config:\n    use_past: 1\n", "use_past must be true or false, not 1"),
-        ("model:\n  model_config:\n    batch_size: 1\n", "model_config has no field 'batch_size'"),
-        ("model:\n  arch: llama\n", "model has no field 'arch'"),
-        ("processor: {}\n", "it has no field 'processor'"),
+        ("model:\n  model_config:\n    batch_size: 1\n", "model_config: unknown field 'batch_size'"),
+        ("model:\n  arch: llama\n", "model: unknown field 'arch'"),
+        ("processor: {}\n", "unknown field 'processor'"),
         ("load_checkpoint: [a]\n", "load_checkpoint must be a text"),
         ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path must end in \.psm, not 'a\.mindir'"),
         ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
-        ("infer:\n  increment_model_path: a.psm\n", "increment_model_path goes with a prefill_model_path"),
+        ("infer:\n  increment_model_path: a.psm\n", "increment_model_path requires prefill_model_path"),
         ("load_checkpoint: none\n", "none"),
         ("network: net.py:Net\n", "network: a script is named by --network or network=, never by a file"),
     ],
