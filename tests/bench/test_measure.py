@@ -16,7 +16,7 @@ SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}
 
 def test_a_figure_above_the_compute_peak_is_an_error(monkeypatch):
     monkeypatch.setattr(native, "probe_compute", lambda *_args: 1.0)
-    with pytest.raises(InternalError, match=r"prefill came out at .* of the int8 peak"):
+    with pytest.raises(InternalError, match=r"prefill: measured .* of the int8 peak"):
         bench(Bench(DEMO, batches=(1,), **SMALL))
 
 

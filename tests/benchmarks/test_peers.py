@@ -200,9 +200,7 @@ def test_the_report_names_missed_goals_and_failures() -> None:
     assert "- 348m llama.cpp Q8_0 decode:8: out of memory" in text
 
 
-def test_probes_surround_figures_and_failures_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_surround_figures_and_failures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fake.py"
     script.write_text(
         f"import sys; sys.path.append({str(PEERS)!r})\n"

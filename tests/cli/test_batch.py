@@ -186,7 +186,9 @@ def test_a_bad_line_does_not_affect_the_others(penstock_command, tmp_path):
         assert failed[number]["response"] is None
         assert message in failed[number]["error"]["message"]
     again = penstock_command(*command)
-    assert (again.returncode, "7 of 7 requests have a result already, 5 of them failed" in again.stderr) == (1, True), again.stderr
+    assert (again.returncode, "7 of 7 requests have a result already, 5 of them failed" in again.stderr) == (1, True), (
+        again.stderr
+    )
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 7
 
 

@@ -201,6 +201,13 @@ def test_calling_main_keeps_the_callers_ctrl_c(capsys):
         (["run", DEMO, "x", "--scheme", "w9"], "--scheme: expected one of"),
         (["run", DEMO, "x", "--network", "net.py:Net"], "network goes with a checkpoint folder"),
         (["run", DEMO, "x", "--ops", "gone.so"], "--ops: gone.so"),
+        (["run", DEMO, "x", "--mode", "eager"], "--mode eager"),
+        (["run", DEMO, "x", "--chat"], "--chat: "),
+        (["run", FOLDER, "x", "--network", "gone.py:Net"], "--network: gone.py"),
+        (["infer", "x", "--model", DEMO, "--backend", "eager"], "--backend eager"),
+        (["infer", "x", "--model", DEMO, "--tokenizer", ""], "--tokenizer"),
+        (["bench", DEMO, "--batch="], "--batch"),
+        (["serve", DEMO, "--port", "0", "--scheme", "w9"], "--scheme: expected one of"),
     ],
 )
 def test_a_wrong_option_is_named_and_the_status_is_2(penstock_command, tmp_path, args, message):

@@ -187,7 +187,10 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         (["--steps", "-1"], "steps must be a whole number from 0"),
         (["--steps", "10001"], "--steps: expected at most 10,000, found 10,001"),
         (["--context", "1024"], "--context 1024 plus one token is more than"),
-        (["--phase", "prefill", "--prompt-tokens", "1025"], "--prompt-tokens 1025 is more than the model's context of 1024"),
+        (
+            ["--phase", "prefill", "--prompt-tokens", "1025"],
+            "--prompt-tokens 1025 is more than the model's context of 1024",
+        ),
         (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
         (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
         (["--scheme", "w4a8"], "the bundle holds 'w8a8'"),
@@ -196,6 +199,6 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
 )
 def test_what_cannot_be_profiled_is_refused_by_name(penstock_command, options, message):
     done = penstock_command("profile", DEMO, *options)
-    assert (done.returncode, done.stdout) == (1 if "/nowhere/t.json" in options else 2, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

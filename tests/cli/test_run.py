@@ -105,8 +105,7 @@ def test_a_stop_string_ends_the_text(penstock_command):
 )
 def test_a_bad_option_is_one_line_that_names_it(penstock_command, options, message):
     done = penstock_command("run", DEMO, "x", *options)
-    is_sound = options in (["--mode", "eager"], ["--chat"])  # another model could do it
-    assert done.returncode == (1 if is_sound else 2)
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("penstock: ")
     assert done.stderr.count("\n") == 1

@@ -157,9 +157,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_failing_start_prints_one_line_and_leaves_no_files(
-    case: str, tmp_path: Path, penstock_command
-) -> None:
+def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path: Path, penstock_command) -> None:
     (tmp_path / "key").write_text("x\n")
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "temporary").mkdir()

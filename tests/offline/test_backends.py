@@ -97,7 +97,7 @@ def test_weights_of_a_replaced_file_are_not_mapped(tmp_path: Path) -> None:
 def test_eager_has_no_graph() -> None:
     with (
         pipeline("text_generation", FOLDER, backend="eager") as generate,
-        pytest.raises(UnsupportedError, match="is_sample_acceleration: eager mode has no graph"),
+        pytest.raises(UnsupportedError, match=r"is_sample_acceleration: .*eager"),
     ):
         generate("a", is_sample_acceleration=True)
 
@@ -142,7 +142,7 @@ def test_models_that_are_open_already() -> None:
             expected = answers([one(PROMPTS[0], **WAYS[1])])
             assert answers([other(PROMPTS[0], **WAYS[1])]) == expected
             assert (one.backend, other.backend) == ("graph", "lite")
-            with pytest.raises(UnsupportedError, match="is_sample_acceleration: a model that is open already"):
+            with pytest.raises(UnsupportedError, match=r"is_sample_acceleration: .*already open"):
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
@@ -251,7 +251,7 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     eye = object()
     assert pipeline("shout", BUNDLE, image_processor=eye)("a") == "A"
     assert made == [(BUNDLE, "graph", None, eye)]
-    with pytest.raises(UnsupportedError, match="audio_processor: the task shout has no use"):
+    with pytest.raises(UnsupportedError, match="audio_processor: not used by the task shout"):
         pipeline("shout", BUNDLE, audio_processor=eye)
     with pytest.raises(InvalidArgumentError, match="'shout' is registered already"):
         InferTask.register("shout", shout)

@@ -60,10 +60,10 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
     with elsewhere:
         pipeline("text_generation", "small", search_path=first)
     shutil.copy(BUNDLE, second / "small")
-    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm: give the path of one"):
+    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm; pass the path of one"):
         pipeline("text_generation", "small")
     monkeypatch.delenv("PENSTOCK_MODELS")
-    with pytest.raises(FileAccessError, match="in nowhere, as PENSTOCK_MODELS names no folder"):
+    with pytest.raises(FileAccessError, match="set PENSTOCK_MODELS"):
         pipeline("text_generation", "small")
 
 
@@ -146,7 +146,7 @@ def spoil(folder: Path, what: str) -> None:
         ("no prefill", r"expected a bundle named \*_prefill_graph\.psm, found none"),
         (
             f"infer:\n  prefill_model_path: {BUNDLE.parent / 'other.psm'}\n",
-            "is not a bundle that the folder has for it",
+            "is not the bundle in the folder",
         ),
         ("infer:\n  seq_length: 5\n", "infer: unknown field 'seq_length'; did you mean infer_seq_length"),
         ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
@@ -193,10 +193,10 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
         ({"target": "gpu"}, "target: 'gpu' is not in this build"),
         ({"device_id": 1}, "device_id must be 0, not 1"),
         ({"rank_id": 1}, "rank_id must be 0, not 1"),
-        ({"device_id": -1}, "device_id must be a whole number"),
-        ({"infer_seq_length": "512"}, "infer_seq_length must be a whole number"),
-        ({"model_name": ""}, "model_name must be a text"),
-        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are one field"),
+        ({"device_id": -1}, "device_id must be an integer"),
+        ({"infer_seq_length": "512"}, "infer_seq_length must be an integer"),
+        ({"model_name": ""}, "model_name must be a non-empty string"),
+        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are the same"),
         ({"increment_model_path": "a"}, "increment_model_path requires prefill_model_path"),
         ({"prefill_model_path": 3}, "prefill_model_path must be a file name"),
     ],
@@ -209,7 +209,7 @@ def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
 def test_fields_that_are_set_later() -> None:
     """What does not exist cannot be, and what does is checked when a pipeline is made."""
     config = InferConfig(str(BUNDLE))
-    with pytest.raises(InvalidArgumentError, match="no field 'infer_seq_len': did you mean infer_seq_length"):
+    with pytest.raises(InvalidArgumentError, match="unknown field 'infer_seq_len'; did you mean infer_seq_length"):
         config.infer_seq_len = 4  # type: ignore[attr-defined]
     config.target = "Ascend"
     for make in (InferTask.get_infer_task, pipeline):
@@ -235,7 +235,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_cannot_be_said_together(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="prefill_model_path is missing, and there is no model_name"):
+    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name is required"):
         pipeline("text_generation")
     with pytest.raises(InvalidArgumentError, match=r"^prefill_model_path: .*model"):
         pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)
@@ -255,9 +255,9 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
             pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
         with pytest.raises(InvalidArgumentError, match=r"^scheme: .*'w4a8'"):
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
-        with pytest.raises(InvalidArgumentError, match="^network applies to checkpoint folders"):
+        with pytest.raises(InvalidArgumentError, match=r"^network applies to checkpoint folders"):
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
-    with pytest.raises(InvalidArgumentError, match="^search_path must be a folder"):
+    with pytest.raises(InvalidArgumentError, match=r"^search_path must be a folder"):
         pipeline("text_generation", "a", search_path=3)
     for model in (BUNDLE, str(BUNDLE), FOLDER, (BUNDLE, BUNDLE), InferConfig(str(BUNDLE))):
         with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .* is a path"):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -100,8 +100,10 @@ def _load_ops(paths: Sequence[str]) -> None:
 
 def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
     """Replace the field names at the start of a message with the options that set those fields."""
-    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError | UnsupportedError) else None
-    if names is None:
+    names = (
+        _FIELDS.match(text) if isinstance(error, InvalidArgumentError | UnsupportedError | FileAccessError) else None
+    )
+    if names is None or (isinstance(error, FileAccessError) and text[names.end()] != ":"):
         return text
     options = {name: f"--{name.replace('_', '-')}" for name in names[0].split(" and ")}
     passed = {one.partition("=")[0].replace("_", "-") for one in arguments}

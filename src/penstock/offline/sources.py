@@ -152,7 +152,9 @@ def _search(name: str, search_path: Sequence[Path] | None) -> Path:
             raise InvalidArgumentError(f"model {name!r}: {folder} has {_listed(found)}; pass the path of one of them")
         if found:
             return found[0]
-    where = ", ".join(str(folder) for folder in folders) or "no folder, because PENSTOCK_MODELS is not set"
+    if not folders:
+        raise FileAccessError(f"model {name!r}: there are no folders to search; set PENSTOCK_MODELS or search_path")
+    where = ", ".join(str(folder) for folder in folders)
     raise FileAccessError(f"model {name!r}: no {', '.join(names[:-1])} or {names[-1]} found in {where}")
 
 

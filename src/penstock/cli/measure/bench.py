@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         scheme=args.scheme,
         prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
         new_tokens=128 if args.new_tokens is None else args.new_tokens,
-        batches=_batches(args.batch or "1,8,32"),
+        batches=_batches("1,8,32" if args.batch is None else args.batch),
         threads=args.threads,
         network=args.network,
         weights=args.weights,

@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if args.plot is not None and Path(args.plot).suffix != ".svg":
         raise InvalidArgumentError(f"--plot: {args.plot}: expected a name that ends in .svg")
-    for path in (args.trace, args.plot):  # before the work
+    for name, path in (("trace", args.trace), ("plot", args.plot)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise FileAccessError(f"{path}: no such folder")
+            raise FileAccessError(f"--{name} {path}: no such folder")
     progress = ProgressLine()
     try:
         report = profile(settings, progress)

@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import (
@@ -137,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--stream cannot be combined with --json")
     if args.model is None and args.prefill_model_path is None and args.model_name is None:
         raise InvalidArgumentError("--model, --prefill-model-path or --model-name is required")
+    _check_paths(args)
     prompts = [utf8_text(prompt, f"prompt {number}") for number, prompt in enumerate(args.prompts, 1)]
     names = {"seq_length": "infer_seq_length"}
     fields = ("prefill_model_path", "increment_model_path", "model_name", "config_path", "seq_length", "device_id")
@@ -154,6 +156,15 @@ def run(args: argparse.Namespace) -> int:
         for prompt in prompts or _lines():
             _answer(generate, prompt, bool(args.stream), args.json, call)
     return 0
+
+
+def _check_paths(args: argparse.Namespace) -> None:
+    """Refuse a tokenizer that does not exist, and a bundle for the eager backend."""
+    if args.tokenizer is not None and not (args.tokenizer and Path(args.tokenizer).exists()):
+        raise InvalidArgumentError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
+    bundle = args.prefill_model_path or args.model
+    if args.backend == "eager" and bundle and Path(bundle).is_file() and Path(bundle).suffix == ".psm":
+        raise InvalidArgumentError("--backend eager: expected a checkpoint folder, not a bundle")
 
 
 def _answer(generate: Any, prompt: str, stream: bool, as_json: bool, call: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.open_model import open_llm
@@ -104,12 +105,16 @@ def run(args: argparse.Namespace) -> int:
     params = _params(args)  # refuses wrong values before the model is opened
     if args.truncate_prompt and args.chat:
         raise InvalidArgumentError("--truncate-prompt cannot be combined with --chat: a message is not truncated")
+    if args.mode == "eager" and Path(args.model).is_file():
+        raise InvalidArgumentError("--mode eager: expected a checkpoint folder, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
         for note in llm.notes:
             print(f"penstock: {note}", file=sys.stderr)
+        if args.chat and llm.tokenizer.chat_template is None:
+            raise InvalidArgumentError("--chat: the model has no chat template; pass a plain prompt to continue")
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
         stream = llm.stream(prompt, params, RequestOptions(truncate_prompt=args.truncate_prompt))
         if sys.stdout.isatty() and not args.json and not args.chat:

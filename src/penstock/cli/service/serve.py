@@ -117,23 +117,7 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
         help="PEM file with the certificate; requires --tls-key (default: no TLS)",
     )
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file with the private key (default: none)")
-    group.add_argument(
-        "--max-body-bytes",
-        type=int,
-        default=8 << 20,
-        metavar="N",
-        help="largest request body in bytes; a larger one gets 413 (default: 8 MiB)",
-    )
-    group.add_argument(
-        "--max-open", type=int, default=1024, metavar="N", help="open requests; further ones get 429 (default: 1024)"
-    )
-    group.add_argument(
-        "--max-seconds",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="longest time of a request in seconds; a longer one gets 504 (default: 3600)",
-    )
+    _add_limits(group)
     group.add_argument(
         "--admin-socket",
         type=Path,
@@ -151,6 +135,26 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
         choices=("info", "warning"),
         default="info",
         help="log level; info (default): one JSON line per request",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=8 << 20,
+        metavar="N",
+        help="largest request body in bytes; a larger one gets 413 (default: 8 MiB)",
+    )
+    group.add_argument(
+        "--max-open", type=int, default=1024, metavar="N", help="open requests; further ones get 429 (default: 1024)"
+    )
+    group.add_argument(
+        "--max-seconds",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="longest time of a request in seconds; a longer one gets 504 (default: 3600)",
     )
 
 
@@ -319,11 +323,14 @@ def named_model(text: str) -> tuple[str, str]:
 def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     """Return how each of ``num_workers`` workers runs its model."""
     from penstock.engine.options import EngineOptions
+    from penstock.quant.scheme import find_scheme
     from penstock.runtime.machine import affinity
     from penstock.serving.workers.worker_config import ModelOptions
 
     if not 0 <= args.threads <= MAX_THREADS:
         raise InvalidArgumentError(f"--threads must be an integer from 0 to {MAX_THREADS}, not {args.threads}")
+    if args.scheme is not None:
+        find_scheme(args.scheme)
     weights = args.weights
     if weights == "auto" and num_workers > 1:
         weights = "mmap"  # which workers share
