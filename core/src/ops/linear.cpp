@@ -14,7 +14,7 @@ struct QuantizedBytes {
 };
 
 int32_t planes(const Call& c) {
-  const int64_t scheme = c.attrs[1].i;
+  const int64_t scheme = c.attrs[kLinearScheme].i;
   return scheme == LINEAR_W8A8 || scheme == LINEAR_W4A8 ? 1 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 0;
 }
 
@@ -41,7 +41,7 @@ QuantizedRows quantized_rows(const Call& c) {
                        round_up(c.in[0].dims[1], 64), planes(c)};
 }
 
-bool is_bf16(const Call& c) { return c.attrs[1].i == LINEAR_BF16; }
+bool is_bf16(const Call& c) { return c.attrs[kLinearScheme].i == LINEAR_BF16; }
 
 // Activations rounded to bf16 lie in the shared scratch.
 ps_status rounded_bytes(const Call& c, int64_t* stride, int64_t* total) {
@@ -88,7 +88,7 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   args.gated = c.gated;
   args.residual = f32(c.in[kResidual]);
   args.residual_stride = c.in[kResidual].row_stride;
-  c.kernels->linear[c.attrs[1].i](args, begin, end);
+  c.kernels->linear[c.attrs[kLinearScheme].i](args, begin, end);
 }
 
 void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {

@@ -11,8 +11,6 @@ bool is_gated_layout(int32_t layout, const Kernels& kernels) {
   return layout == PS_T16_I8 || layout == PS_T16_I4G32 || (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
 }
 
-bool is_op(const RunNode& n, const char* name) { return strcmp(op_name(n.node.op), name) == 0; }
-
 class Fuser {
  public:
   Fuser(const Graph& graph, const Kernels& kernels, Vec<RunNode>* nodes)
@@ -26,8 +24,8 @@ class Fuser {
       }
     }
     for (RunNode& n : nodes_) {
-      if (is_op(n, "silu_mul")) fuse_gate(&n);
-      if (is_op(n, "add_rms_norm")) fuse_residual(&n);
+      if (n.node.op == OP_SILU_MUL) fuse_gate(&n);
+      if (n.node.op == OP_ADD_RMS_NORM) fuse_residual(&n);
     }
     return PS_OK;
   }
@@ -42,7 +40,7 @@ class Fuser {
     const int32_t producer = graph_.values[root].producer;
     if (producer < 0 || root == graph_.output || readers_[root] != readers) return nullptr;
     RunNode* n = &nodes_[producer];
-    return is_op(*n, "linear") && n->node.outputs[0] == root ? n : nullptr;
+    return n->node.op == OP_LINEAR && n->node.outputs[0] == root ? n : nullptr;
   }
 
   // linear, silu_mul(left half, right half): the linear makes the product.
