@@ -1,10 +1,11 @@
 // Fusion into linears: silu_mul of gate and up, and the residual sum at the start of add_rms_norm.
 #include "program/fuse.h"
 
+#include "base/tiles.h"
+
 namespace ps {
 namespace {
 
-constexpr int64_t kTileColumns = 16;
 // The kernels of integers and of bf16 dot products compute the tile of a gate beside its tile of up.  Others would do each
 // without company, which costs them more than silu_mul does.
 bool is_gated_layout(int32_t layout, const Kernels& kernels) {
@@ -51,7 +52,7 @@ class Fuser {
     if (!is_gated_layout(graph_.weights[linear->node.inputs[1].index].layout, kernels_)) return;
     const int64_t half = value(gate).row_elements;
     const bool halves = value(gate).rank == 2 && value(gate).root_offset == 0 && value(up).root_offset == half &&
-                        value(gate).row_stride == 2 * half && half % kTileColumns == 0;
+                        value(gate).row_stride == 2 * half && half % kTileRows == 0;
     if (!halves) return;
     linear->gated = true;
     linear->node.outputs[0] = product->node.outputs[0];
