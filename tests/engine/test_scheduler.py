@@ -260,9 +260,9 @@ def test_planted_mistakes_are_found():
     with pytest.raises(InternalError, match="tables hold"):
         pool.check_integrity([])
     pool.give_back(page)
-    with pytest.raises(InternalError, match="nobody holds"):
+    with pytest.raises(InternalError, match="no request holds"):
         pool.give_back(page)
-    with pytest.raises(InternalError, match="nobody holds"):
+    with pytest.raises(InternalError, match="no request holds"):
         pool.share(page)
     pool.take(), pool.take()
     with pytest.raises(InternalError, match="none was free"):
