@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -30,6 +29,8 @@ def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most similar to an unknown one; "" if none is."""
+    from difflib import get_close_matches  # only an error needs it
+
     return next(iter(get_close_matches(name, list(known), 1)), "")
 
 

@@ -174,7 +174,7 @@ def test_a_page_has_one_name_and_a_name_one_page():
     assert (pool.find(b"a"), pool.find(b"b")) == (first, None)
     pool.check_integrity([first, second])
     pool.give_back(second)
-    with pytest.raises(InternalError, match="named but nobody"):
+    with pytest.raises(InternalError, match="cannot be named"):
         pool.name(second, b"c")
     pool._key_of[second] = b"c"
     with pytest.raises(InternalError, match="disagree"):

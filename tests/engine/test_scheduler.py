@@ -260,12 +260,12 @@ def test_planted_mistakes_are_found():
     with pytest.raises(InternalError, match="tables hold"):
         pool.check_integrity([])
     pool.give_back(page)
-    with pytest.raises(InternalError, match="nobody holds"):
+    with pytest.raises(InternalError, match="no request holds"):
         pool.give_back(page)
-    with pytest.raises(InternalError, match="nobody holds"):
+    with pytest.raises(InternalError, match="no request holds"):
         pool.share(page)
     pool.take(), pool.take()
-    with pytest.raises(InternalError, match="none was free"):
+    with pytest.raises(InternalError, match="no free page"):
         pool.take()
     driver = Driver(num_pages=4, windows=(0,), max_tokens=64, max_requests=2)
     driver.add(40, 9)

@@ -295,7 +295,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
         ({"deadline_s": 0}, "deadline_s must be seconds above 0"),
         ({"deadline_s": float("nan")}, "deadline_s must be"),
         ({"deadline_s": "1"}, "deadline_s must be"),
-        ({"cache_salt": b"x"}, "cache_salt must be a text"),
+        ({"cache_salt": b"x"}, "cache_salt must be a string"),
         ({"cache_salt": "x" * 1025}, "at most 1024"),
         ({"truncate_prompt": 1}, "truncate_prompt must be True or False"),
     ],
