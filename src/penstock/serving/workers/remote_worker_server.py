@@ -61,7 +61,7 @@ class RemoteWorkerServer:
         serve: Callable[[WorkerConnection, FrameStream[pb.FromWorker]], Awaitable[None]],
     ) -> None:
         self._settings, self._serve = settings, serve
-        self._context: ssl.SSLContext | None = None
+        self._tls: ssl.SSLContext | None = None
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -88,7 +88,7 @@ class RemoteWorkerServer:
     def reload_tls(self) -> None:
         """Read certificate and key again for new connections.  Raises FileAccessError and InvalidFileError."""
         settings = self._settings
-        self._context = server_context(settings.certificate, settings.key, [joining.ALPN, joining.GRPC_ALPN])
+        self._tls = server_context(settings.certificate, settings.key, [joining.ALPN, joining.GRPC_ALPN])
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
@@ -118,10 +118,13 @@ class RemoteWorkerServer:
     async def _handle(self, connection: socket.socket, address: str) -> None:
         """Handle one connection until it ends.  A peer that does not follow the protocol is disconnected."""
         stream: FrameStream[pb.FromWorker] | None = None
+        if self._tls is None:
+            connection.close()
+            return
         try:
             async with asyncio.timeout(joining.JOIN_S):
                 keep_alive(connection)
-                tls = TlsSession(self._tls_context())
+                tls = TlsSession(self._tls)
                 await tls.handshake(connection)
                 if tls.protocol == joining.GRPC_ALPN:
                     await self._refuse_grpc(connection, tls, address)
@@ -145,12 +148,6 @@ class RemoteWorkerServer:
             if stream is not None:
                 stream.close()
             connection.close()
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._context is None:
-            self.reload_tls()
-            return self._tls_context()
-        return self._context
 
     async def _refuse_grpc(self, connection: socket.socket, tls: TlsSession, address: str) -> None:
         error = joining.protocol_error(joining.PROTOCOL, joining.GRPC_PROTOCOL)
