@@ -146,7 +146,7 @@ def test_models_that_are_open_already() -> None:
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
-        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', as the LLM's"):
+        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', that of the LLM"):
             pipeline(model=llm, backend="lite")
         with pytest.raises(InvalidArgumentError, match=r"backend must be 'lite' for a lite\.Model, not 'graph'"):
             pipeline(model=model, backend="ms")
