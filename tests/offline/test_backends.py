@@ -150,7 +150,7 @@ def test_models_that_are_open_already() -> None:
             pipeline(model=llm, backend="lite")
         with pytest.raises(InvalidArgumentError, match=r"backend must be 'lite' for a lite\.Model, not 'graph'"):
             pipeline(model=model, backend="ms")
-        with pytest.raises(InvalidArgumentError, match="device_id: a model that is open already"):
+        with pytest.raises(InvalidArgumentError, match=r"device_id: .*already open"):
             pipeline(model=llm, device_id=0)
         for running, backend in ((llm, "graph"), (model, "lite")):
             for name, value in (("threads", 2), ("scheme", "w4a8"), ("network", "a.py:Net"), ("search_path", "/")):

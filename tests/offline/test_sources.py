@@ -246,16 +246,16 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"logits applies to penstock\.lite\.Model only"):
         pipeline("text_generation", BUNDLE, config_path=file)
     file.write_text("[model]\ncontext_len = 64\n")
-    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, and .* has context_len 64"):
+    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, but .* has context_len 64"):
         pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
     for backend in ("graph", "lite"):
         with pytest.raises(
             InvalidArgumentError, match=r"^infer_seq_length.* 2000 is more|^infer_seq_length.*found 2000"
         ):
             pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
-        with pytest.raises(InvalidArgumentError, match=r"^scheme: .*'w4a8'"):
+        with pytest.raises(InvalidArgumentError, match=r"scheme.*'w4a8'"):
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
-        with pytest.raises(InvalidArgumentError, match=r"^network applies to checkpoint folders"):
+        with pytest.raises(InvalidArgumentError, match=r"network .*bundle"):
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
     with pytest.raises(InvalidArgumentError, match=r"^search_path must be a folder"):
         pipeline("text_generation", "a", search_path=3)

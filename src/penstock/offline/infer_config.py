@@ -60,10 +60,10 @@ class InferConfig:
         if not isinstance(self.model_name, str) or not self.model_name:
             raise InvalidArgumentError(f"model_name must be a non-empty string, not {self.model_name!r:.60}")
         check_target([self.target])
-        for name, most in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
+        for name, maximum in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise InvalidArgumentError(f"{name} must be an integer from 0 to {most}, not {value!r:.60}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+                raise InvalidArgumentError(f"{name} must be an integer from 0 to {maximum}, not {value!r:.60}")
         for name in ("device_id", "rank_id"):
             if getattr(self, name):
                 raise UnsupportedError(f"{name} must be 0, not {getattr(self, name)}: the target cpu has one device")
