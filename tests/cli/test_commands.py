@@ -25,7 +25,7 @@ def test_inspect_shows_a_bundle(penstock_command):
     assert found["parameters"] >= 5_475_584  # the network's constants count too
     assert found["page_windows"] == [0]
     assert 8 < found["bits_per_weight"] < 8.5  # w8a8: a float32 scale a row
-    assert f"{found['bits_per_weight']:.2f} bits a weight" in done.stdout
+    assert f"{found['bits_per_weight']:.2f} bits per weight" in done.stdout
 
 
 def test_inspect_plans_memory_for_the_limits_given(penstock_command):

@@ -146,11 +146,11 @@ def test_models_that_are_open_already() -> None:
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
-        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', as the LLM's"):
+        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', that of the LLM"):
             pipeline(model=llm, backend="lite")
         with pytest.raises(InvalidArgumentError, match=r"backend must be 'lite' for a lite\.Model, not 'graph'"):
             pipeline(model=model, backend="ms")
-        with pytest.raises(InvalidArgumentError, match="device_id: a model that is open already"):
+        with pytest.raises(InvalidArgumentError, match=r"device_id: .*already open"):
             pipeline(model=llm, device_id=0)
         for running, backend in ((llm, "graph"), (model, "lite")):
             for name, value in (("threads", 2), ("scheme", "w4a8"), ("network", "a.py:Net"), ("search_path", "/")):

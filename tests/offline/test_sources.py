@@ -92,10 +92,10 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     with_tail(BUNDLE, tail, "argmax")
     changed = tmp_path / "changed.psm"
     for other, words in (
-        (bundles["w4a8"], "scheme is w4a8, and there it is w8a8"),
+        (bundles["w4a8"], "scheme is w4a8 instead of w8a8"),
         (tail, "the end of the graph is argmax"),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not fit .*: {words}"):
+        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not match .*: {words}"):
             pipeline("text_generation", (BUNDLE, other))
     from penstock.graph.export import export_bundle
     from tests.lite.test_update import folder, values
@@ -243,10 +243,10 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
         pipeline("text_generation", InferConfig(str(BUNDLE)), device_id=0)
     file = tmp_path / "config.ini"
     file.write_text("[model]\ncontext_len = 64\nlogits = all\n")
-    with pytest.raises(InvalidArgumentError, match=r"logits is for penstock\.lite\.Model: in a pipeline"):
+    with pytest.raises(InvalidArgumentError, match=r"logits applies to penstock\.lite\.Model only"):
         pipeline("text_generation", BUNDLE, config_path=file)
     file.write_text("[model]\ncontext_len = 64\n")
-    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, and .* has context_len 64"):
+    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, but .* has context_len 64"):
         pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
     for backend in ("graph", "lite"):
         with pytest.raises(

@@ -164,20 +164,20 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
         weights=settings.weights,
     )
     with open_model(settings, limits, "profile", progress) as (opened, program, graph):
-        most = program.info.context_len
-        num_prompt, num_context = _sizes(settings, most)
-        if _longest(settings, num_prompt, num_context) > most:
-            is_prompt = "prefill" in settings.phases and num_prompt > most
+        max_len = program.info.context_len
+        num_prompt, num_context = _sizes(settings, max_len)
+        if _longest(settings, num_prompt, num_context) > max_len:
+            is_prompt = "prefill" in settings.phases and num_prompt > max_len
             sizes = f"prompt_tokens {num_prompt}" if is_prompt else f"context {num_context} plus one token"
-            raise InvalidArgumentError(f"{sizes} is more than the model's context of {most} tokens")
+            raise InvalidArgumentError(f"{sizes} is more than the model's context of {max_len} tokens")
         return _Profiler(settings, program, graph, pages_for(longest)).report(opened.populate_s)
 
 
 def _sizes(settings: Profile, context_len: int | None) -> tuple[int, int]:
     """Return the tokens of the prompt and of the context: as set, or the defaults limited by the model's context."""
-    most = _PROMPT_TOKENS if context_len is None else context_len
-    num_prompt = min(_PROMPT_TOKENS, most) if settings.prompt_tokens is None else settings.prompt_tokens
-    num_context = min(_CONTEXT, most - 1) if settings.context is None else settings.context
+    limit = _PROMPT_TOKENS if context_len is None else context_len
+    num_prompt = min(_PROMPT_TOKENS, limit) if settings.prompt_tokens is None else settings.prompt_tokens
+    num_context = min(_CONTEXT, limit - 1) if settings.context is None else settings.context
     return num_prompt, num_context
 
 
@@ -263,9 +263,9 @@ class _Profiler:
 
     def _prompt(self, num_tokens: int) -> list[_Step]:
         """Return the steps of one prompt; the last one computes logits."""
-        most = self.program.limits.max_tokens
-        firsts = range(0, num_tokens, most)
-        return [self._batch([at], [min(most, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
+        max_tokens = self.program.limits.max_tokens
+        firsts = range(0, num_tokens, max_tokens)
+        return [self._batch([at], [min(max_tokens, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
 
     def _decode(self) -> list[_Step]:
         """Fill the contexts (the pages of the first request are copied to the others); return a decode step."""
@@ -298,13 +298,13 @@ class _Profiler:
 
     def _run(self, steps: list[_Step]) -> list[tuple[float, NDArray[np.void]]]:
         """Run the steps; return the nanoseconds and the spans of each."""
-        found = []
+        results = []
         for step in steps:
             begin = time.monotonic_ns()
             self.program.run(step.batch)
             wall = float(time.monotonic_ns() - begin)
-            found.append((wall, spans.last_spans(self.program.core_program)))
-        return found
+            results.append((wall, spans.last_spans(self.program.core_program)))
+        return results
 
     def _rows(self, steps: list[_Step], kept: list[Pass]) -> tuple[list[Row], dict[str, float]]:
         """Return the rows of the nodes and the seconds between them, as means over the passes."""

@@ -64,10 +64,12 @@ class InferConfig:
                 f"model_name must be a non-empty string, not {self.model_name!r:.60}", param="model_name"
             )
         check_target([self.target])
-        for name, most in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
+        for name, maximum in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise InvalidArgumentError(f"{name} must be an integer from 0 to {most}, not {value!r:.60}", param=name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+                raise InvalidArgumentError(
+                    f"{name} must be an integer from 0 to {maximum}, not {value!r:.60}", param=name
+                )
         for name in ("device_id", "rank_id"):
             if getattr(self, name):
                 raise UnsupportedError(

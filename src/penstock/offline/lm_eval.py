@@ -58,10 +58,10 @@ class Evaluator:
         totals = []
         for text in texts:
             ids = [self.prefix_id, *self.llm.tokenizer.encode(text, add_special_tokens=False)]
-            windows, most = [], self.llm.engine.max_len
-            for start in range(1, len(ids), most - 1):
-                end = min(len(ids), start + most - 1)
-                first = max(0, end - most)
+            windows, max_len = [], self.llm.engine.max_len
+            for start in range(1, len(ids), max_len - 1):
+                end = min(len(ids), start + max_len - 1)
+                first = max(0, end - max_len)
                 windows.append((ids[first:start], ids[start:end]))
             totals.append(sum((total for total, _ in self._score(windows)), 0.0))
         return totals
@@ -78,16 +78,16 @@ class Evaluator:
 
     def _score(self, encoded: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Return (log-probability, is greedy) of each continuation after its context."""
-        most = self.llm.engine.max_len
+        max_len = self.llm.engine.max_len
         for _, rest in encoded:
-            if len(rest) >= most:
-                raise InvalidArgumentError(f"a continuation has {len(rest)} tokens, but the context holds {most}")
+            if len(rest) >= max_len:
+                raise InvalidArgumentError(f"a continuation has {len(rest)} tokens, but the context holds {max_len}")
         known = [(context, rest) for context, rest in encoded if rest]
-        scores = self.llm.score([(context + rest)[-most:] for context, rest in known]) if known else []
-        found = iter(cast("list[Score]", scores))
+        scores = self.llm.score([(context + rest)[-max_len:] for context, rest in known]) if known else []
+        remaining = iter(cast("list[Score]", scores))
         answers = []
         for _, rest in encoded:
-            score = next(found) if rest else None
+            score = next(remaining) if rest else None
             start = len(score.token_ids) - len(rest) if score is not None else 0
             answers.append((0.0, True) if score is None else (score.total(start), score.is_greedy(start)))
         return answers

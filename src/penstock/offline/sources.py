@@ -116,18 +116,18 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
 def _folder_bundles(folder: Path) -> dict[str, Path]:
     """Return the bundles of a model folder by field name; InvalidFileError if they are ambiguous or missing."""
     suffixes = {"prefill_model_path": PREFILL_SUFFIX, "increment_model_path": INCREMENT_SUFFIX}
-    found = {name: sorted(folder.glob(f"*{suffix}")) for name, suffix in suffixes.items()}
-    for name, paths in found.items():
+    bundles = {name: sorted(folder.glob(f"*{suffix}")) for name, suffix in suffixes.items()}
+    for name, paths in bundles.items():
         if len(paths) > 1:
             raise InvalidFileError(f"{folder}: expected one bundle named *{suffixes[name]}, found {_listed(paths)}")
-    others = sorted(set(folder.glob("*.psm")).difference(*found.values()))
+    others = sorted(set(folder.glob("*.psm")).difference(*bundles.values()))
     if others:
         raise InvalidFileError(
             f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, found {_listed(others)}"
         )
-    if not found["prefill_model_path"]:
+    if not bundles["prefill_model_path"]:
         raise InvalidFileError(f"{folder}: expected a bundle named *{PREFILL_SUFFIX}, found none")
-    return {name: paths[0] for name, paths in found.items() if paths}
+    return {name: paths[0] for name, paths in bundles.items() if paths}
 
 
 def _infer_section(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,13 +153,13 @@ def _search(name: str, search_path: Sequence[Path] | None) -> Path:
     folders = list(search_path) if search_path is not None else env.model_folders()
     names = (name, f"{name}.psm", *(f"{begin}{name}{end}" for begin in ("", "run_") for end in YAML_SUFFIXES))
     for folder in folders:
-        found = [folder / one for one in names if (folder / one).exists()]
-        if len(found) > 1:
+        paths = [path for file in names if (path := folder / file).exists()]
+        if len(paths) > 1:
             raise InvalidArgumentError(
-                f"model {name!r}: {folder} has {_listed(found)}; pass the path of one of them", param="model"
+                f"model {name!r}: {folder} has {_listed(paths)}; pass the path of one of them", param="model"
             )
-        if found:
-            return found[0]
+        if paths:
+            return paths[0]
     if not folders:
         raise FileAccessError(f"model {name!r}: there are no folders to search; set PENSTOCK_MODELS or search_path")
     where = ", ".join(str(folder) for folder in folders)

@@ -52,8 +52,8 @@ class OtherTokenizer(Tokenizer):
         if not isinstance(text, str):
             raise InvalidArgumentError(f"text must be a string, not {type(text).__name__}", param="text")
         try:
-            found = self._other.encode(text, add_special_tokens=add_special_tokens)
-            return [int(one) for one in found]
+            ids = self._other.encode(text, add_special_tokens=add_special_tokens)
+            return [int(token) for token in ids]
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"tokenizer: encode(text, add_special_tokens=) failed: {error}", param="tokenizer"

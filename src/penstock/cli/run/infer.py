@@ -54,8 +54,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model (one of the first three is required)")
-    group.add_argument("--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file")
-    group.add_argument(*_spelled("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts")
+    group.add_argument(
+        "--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file (default: none)"
+    )
+    group.add_argument(
+        *_spelled("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts (default: none)"
+    )
     group.add_argument(
         *_spelled("--model-name"),
         metavar="NAME",

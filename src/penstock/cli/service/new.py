@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Write the first version of a servable, a network or Python code that penstock serve serves.",
         example,
     )
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to write")
     summary = "write a folder with servable.py and version 1"
     servable = kinds.add_parser("servable", help=summary, description=summary, epilog=f"example: {example}")
     servable.add_argument("name", metavar="NAME", help="name of the servable: a letter, then letters, digits, _ and -")

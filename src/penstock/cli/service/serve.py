@@ -118,10 +118,10 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file with the private key (default: none)")
     _add_limits(group)
-    _add_operation_options(group)
+    _add_admin_options(group)
 
 
-def _add_operation_options(group: argparse._ArgumentGroup) -> None:
+def _add_admin_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--admin-socket",
         type=Path,
