@@ -42,7 +42,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.test system-packages lint
 	$(BIN)/pytest
 
-# What only a package manager of the system brings; where it may not be asked, pytest's summary says what was skipped.
+# Programs from the system's package manager. Where they cannot be installed, pytest's summary names the skipped tests.
 system-packages: $(BIN)/python
 	$(BIN)/python tests/system_packages.py
 

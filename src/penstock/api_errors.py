@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.errors import (
     DeadlineError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     OutOfMemoryError,
@@ -110,7 +111,12 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 
 class VersionNotFoundError(NotFoundError):
-    """A model is there, and has no such version."""
+    """A model exists, but not in the requested version."""
+
+    default_code = "version_not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model_version")
 
 
 _QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"]*?([^'"/]*)/?\1""")
@@ -166,6 +172,10 @@ _KINDS = {
 }
 
 
+_BODY_FIELDS = {"deadline_s": "timeout", "truncate_prompt": "truncate_prompt_tokens"}
+"""Fields of RequestOptions, and what request bodies call them."""
+
+
 def misfit_refusal(misfit: MisfitError) -> RefusalError:
     """A field that does not fit: 400."""
     return RefusalError(400, str(misfit), param=misfit.path or None, code=_KINDS[misfit.kind])
@@ -178,28 +188,18 @@ def refusal_of(error: BaseException, request_id: str) -> RefusalError:
     if isinstance(error, MisfitError):
         return misfit_refusal(error)
     if isinstance(error, QueueFullError):
-        return RefusalError(429, "as many requests wait already as may: come back later", code="queue_full")
+        return RefusalError(429, "The request queue is full. Retry later.", code=error.code)
     if isinstance(error, DeadlineError):
-        message = str(error).replace("deadline_s", "timeout", 1)  # by the name that clients know
-        return RefusalError(504, message, param="timeout", code="deadline_exceeded")
-    if isinstance(error, InvalidArgumentError):
-        param = str(error).partition(" ")[0].partition("[")[0].rstrip(":")
-        is_too_long = "but the context holds" in str(error)
-        code = "context_length_exceeded" if is_too_long else "invalid_value"
-        return RefusalError(400, str(error), param=param if param.isidentifier() else None, code=code)
-    if isinstance(error, TokenizerError):
-        return RefusalError(400, str(error), code="tokenizer_failed")
-    if isinstance(error, UnsupportedError):
-        return RefusalError(400, str(error), code="unsupported_parameter")
+        return RefusalError(504, error.naming("timeout"), param="timeout", code=error.code)
+    if isinstance(error, (InvalidArgumentError, TokenizerError, UnsupportedError)):
+        param = _BODY_FIELDS.get(error.param, error.param) if error.param else None
+        return RefusalError(400, error.naming(param) if param else str(error), param=param, code=error.code)
     if isinstance(error, (OutOfMemoryError, MemoryError)):
-        return RefusalError(503, "there is no memory for it now", code="out_of_memory")
-    if isinstance(error, VersionNotFoundError):
-        return RefusalError(404, str(error), param="model_version", code="version_not_found")
+        return RefusalError(503, "Not enough memory for this request now. Retry later.", code="out_of_memory")
     if isinstance(error, NotFoundError):
-        return RefusalError(404, str(error), param="model", code="model_not_found")
+        return RefusalError(404, str(error), param=error.param or "model", code=error.code)
     if isinstance(error, UnavailableError):
         message = without_folders(str(error))
-        return RefusalError(503, message, code="unavailable", retry_after_s=math.ceil(error.retry_after_s))
-    return RefusalError(
-        500, f"something went wrong inside; the log has more under request {request_id}", code="internal"
-    )
+        return RefusalError(503, message, code=error.code, retry_after_s=math.ceil(error.retry_after_s))
+    message = f"Internal error. The server's log has details under request {request_id}."
+    return RefusalError(500, message, code=InternalError.default_code)

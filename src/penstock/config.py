@@ -1,46 +1,42 @@
-"""Configuration files: JSON read with limits, and typed reads that refuse.
+"""Untrusted configuration files: a JSON parser with limits, and typed reads of an object.
 
-A ``config.json`` comes from anywhere.  ``parse_json`` refuses what a careful writer never makes (duplicate
-keys, NaN, numbers that overflow, endless nesting), and ``ConfigReader`` refuses every value of the wrong type
-or range.  Every error names the file and the key, what was expected and what was found.
+``parse_json`` refuses duplicate keys, NaN, numbers that overflow and deep nesting.  ``ConfigReader`` refuses every
+value of the wrong type or range.  Every error names the file and the key, what was expected and what was found.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
-__all__ = ["ConfigReader", "RopeConfig", "parse_json", "parse_object", "show"]
+__all__ = [
+    "ConfigReader", "RopeConfig", "check_integer", "is_integer", "is_number", "parse_json", "parse_object", "show",
+]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 1 << 20
-"""Values in a JSON text, by its commas and brackets; parsing them takes up to 0.5 s."""
+"""Limit on the values of a JSON text, counted by commas and brackets; parsing so many takes up to 0.5 s."""
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 _SHOWN_CHARS = 80
 
-# The reader's methods are named after the types they read, which hides the builtins inside the class.
-Integer: TypeAlias = int
-Float: TypeAlias = float
-Text: TypeAlias = str
-Flag: TypeAlias = bool
-
 
 class _Required:
-    """Marks a key without a default."""
+    """The type of a sentinel: the key has no default."""
 
 
 _REQUIRED: Final = _Required()
 
 
 def show(value: object) -> str:
-    """``value`` as an error message shows it: printable ASCII, and short however long the value is."""
+    """Return ``value`` as an error message shows it: printable ASCII, cut to a limited length."""
     if isinstance(value, dict):
         return f"an object with {len(value)} keys"
     if isinstance(value, list) and len(value) > 8:
@@ -54,7 +50,7 @@ def show(value: object) -> str:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number that JSON knows")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite_float(text: str) -> float:
@@ -75,7 +71,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _whole_number(text: str) -> int:
+def _parse_int(text: str) -> int:
     return int(text)
 
 
@@ -86,13 +82,13 @@ _SHARING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_unique_keys,
     parse_constant=_refuse_constant,
     parse_float=_finite_float,
-    parse_int=_whole_number,  # Python code, between whose calls other threads may run
+    parse_int=_parse_int,  # a Python function: other threads may run between its calls
 )
 _LARGE: Final = 1 << 16
 
 
 def _check_tree(value: Any, file: str) -> None:
-    """Depth and text that has no UTF-8 form, without recursion."""
+    """Check the nesting depth, and that every string has a UTF-8 form, without recursion."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -106,7 +102,7 @@ def _check_tree(value: Any, file: str) -> None:
                 try:
                     item.encode()
                 except UnicodeEncodeError:
-                    raise InvalidFileError(f"{file}: the text {show(item)} holds half a surrogate pair") from None
+                    raise InvalidFileError(f"{file}: the string {show(item)} has half a surrogate pair") from None
         if not below:
             return
         level = below
@@ -123,11 +119,11 @@ def parse_json(
 ) -> Any:
     """Return the value of a JSON text of at most ``max_bytes`` and ``max_values``; ``file`` names it in errors.
 
-    With ``lets_threads_run`` a large text with many integers is parsed so that other threads run meanwhile, which takes
-    about twice as long.
+    With ``lets_threads_run`` other threads can run while a large text with many integers is parsed, which takes about
+    twice as long.
 
-    Raises InvalidFileError for text that is no UTF-8 or no JSON, repeated keys, NaN and infinity, numbers that
-    overflow, and nesting deeper than 64.
+    Raises InvalidFileError for text that is not UTF-8 or not JSON, for duplicate keys, NaN, infinity, numbers that
+    overflow a double, and more than 64 levels of nesting.
     """
     if len(data) > max_bytes:
         raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
@@ -139,9 +135,9 @@ def parse_json(
         value = (_SHARING_DECODER if lets_threads_run and len(raw) >= _LARGE else _DECODER).decode(raw.decode("utf-8"))
     except RecursionError:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
         raise InvalidFileError(f"{file}: not valid JSON: {show(str(error))[1:-1]}") from None
-    # Small texts need no look at each value: so few brackets nest no deeper, and UTF-8 holds no half of a pair itself.
+    # A text with few brackets cannot nest too deep, and valid UTF-8 has surrogates only as escapes: skip the check.
     if b"\\u" in raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH - 1:
         _check_tree(value, file)
     return value
@@ -150,7 +146,7 @@ def parse_json(
 def parse_object(
     data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """As ``parse_json``, for a text that must be one object."""
+    """Return the value of a JSON text that must be one object; other arguments and errors as ``parse_json``."""
     value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values)
     if not isinstance(value, dict):
         raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
@@ -159,10 +155,11 @@ def parse_object(
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions.  ``type`` is "default", "linear", "llama3" or "yarn"; other fields as transformers names them.
+    """The configuration of rotary positions, with transformers' field names.
 
-    ``rotary_dim`` is the number of leading dimensions of a head that rotate (even).  ``attention_factor`` scales
-    cos and sin and is always given (1.0 but for yarn).  Fields that the type does not use keep their defaults.
+    ``type`` is "default", "linear", "llama3" or "yarn".  ``rotary_dim`` is the number of leading dimensions of a head
+    that rotate (even).  ``attention_factor`` scales cos and sin; it is 1.0 except for yarn.  Fields that the type does
+    not use keep their defaults.
     """
 
     theta: float
@@ -181,37 +178,41 @@ class RopeConfig:
 class ConfigReader:
     """Typed reads of one JSON object.
 
-    ``file`` is what errors call it.  A read without a default refuses a missing key; null counts as missing.
+    The methods are named after the types that they read, so the annotations in this class name ``builtins``.
+
+    ``file`` is the name in errors.  A read without a default refuses a missing key; null counts as missing.
     """
 
-    def __init__(self, values: dict[str, Any], file: Text = "config.json") -> None:
+    def __init__(self, values: dict[str, Any], file: builtins.str = "config.json") -> None:
         self.values = values
         self.file = file
 
     @classmethod
-    def parse(cls, data: bytes | memoryview, file: Text = "config.json") -> ConfigReader:
-        """A reader over the bytes of a JSON file; InvalidFileError when they are not one object."""
+    def parse(cls, data: bytes | memoryview, file: builtins.str = "config.json") -> ConfigReader:
+        """Return a reader of the bytes of a JSON file; InvalidFileError when they are not one object."""
         return cls(parse_object(data, file), file)
 
-    def error(self, key: Text, expected: Text, found: object) -> InvalidFileError:
-        """The error to raise when ``key`` holds something else than ``expected``."""
+    def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
+        """Return the error to raise when the value of ``key`` is not as ``expected``."""
         return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}")
 
-    def has(self, key: Text) -> Flag:
-        """Whether ``key`` is there and not null."""
+    def has(self, key: builtins.str) -> builtins.bool:
+        """Return True if ``key`` exists and is not null."""
         return self.values.get(key) is not None
 
-    def _get(self, key: Text, default: object, expected: Text) -> Any:
+    def _get(self, key: builtins.str, default: object, expected: builtins.str) -> Any:
         value = self.values.get(key)
         if value is not None:
             return value
         if isinstance(default, _Required):
             if key in self.values:
                 raise self.error(key, expected, None)
-            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, found no such key")
+            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, but the key is missing")
         return None
 
-    def _read(self, key: Text, default: Any, expected: Text, accept: Callable[[Any], Flag]) -> Any:
+    def _read(
+        self, key: builtins.str, default: Any, expected: builtins.str, accept: Callable[[Any], builtins.bool]
+    ) -> Any:
         value = self._get(key, default, expected)
         if value is None:
             return default
@@ -220,71 +221,101 @@ class ConfigReader:
         return value
 
     def int(
-        self, key: Text, default: Integer | _Required = _REQUIRED, *, min: Integer = 1, max: Integer = MAX_INT
-    ) -> Integer:
-        """An integer in [min, max]; positive unless told."""
-        result: Integer = self._read(key, default, f"an integer from {min} to {max}", _integer_in(min, max))
+        self,
+        key: builtins.str,
+        default: builtins.int | _Required = _REQUIRED,
+        *,
+        min: builtins.int = 1,
+        max: builtins.int = MAX_INT,
+    ) -> builtins.int:
+        """Return an integer in [min, max]; by default it must be positive."""
+        result: builtins.int = self._read(key, default, f"an integer from {min} to {max}", _integer_in(min, max))
         return result
 
-    def optional_int(self, key: Text, *, min: Integer = 1, max: Integer = MAX_INT) -> Integer | None:
-        """As ``int``; None when the key is missing or null."""
-        result: Integer | None = self._read(key, None, f"an integer from {min} to {max}", _integer_in(min, max))
+    def optional_int(
+        self, key: builtins.str, *, min: builtins.int = 1, max: builtins.int = MAX_INT
+    ) -> builtins.int | None:
+        """Return an integer as ``int`` does; None when the key is missing or null."""
+        result: builtins.int | None = self._read(key, None, f"an integer from {min} to {max}", _integer_in(min, max))
         return result
 
-    def float(self, key: Text, default: Float | _Required = _REQUIRED, *, min: Float = 0.0, max: Float = 1e30) -> Float:
-        """A number in [min, max]; an integer counts, true and false do not."""
-        return Float(self._read(key, default, f"a number from {min:g} to {max:g}", _number_in(min, max)))
+    def float(
+        self,
+        key: builtins.str,
+        default: builtins.float | _Required = _REQUIRED,
+        *,
+        min: builtins.float = 0.0,
+        max: builtins.float = 1e30,
+    ) -> builtins.float:
+        """Return a number in [min, max].  An integer is a number; true and false are not."""
+        return builtins.float(self._read(key, default, f"a number from {min:g} to {max:g}", _number_in(min, max)))
 
-    def optional_float(self, key: Text, *, min: Float = 0.0, max: Float = 1e30) -> Float | None:
-        """As ``float``; None when the key is missing or null."""
+    def optional_float(
+        self, key: builtins.str, *, min: builtins.float = 0.0, max: builtins.float = 1e30
+    ) -> builtins.float | None:
+        """Return a number as ``float`` does; None when the key is missing or null."""
         value = self._read(key, None, f"a number from {min:g} to {max:g}", _number_in(min, max))
-        return None if value is None else Float(value)
+        return None if value is None else builtins.float(value)
 
-    def bool(self, key: Text, default: Flag | _Required = _REQUIRED) -> Flag:
-        """true or false."""
-        result: Flag = self._read(key, default, "true or false", lambda value: isinstance(value, Flag))
+    def bool(self, key: builtins.str, default: builtins.bool | _Required = _REQUIRED) -> builtins.bool:
+        """Return true or false."""
+        result: builtins.bool = self._read(
+            key, default, "true or false", lambda value: isinstance(value, builtins.bool)
+        )
         return result
 
-    def str(self, key: Text, default: Text | _Required = _REQUIRED, *, max_len: Integer = 4096) -> Text:
-        """A text of at most ``max_len`` characters."""
-        result: Text = self._read(key, default, f"a text of at most {max_len} characters", _text_of(max_len))
+    def str(
+        self, key: builtins.str, default: builtins.str | _Required = _REQUIRED, *, max_len: builtins.int = 4096
+    ) -> builtins.str:
+        """Return a string of at most ``max_len`` characters."""
+        result: builtins.str = self._read(key, default, f"a string of at most {max_len} characters", _text_of(max_len))
         return result
 
-    def optional_str(self, key: Text, *, max_len: Integer = 4096) -> Text | None:
-        """As ``str``; None when the key is missing or null."""
-        result: Text | None = self._read(key, None, f"a text of at most {max_len} characters", _text_of(max_len))
+    def optional_str(self, key: builtins.str, *, max_len: builtins.int = 4096) -> builtins.str | None:
+        """Return a string as ``str`` does; None when the key is missing or null."""
+        result: builtins.str | None = self._read(
+            key, None, f"a string of at most {max_len} characters", _text_of(max_len)
+        )
         return result
 
-    def one_of(self, key: Text, choices: Iterable[Text], default: Text | _Required = _REQUIRED) -> Text:
-        """One of ``choices``; any other text is an UnsupportedError that lists them."""
+    def one_of(
+        self, key: builtins.str, choices: Iterable[builtins.str], default: builtins.str | _Required = _REQUIRED
+    ) -> builtins.str:
+        """Return one of ``choices``; UnsupportedError lists them for any other string."""
         choices = tuple(choices)
         value = self.str(key, default)
         if value not in choices:
             raise UnsupportedError(f"{self.file}: {key}: expected one of {', '.join(choices)}, found {show(value)}")
         return value
 
-    def text_list(self, key: Text, *, max_items: Integer = 100_000) -> list[Text] | None:
-        """A list of texts; None when the key is missing or null."""
-        value = self._get(key, None, "a list of texts")
+    def text_list(self, key: builtins.str, *, max_items: builtins.int = 100_000) -> list[builtins.str] | None:
+        """Return a list of strings; None when the key is missing or null."""
+        value = self._get(key, None, "a list of strings")
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) > max_items or not all(isinstance(item, Text) for item in value):
-            raise self.error(key, f"a list of at most {max_items} texts", value)
+        if (
+            not isinstance(value, list)
+            or len(value) > max_items
+            or not all(isinstance(item, builtins.str) for item in value)
+        ):
+            raise self.error(key, f"a list of at most {max_items} strings", value)
         return list(value)
 
-    def int_or_list(self, key: Text, *, min: Integer = 0, max: Integer = MAX_INT) -> tuple[Integer, ...]:
-        """One integer or a list of them, as eos_token_id is written; empty when missing or null."""
+    def int_or_list(
+        self, key: builtins.str, *, min: builtins.int = 0, max: builtins.int = MAX_INT
+    ) -> tuple[builtins.int, ...]:
+        """Return one integer or a list of integers (such as eos_token_id) as a tuple; empty when missing or null."""
         value = self._get(key, None, "an integer or a list of integers")
         if value is None:
             return ()
         items = value if isinstance(value, list) else [value]
         accept = _integer_in(min, max)
         if len(items) > 1024 or not all(accept(item) for item in items):
-            raise self.error(key, f"an integer from {min} to {max}, or a list of them", value)
+            raise self.error(key, f"an integer from {min} to {max}, or a list of such integers", value)
         return tuple(items)
 
-    def object(self, key: Text) -> ConfigReader | None:
-        """A reader over the object under ``key``; None when the key is missing or null."""
+    def object(self, key: builtins.str) -> ConfigReader | None:
+        """Return a reader of the object under ``key``; None when the key is missing or null."""
         value = self._get(key, None, "an object")
         if value is None:
             return None
@@ -292,10 +323,10 @@ class ConfigReader:
             raise self.error(key, "an object", value)
         return ConfigReader(value, f"{self.file}: {key}")
 
-    def dtype(self) -> Text:
-        """The checkpoint's element type from ``dtype`` or ``torch_dtype``: "f32", "f16" or "bf16".
+    def dtype(self) -> builtins.str:
+        """Return the checkpoint's element type from ``dtype`` or ``torch_dtype``: "f32", "f16" or "bf16".
 
-        "" when neither key is there, or it says "auto": then the tensors decide.
+        Returns "" when neither key exists or its value is "auto"; the tensors then determine the type.
         """
         key = "dtype" if self.has("dtype") else "torch_dtype"
         value = self.str(key, "auto").removeprefix("torch.")
@@ -307,9 +338,9 @@ class ConfigReader:
         return known[value]
 
     def quantization(self) -> ConfigReader | None:
-        """The ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
+        """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
 
-        Any other quantization_config is an UnsupportedError that says what to use instead.
+        Raises UnsupportedError, which names the alternative, for the quantization_config of another tool.
         """
         section = self.object("quantization_config")
         if section is None:
@@ -318,22 +349,22 @@ class ConfigReader:
         if method == "penstock":
             return section
         raise UnsupportedError(
-            f"{self.file}: quantization_config: quant_method {show(method)} is not supported; use the original "
-            "float32, float16 or bfloat16 checkpoint and quantize it with --scheme w8a8 or w4a8"
+            f"{self.file}: quantization_config: quant_method {show(method)} is not supported. Use the original "
+            "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8."
         )
 
-    def rope(self, head_dim: Integer) -> RopeConfig:
-        """Rotary positions of heads of ``head_dim``, in the old style (rope_theta, rope_scaling) and the new
-        (rope_parameters).
+    def rope(self, head_dim: builtins.int) -> RopeConfig:
+        """Return the rotary positions of heads of ``head_dim``.
 
-        UnsupportedError names a rope type other than default, linear, llama3 and yarn.
+        Reads the old keys (rope_theta, rope_scaling) and the new one (rope_parameters).  Raises UnsupportedError for a
+        rope type other than default, linear, llama3 and yarn.
         """
         section = _rope_section(self)
         theta = section.float("rope_theta", self.float("rope_theta", 10000.0, min=1.0), min=1.0)
         type_key = "rope_type" if section.has("rope_type") else "type"
         rope_type = section.one_of(type_key, ("default", "linear", "llama3", "yarn"), "default")
         share = section.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0, max=1.0), max=1.0)
-        rotary_dim = Integer(head_dim * share)
+        rotary_dim = builtins.int(head_dim * share)
         if not 2 <= rotary_dim <= MAX_ROTARY_DIM or rotary_dim % 2:
             raise self.error("head_dim", f"an even number of rotary dimensions, 2 to {MAX_ROTARY_DIM}", rotary_dim)
         base = RopeConfig(theta=theta, rotary_dim=rotary_dim)
@@ -346,12 +377,29 @@ class ConfigReader:
         return base
 
 
+def is_integer(value: object, low: int, high: int) -> bool:
+    """Return True for an int from ``low`` to ``high``; True and False are not integers."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    """Return True for an int or a float from ``low`` to ``high``; True, False and NaN are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """Return an argument that must be an integer from ``low`` to ``high``; InvalidArgumentError names it otherwise."""
+    if not isinstance(value, int) or not is_integer(value, low, high):
+        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, found {value!r:.60}", param=name)
+    return value
+
+
 def _integer_in(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return lambda value: is_integer(value, low, high)
 
 
 def _number_in(low: float, high: float) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    return lambda value: is_number(value, low, high)
 
 
 def _text_of(max_len: int) -> Callable[[Any], bool]:
@@ -364,7 +412,10 @@ _ROPE_KEYS: Final = frozenset(field.name for field in fields(RopeConfig)) | froz
 
 
 def _rope_section(reader: ConfigReader) -> ConfigReader:
-    """The object that holds the scaling, empty when there is none; one per layer type only if all are equal."""
+    """Return the object that holds the scaling, empty when there is none.
+
+    Objects per layer type are accepted only if they are equal.
+    """
     key = "rope_scaling" if reader.has("rope_scaling") else "rope_parameters"
     section = reader.object(key) or ConfigReader({}, f"{reader.file}: {key}")
     nested = [value for value in section.values.values() if isinstance(value, dict)]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from penstock.checkpoint.folder import Checkpoint, read_small_file
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.side_files import read_small_file
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from tests.support.checkpoint_folders import CONFIG, safetensors, sound_tensors, write_folder
 

@@ -159,7 +159,7 @@ def test_errors_have_status_code_and_param(serve, tmp_path):
     keys.write_text(KEY)
     keys.chmod(0o600)
     service = serve(settings=GatewaySettings(keys_file=keys))
-    with Client(service.url) as client, pytest.raises(ServiceError, match="API key") as caught:
+    with Client(service.url) as client, pytest.raises(ServiceError) as caught:
         client.models()
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
     with Client(service.url, api_key=KEY) as client:
@@ -167,8 +167,9 @@ def test_errors_have_status_code_and_param(serve, tmp_path):
             client.complete("x", temperature=-1)
         assert (caught.value.status, caught.value.param) == (400, "temperature")
         assert caught.value.request_id
-        with pytest.raises(ServiceError, match="is over"):
+        with pytest.raises(ServiceError) as caught:
             list(client.stream_complete(**ENDLESS | {"max_tokens": 100, "timeout": 0.001}))
+        assert caught.value.code == "deadline_exceeded"
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])

@@ -32,7 +32,7 @@ def rows_of(program: CoreProgram, rows: Sequence[int]) -> npt.NDArray[np.float32
 def test_few_wanted_rows_have_the_bits_of_all(scheme: str, kv: KvLayout, bundle_of: Callable[..., Path]) -> None:
     options = dataclasses.replace(OPTIONS, flags=POISON | ALL_THREADS, kv_layout=kv)
     with Model.open(bundle_of(scheme, (0, 32))) as model, Context(3) as context:
-        assert any(node.kept for node in spans.node_infos(model))
+        assert any(node.wanted_only for node in spans.node_infos(model))
         tables = np.repeat(batch(REQUESTS).page_tables, 2, 0)
         with CoreProgram(model, context, options) as program:
             program.run(batch(REQUESTS, page_tables=tables))
@@ -88,7 +88,7 @@ def test_rows_that_nobody_wants_are_not_made(model: Model, context: Context) -> 
 def test_nodes_are_kept_as_far_as_nobody_else_reads_them(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     def kept(path: Path) -> list[str]:
         with Model.open(path) as model:
-            return [f"{node.op} {node.name}" for node in spans.node_infos(model) if node.kept]
+            return [f"{node.op} {node.name}" for node in spans.node_infos(model) if node.wanted_only]
 
     assert kept(bundle_of()) == [
         "rope layers.1.attn", "attention layers.1.attn", "linear layers.1.attn.o", "add_rms_norm layers.1.post",

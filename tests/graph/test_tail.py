@@ -93,7 +93,7 @@ def test_the_command_line_makes_and_runs_one(tmp_path: Path, capsys: pytest.Capt
     assert "ends in        argmax, 1 ids a row: greedy answers only" in capsys.readouterr().out
     assert main(["run", path, "import ", "--max-tokens", "8", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 8
-    assert main(["run", path, "import ", "--temperature", "0.5"]) == 1
+    assert main(["run", path, "import ", "--temperature", "0.5"]) == 2
     assert "temperature: the bundle ends in argmax" in capsys.readouterr().err
     with pytest.raises(InvalidArgumentError, match="tail must be argmax or topk:K"):
         export_bundle(FOLDER, path, tail="softmax")

@@ -178,7 +178,7 @@ def test_config_files(tmp_path: Path) -> None:
         for text, words in (
             ("[ascend_context]\nprovider=ge\n", r"expected the section \[model\] alone, found \[ascend_context\]"),
             ("[model]\nbatch = 2\n", "no field 'batch'"),
-            ("[model]\nbatch_size = two\n", "batch_size: expected a whole number"),
+            ("[model]\nbatch_size = two\n", "batch_size: expected an integer"),
             ("batch_size = 2\n", "no section headers"),
         ):
             file.write_text(text)
@@ -196,7 +196,7 @@ def test_huge_weights_compute_the_same(rows: npt.NDArray[np.float32]) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
+        ({"batch_size": 0}, "batch_size: expected an integer from 1"),
         ({"context_len": 2000}, "context_len: the model allows up to 1024"),
         ({"seq_len": 2000}, "seq_len: expected at most the context's 1024"),
         ({"kv_cache": "f8"}, "kv_cache: expected one of auto, f32, bf16, int8"),

@@ -117,8 +117,8 @@ def test_workers_share_out_the_cores_of_the_list(monkeypatch: pytest.MonkeyPatch
         given.append((num_threads, cores))
         return BoundContext(num_threads)
 
-    monkeypatch.setattr("penstock.lite.model.chosen_cores", lambda _: [4, 5, 6, 7])
-    monkeypatch.setattr("penstock.lite.model.BoundContext", bound)
+    monkeypatch.setattr("penstock.lite.open_model.chosen_cores", lambda _: [4, 5, 6, 7])
+    monkeypatch.setattr("penstock.lite.open_model.BoundContext", bound)
     context = lite.Context(thread_num=2)
     context.parallel.workers_num = 3
     with lite.ModelParallelRunner() as runner:

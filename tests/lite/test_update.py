@@ -75,7 +75,7 @@ def test_as_a_bundle_of_the_new_checkpoint(scheme: str, folders: tuple[Path, Pat
         assert model.get_model_info("weights") == "private"
         found = ask(model, [IDS])
         with CoreModel.open(new) as bundle:
-            held = model._opened.native.segment("weights")
+            held = model.opened.native.segment("weights")
             assert bytes(held) == bytes(bundle.segment("weights"))
         assert np.array_equal(found, expected)
         assert not np.array_equal(found, first)
@@ -150,11 +150,11 @@ def test_a_file_that_took_the_name_is_refused(is_private: bool, tmp_path: Path) 
             model.update_weights(norm)
         before = ask(model, [IDS])
         os.replace(other, path)
-        with pytest.raises(InvalidFileError, match=f"{path}: file: it was replaced or changed"):
+        with pytest.raises(InvalidFileError, match=f"{path}: file: replaced or changed"):
             model.update_weights(norm)
         assert np.array_equal(ask(model, [IDS]), before)
         path.unlink()
-        with pytest.raises(InvalidFileError, match=f"{path}: file: it was replaced or changed"):
+        with pytest.raises(InvalidFileError, match=f"{path}: file: replaced or changed"):
             model.update_weights(norm)
 
 
@@ -170,6 +170,6 @@ def test_a_file_that_takes_the_name_meanwhile_is_refused(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("penstock.lite.model.pack_updates", pack)
     with build(path) as model:
-        with pytest.raises(InvalidFileError, match=f"{path}: file: it was replaced or changed"):
+        with pytest.raises(InvalidFileError, match=f"{path}: file: replaced or changed"):
             model.update_weights([tensor("model.norm.weight", 256)])
         assert model.get_model_info("weights") == "mmap"

@@ -8,6 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.config import ConfigReader, RopeConfig
+from penstock.core import layouts
 from penstock.core.native import QuantizedRows
 from penstock.errors import UnsupportedError
 from penstock.nn import (
@@ -28,7 +29,6 @@ from penstock.nn import (
 )
 from penstock.nn.packing import pack_matrix, pack_quantized
 from penstock.nn.rope import inverse_frequencies
-from penstock.ops import layouts
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.core import layouts
 from penstock.nn.packing import pack_matrix
-from penstock.ops import layouts
 from penstock.ops.reference.attention import kv_append, page_elements
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme

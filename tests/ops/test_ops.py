@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
 from penstock.nn.packing import pack_matrix
-from penstock.ops import layouts, reference
+from penstock.ops import reference
 from penstock.ops.eager import ops, parse_arguments
 from penstock.ops.table import OPS, Op
 from tests.ops.cases import CASES, Case, int32, randn

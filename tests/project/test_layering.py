@@ -30,7 +30,18 @@ LAYERS = (
     "core",
     "processes",
 )  # top to bottom
-LEAVES = ("api_errors", "config", "env", "errors", "json_schema", "logs", "tensors", "validation", "version")
+LEAVES = (
+    "api_errors",
+    "config",
+    "env",
+    "errors",
+    "json_schema",
+    "logs",
+    "sampling_fields",
+    "tensors",
+    "validation",
+    "version",
+)
 CLIENT_IMPORTS = ("penstock.client", "penstock.errors", "penstock.tensors", "penstock.serving.proto")
 FACADE = ("__init__", "auto", "servable")  # the public surface: above every layer but the command line, imports lazily
 TORCH_ALLOWED = (
@@ -194,3 +205,114 @@ def test_configs_have_few_fields() -> None:
             if isinstance(node, ast.ClassDef) and node.name.endswith(ends):
                 count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
                 assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
+
+
+CORE = Path(__file__).parents[2] / "core"
+CORE_LAYERS = {  # each folder of core/src to those that it may include beside itself
+    "base": (),
+    "threads": ("base",),
+    "ops": ("base", "threads"),
+    "bundle": ("base", "threads", "ops"),
+    "sampling": ("base", "threads", "ops"),
+    "program": ("base", "threads", "ops", "bundle", "sampling"),
+    "tokenizer": ("base",),
+    "api": ("base", "threads", "ops", "bundle", "sampling", "program", "tokenizer"),
+}
+MAX_CORE_FOLDER_FILES = 20
+CORE_GENERATED = ("unicode_tables.h",)
+
+
+def test_core_folders_stay_small() -> None:
+    for folder in (CORE, *(path for path in CORE.rglob("*") if path.is_dir())):
+        files = [path for path in folder.iterdir() if path.suffix in (".c", ".cpp", ".h", ".py")]
+        count = sum(path.name not in CORE_GENERATED for path in files)
+        assert count <= MAX_CORE_FOLDER_FILES, f"{folder.relative_to(CORE.parent)} has {count} files"
+
+
+def test_core_includes_point_downwards() -> None:
+    assert {path.name for path in (CORE / "src").iterdir()} == set(CORE_LAYERS)
+    for path in sorted((CORE / "src").rglob("*.*")):
+        own = path.relative_to(CORE / "src").parts[0]
+        for line in path.read_text().splitlines():
+            if not line.startswith('#include "'):
+                continue
+            included = line.split('"')[1]
+            if included.startswith("penstock") or included == "ops_from.h":
+                continue  # the C headers, and the header that PENSTOCK_OPS_FROM writes
+            below = included.split("/")[0]
+            assert below == own or below in CORE_LAYERS[own], f"{path.relative_to(CORE)} includes {included}"
+
+
+FOREIGN_PRIVATE = (  # names of the standard library and of PyTorch that have no public form
+    "_Hash", "_exit", "_SubParsersAction", "_ActionsContainer", "_ArgumentGroup", "_replace", "_asdict", "_fields_",
+    "_ops", "_opname", "_dynamo", "_parameters", "_buffers",
+)  # fmt: skip
+
+
+def module_of(path: Path) -> str:
+    """The module's name below ``penstock``; "" is the package itself."""
+    return name_of(path).removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Each module and those it imports, inside functions and TYPE_CHECKING blocks too."""
+    names = {module_of(path) for path in modules()}
+    graph: dict[str, set[str]] = {}
+    for path in modules():
+        imported = {name.removeprefix("penstock.") for _, name in imports_of(path) if name.startswith("penstock.")}
+        graph[module_of(path)] = {name if name in names else name.rpartition(".")[0] for name in imported}
+    return graph
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """The modules that ``start`` imports, directly or not."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_modules_import_without_cycles() -> None:
+    graph = import_graph()
+    below = {module: reachable(graph, module) for module in graph}
+    cycles = {frozenset(other for other in below[m] if m in below[other]) for m in graph if m in below[m]}
+    assert not cycles, f"import cycles: {[sorted(cycle) for cycle in cycles]}"
+
+
+def private_reads(path: Path) -> set[str]:
+    """The ``_private`` names that a file reads from other modules."""
+    tree = ast.parse(path.read_text())
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    found = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    } - own
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("_") and not name.startswith("__")} - set(FOREIGN_PRIVATE)
+
+
+def test_modules_read_no_private_names_of_others() -> None:
+    files = [path for path in modules() if not path.name.endswith("_pb2.py")]
+    found = {(name_of(path), name) for path in files for name in private_reads(path)}
+    assert not found, f"private names of other modules: {sorted(found)}"
+
+
+def test_servables_are_layers() -> None:
+    """The sub-packages of servables have an order, and each imports only those before it."""
+    order = ("api", "process", "schedule", "lifecycle")
+    for path in sorted((PACKAGE / "servables").rglob("*.py")):
+        own = path.parent.name
+        if own not in order:
+            continue
+        for line, name in imports_of(path):
+            parts = name.split(".")
+            if parts[:2] == ["penstock", "servables"] and parts[2] in order:
+                assert order.index(parts[2]) <= order.index(own), f"{name_of(path)}:{line} imports {name}"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, QueueFullError
-from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, BatchRules, Part
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, Part
 
 
 def counts(batch: Batch[Any] | None) -> list[tuple[Any, int, int]]:
@@ -196,7 +197,7 @@ def test_requests_whose_deadline_has_passed_are_taken_out() -> None:
 def test_more_than_may_wait_is_refused_unless_nothing_waits() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_waiting=4))
     batcher.add("a", 10, 0.0)
-    with pytest.raises(QueueFullError, match="max_waiting, 4"):
+    with pytest.raises(QueueFullError, match=r"max_waiting .4"):
         batcher.add("b", 1, 0.0)
     while batcher.num_waiting > 2:
         batcher.take(0.0)
@@ -210,29 +211,29 @@ def test_what_cannot_be_added() -> None:
     with pytest.raises(InvalidArgumentError, match="num_instances"):
         batcher.add("a", 0, 0.0)
     batcher.add("a", 1, 0.0)
-    with pytest.raises(InvalidArgumentError, match="waits already"):
+    with pytest.raises(InvalidArgumentError, match="already waiting"):
         batcher.add("a", 1, 0.0)
     batcher.take(0.0)
     batcher.add("a", 1, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
-        ({"max_size": 0}, "max_size must be a whole number from 1"),
+        ({"max_size": 0}, "max_size: expected an integer from 1"),
         ({"max_size": True}, "max_size"),
         ({"max_size": 2.0}, "max_size"),
         ({"max_waiting": 0}, "max_waiting"),
-        ({"max_delay_s": -1}, "max_delay_s must be a number from 0"),
+        ({"max_delay_s": -1}, "max_delay_s: expected a number from 0"),
         ({"max_delay_s": math.nan}, "max_delay_s"),
         ({"max_size": 8, "preferred_sizes": (9,)}, "preferred_sizes"),
-        ({"max_size": 8, "preferred_sizes": (4, 2)}, "preferred_sizes must be ascending"),
-        ({"max_size": 8, "padded_sizes": (4, 4, 8)}, "padded_sizes must be ascending"),
-        ({"max_size": 8, "padded_sizes": (2, 4)}, "padded_sizes must be the batch size, 8, not 4"),
+        ({"max_size": 8, "preferred_sizes": (4, 2)}, "preferred_sizes: expected ascending"),
+        ({"max_size": 8, "padded_sizes": (4, 4, 8)}, "padded_sizes: expected ascending"),
+        ({"max_size": 8, "padded_sizes": (2, 4)}, "padded_sizes: .* 8, got 4"),
     ],
 )
-def test_rules_that_cannot_be(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_rules_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         BatchRules(**fields)
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import QueueFullError
-from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher, BatchRules
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher
 
 
 @dataclass

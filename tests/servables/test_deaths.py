@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.api_errors import RefusalError
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.servables.process import pool as pools
 from penstock.servables.process.pool import Pool
 from tests.support.servable_folders import ask, is_gone, pids, run, serving, until, write
@@ -43,14 +43,14 @@ def prepare(tmp_path: Path, workers: int = 1, limit: int | None = None) -> Path:
     return tmp_path / "root"
 
 
-def pool_of(servables: Servables) -> Pool:
+def pool_of(servables: ServableRepository) -> Pool:
     (one,) = servables.all()
     (version,) = one.versions.values()
     (found,) = version.pools
     return found
 
 
-def begin(servables: Servables, *x: float) -> asyncio.Task[Any]:
+def begin(servables: ServableRepository, *x: float) -> asyncio.Task[Any]:
     return asyncio.ensure_future(ask(servables, "one", {"x": np.array(x, np.float32)}))
 
 
@@ -64,14 +64,14 @@ class Gate:
     """Holds up the processes that are to be started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.launch
+        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.start_stage_process
 
         async def late(*given: Any) -> Any:
             self.is_reached = True
             await self.gate.wait()
             return await launch(*given)
 
-        monkeypatch.setattr(pools, "launch", late)
+        monkeypatch.setattr(pools, "start_stage_process", late)
 
 
 def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
@@ -149,7 +149,7 @@ def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -
             os.kill(pid, signal.SIGSTOP)
             task = begin(servables, 5, 6)
             await asyncio.sleep(0.05)
-            assert [one.flight is not None for one in pool._seats if one.process.pid == pid] == [True]
+            assert [one.batch is not None for one in pool.workers if one.process.pid == pid] == [True]
             os.kill(pid, signal.SIGKILL)
             assert await answer(task) == [5, 6]
 
@@ -166,7 +166,7 @@ def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tm
             assert {one.process.pid for one in pool.free} == {pid, other}
             task = begin(servables, 5)
             await asyncio.sleep(0)
-            assert [one.process.pid for one in pool._seats if one.flight is not None] == [other]
+            assert [one.process.pid for one in pool.workers if one.batch is not None] == [other]
             assert await answer(task) == [5]
 
     run(work)

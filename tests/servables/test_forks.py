@@ -190,7 +190,7 @@ def test_bytes_within_a_frame_are_noticed(tmp_path: Path) -> None:
 
     async def ask(insert: bytes) -> Any:
         (pool,) = next(iter(host.servables.all()[0].versions.values())).pools
-        stream = pool._seats[0].process._stream
+        stream = pool.workers[0].process._stream
         parse = stream._parse
         stream._parse = lambda data: parse((data[:1000] + insert + data[1000:])[: len(data)])
         return (await host.servables.find("fields").infer(request({"x": np.array([5.0])}))).outputs[0].array[0].tolist()
@@ -209,7 +209,7 @@ def test_bytes_within_a_frame_are_noticed(tmp_path: Path) -> None:
 def test_a_result_names_its_batch(hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary takes no result by its place in the stream."""
     host = hosts("pass")
-    heard = StageProcess._hear
+    heard = StageProcess._on_message
     messages: list[pb.FromStage] = []
 
     def note(process: StageProcess, message: pb.FromStage) -> None:
@@ -218,7 +218,7 @@ def test_a_result_names_its_batch(hosts, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(StageProcess, "_hear", note)
     (pool,) = next(iter(host.servables.all()[0].versions.values())).pools
-    pool._seats[0].process._stream.listen(pool._seats[0].process._hear)
+    pool.workers[0].process._stream.listen(pool.workers[0].process._on_message)
     for _ in range(3):
         host.ask("echo", x=np.ones((1, 3)))
     assert [one.result.number for one in messages] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Servables that misbehave in other ways than by what they raise: others are answered, and nothing is left."""
+"""ServableRepository that misbehave in other ways than by what they raise: others are answered, and nothing is left."""
 
 from __future__ import annotations
 

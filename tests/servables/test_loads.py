@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
-from penstock.servables.lifecycle.loaded_version import LoadedVersion, to_its_end
-from penstock.servables.lifecycle.repository import Servables
-from penstock.servables.process.open_version import OpenedVersion, Source
+from penstock.servables.lifecycle.loaded_version import LoadedVersion, wait_until_done
+from penstock.servables.lifecycle.open_version import OpenedVersion, Source
+from penstock.servables.lifecycle.repository import ServableRepository
 from tests.support.servable_folders import PATIENCE, ask, children, pids, run, serving, write
 from tests.support.worker_processes import until
 
@@ -41,16 +41,16 @@ HANGS = """
 """
 
 
-def served(servables: Servables) -> tuple[list[str], dict[str, int]]:
+def served(servables: ServableRepository) -> tuple[list[str], dict[str, int]]:
     (one,) = servables.all()
     return one.ready, one.labels
 
 
-def states(servables: Servables) -> dict[str, tuple[str, str]]:
+def states(servables: ServableRepository) -> dict[str, tuple[str, str]]:
     return {one.version: (one.state, one.reason) for one in servables.index()}
 
 
-async def which(servables: Servables, version: str = "") -> int:
+async def which(servables: ServableRepository, version: str = "") -> int:
     found = await ask(servables, "one", {"x": [0.0]}, version)
     return int(found["version"][0])
 
@@ -173,7 +173,7 @@ def test_who_asked_for_a_load_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             with pytest.raises(asyncio.CancelledError):
                 await loading
             assert (served(servables), children()) == (before, running)
-            assert states(servables)["2"] == ("UNAVAILABLE", "its loading was given up")
+            assert states(servables)["2"] == ("UNAVAILABLE", "the load was aborted")
             assert await which(servables) == 1
             with pytest.raises(NotFoundError):
                 await which(servables, "stable")
@@ -228,10 +228,10 @@ def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
             await getattr(servables, end)()
             assert children() <= before
             for one in loading:
-                with pytest.raises(UnavailableError, match="about to end"):
+                with pytest.raises(UnavailableError, match="is stopping"):
                     await one
             assert served(servables) == (["1"], {})
-            with pytest.raises(UnavailableError, match="about to end"):
+            with pytest.raises(UnavailableError, match="is stopping"):
                 await servables.load("one")
 
     before = children()
@@ -242,7 +242,7 @@ def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
 def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """A sound version 3 is ended because of version 2, or one that did not come to its end: it is ended whole."""
     folder = write(tmp_path, "one", TEXT)
-    wire, stop, closing = LoadedVersion._wire, LoadedVersion.stop, []
+    wire, stop, closing = LoadedVersion._connect, LoadedVersion.stop, []
 
     def failing_wire(version: LoadedVersion, *given: Any) -> None:
         if version.source.version == fails:
@@ -260,9 +260,9 @@ def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: py
 
             for number in (2, 3):
                 (folder / str(number)).mkdir()
-            monkeypatch.setattr(LoadedVersion, "_wire", failing_wire)
+            monkeypatch.setattr(LoadedVersion, "_connect", failing_wire)
             monkeypatch.setattr(LoadedVersion, "stop", closing_stop)
-            with pytest.raises(PenstockError, match="about to end"):
+            with pytest.raises(PenstockError, match="is stopping"):
                 await servables.load("one", {"versions": "all"})
             await closing[0]
             assert children() <= before
@@ -321,7 +321,7 @@ def test_a_process_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
 
     async def work() -> None:
         source = Source("one", script, script.read_bytes(), "1", folder / "1", tmp_path)
-        ending = asyncio.ensure_future((await OpenedVersion.begin(source, PATIENCE)).close())
+        ending = asyncio.ensure_future((await OpenedVersion.open(source, PATIENCE)).close())
         await asyncio.sleep(0.01)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -343,7 +343,7 @@ def test_work_goes_to_its_end() -> None:
             ended.append(1)
             raise ValueError
 
-        waiting = asyncio.ensure_future(to_its_end(undo()))
+        waiting = asyncio.ensure_future(wait_until_done(undo()))
         for _ in range(2):
             await asyncio.sleep(0.01)
             waiting.cancel()
@@ -353,7 +353,7 @@ def test_work_goes_to_its_end() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert ended == [1]
-        await to_its_end(undo())
+        await wait_until_done(undo())
         assert ended == [1, 1]
 
     run(work)

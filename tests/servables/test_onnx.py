@@ -205,7 +205,7 @@ WRONG = {
     "a size": ('inputs={"image": "FP32[64]"}, outputs={"scores": "FP32[11]"}', "output scores has the shape"),
     "a rank": ('inputs={"image": "FP32[8,8]"}, outputs={"scores": "FP32[10]"}', "input image has the shape"),
     "an output": ('inputs={"image": "FP32[64]"}, outputs={"labels": "FP32[10]"}', "outputs are scores, not labels"),
-    "a batch": ('inputs={"image": "FP32[64]"}, outputs={"scores": "FP32[10]"}, batch_size=5', "batches of 4 alone"),
+    "a batch": ('inputs={"image": "FP32[64]"}, outputs={"scores": "FP32[10]"}, batch_size=5', "only batches of 4"),
 }
 
 
@@ -238,7 +238,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (folder / "1" / "m.onnx").write_bytes(b"no model")
 
     async def work() -> None:
-        with pytest.raises(InvalidFileError, match=r"m\.onnx: ONNX Runtime does not open it"):
+        with pytest.raises(InvalidFileError, match=r"m\.onnx: ONNX Runtime failed to open it"):
             async with serving(tmp_path):
                 pass
         (folder / "1" / "m.onnx").unlink()

@@ -17,8 +17,8 @@ from penstock import Client, ServiceError
 from penstock.api_errors import RefusalError
 from penstock.errors import DeadlineError, QueueFullError
 from penstock.servables.api.plan import MethodPlan
-from penstock.servables.schedule.flow import Route
-from penstock.servables.schedule.per_instance import room
+from penstock.servables.schedule.method_run import Route
+from penstock.servables.schedule.per_instance import wait_for_room
 from penstock.tensors import InferResponse, MethodStatistics
 from tests.cli.test_serve import serving as service
 from tests.support.http_service import until
@@ -234,10 +234,10 @@ def test_waiting_for_room_ends(seconds: float) -> None:
         free, full = Full(3), Full(float("inf"))
         route = Route(MethodPlan("it", {}, {}, 0, (), (), 0), (), MethodStatistics(), 0)
         route.queues = [free]  # type: ignore[list-item]
-        await room(route, float("inf"))
+        await wait_for_room(route, float("inf"))
         assert free.left == 0
         route.queues = [full]  # type: ignore[list-item]
-        await room(route, seconds)
+        await wait_for_room(route, seconds)
 
     run(work)
 

@@ -60,8 +60,8 @@ def test_one_that_is_not_served_is_told_with_the_servable(tmp_path: Path, names:
 
     with pytest.raises(InvalidFileError) as caught:
         run(work)
-    told = "story: its servable.py asks for the language model 'demo', which is not served here; served are: "
-    assert str(caught.value) == told + there
+    message = "story: servable.py uses the language model 'demo', which this service does not serve; it serves: "
+    assert str(caught.value) == message + there
 
 
 def test_one_that_is_unloaded_makes_the_servable_not_ready(tmp_path: Path) -> None:
@@ -73,7 +73,9 @@ def test_one_that_is_unloaded_makes_the_servable_not_ready(tmp_path: Path) -> No
             assert servables.find("story").is_ready
             shelf.names.clear()
             assert not servables.find("story").is_ready
-            with pytest.raises(UnavailableError, match=r"^story: the language model 'demo' is not served now"):
+            with pytest.raises(
+                UnavailableError, match=r"^story: the language model 'demo' is not served at the moment"
+            ):
                 await ask(servables, "story", {"prompt": np.array(["a"])})
 
     run(work)

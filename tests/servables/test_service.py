@@ -19,7 +19,7 @@ from penstock.cli.service.serve import settings_of
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.llm.llm import LLM
-from penstock.servables.process.open_version import Source
+from penstock.servables.lifecycle.open_version import Source
 from tests.cli.test_serve import ask, serving
 from tests.serving.http.test_admin import call
 from tests.support.command import DEMO, FOLDER
@@ -153,13 +153,19 @@ def test_a_language_models_files_lie_in_the_servables_folder(tmp_path: Path) -> 
     folder = write(tmp_path / "root", "story", "")
     source = Source("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
     one_language_model(folder, "{}", "model.safetensors")
-    assert source.language_path("weights") == folder / "1" / "weights"
+    assert source.check_language_model("weights") == folder / "1" / "weights"
     (tmp_path / "tokenizer.json").write_text("{}")
     (folder / "1" / "weights" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
-    for name, told in {"weights": "a link leads out", ".": "no config.json", "weights/config.json": "neither a bundle",
-                       "none": "No such file", "none.psm": "No such file"}.items():  # fmt: skip
-        with pytest.raises(InvalidFileError, match=told):
-            source.language_path(name)
+    wrong = {
+        "weights": "a link leads out",
+        ".": "no config.json",
+        "weights/config.json": "neither a bundle",
+        "none": "No such file",
+        "none.psm": "No such file",
+    }
+    for name, message in wrong.items():
+        with pytest.raises(InvalidFileError, match=message):
+            source.check_language_model(name)
 
 
 def test_one_servable_without_models(tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
         for name in ("one", "one.more"):
             status, answer = call(tmp_path / "admin", "POST", "/admin/models/load", {"path": str(DEMO), "name": name})
             assert (status, answer["error"]["message"]) == (
-                400, f"the name '{name}' is taken by the servable one: choose another one"
+                400, f"the name '{name}' is taken by the servable one. Choose another one"
             )  # fmt: skip
         assert ask(url, "/health/ready") == {"status": "ok"}
         line = said.partition("try: ")[2]

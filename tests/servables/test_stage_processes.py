@@ -11,7 +11,7 @@ import pytest
 from penstock.api_errors import RefusalError
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError
 from penstock.servables.process import pool
-from penstock.servables.schedule.unit_queue import Flight
+from penstock.servables.schedule.unit_queue import UnitBatch
 from tests.support.servable_folders import Host, is_gone, pids, request, write
 from tests.support.worker_processes import until
 
@@ -157,32 +157,32 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
 def test_a_process_that_grew_far_too_large_goes_though_none_can_take_its_place(gated, monkeypatch, caplog) -> None:
     """Who asks then is told so, as when processes die, and does not wait; later one can be had again."""
     host = gated(limit=400)
-    launch = pool.launch
+    launch = pool.start_stage_process
 
     async def none(*_: object) -> None:
         raise UnavailableError("/planted/file: No such file or directory")
 
-    monkeypatch.setattr(pool, "launch", none)
+    monkeypatch.setattr(pool, "start_stage_process", none)
     assert host.ask("gates", x=np.array([2.0, 2.0, 2.0]))["y"].tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(UnavailableError) as raised:
         host.ask("gates", x=np.array([10.0]))
-    assert str(raised.value).endswith("its processes crash again and again.")
+    assert str(raised.value).endswith("the processes crash repeatedly; retry later")
     assert "/planted/file" in caplog.text
     assert pids(host.servables) == []
-    monkeypatch.setattr(pool, "launch", launch)
+    monkeypatch.setattr(pool, "start_stage_process", launch)
     host.do(until(lambda: pids(host.servables)))
     assert host.ask("gates", x=np.array([10.0]))["y"].tolist() == [10.0]
 
 
 def test_a_batch_that_cannot_be_sent_fails_and_its_process_goes_on(gated, monkeypatch) -> None:
     host = gated()
-    message = Flight.message
+    message = UnitBatch.message
 
-    def broken(flight: Flight) -> object:
-        monkeypatch.setattr(Flight, "message", message)
+    def broken(flight: UnitBatch) -> object:
+        monkeypatch.setattr(UnitBatch, "message", message)
         raise ValueError("planted")
 
-    monkeypatch.setattr(Flight, "message", broken)
+    monkeypatch.setattr(UnitBatch, "message", broken)
     with pytest.raises(ValueError, match="planted"):
         host.ask("gates", x=np.array([10.0]))
     assert host.ask("gates", x=np.array([11.0]))["y"].tolist() == [11.0]

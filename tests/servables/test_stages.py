@@ -187,8 +187,8 @@ def test_what_does_not_fit_is_refused_by_name(host: Host) -> None:
     good = rows(1, 2)
     wrong = {
         "y": ({"x": good["x"]}, "missing"),
-        "z": (good | {"z": good["x"]}, "no input"),
-        "x": (good | {"x": good["x"].astype(np.int64)}, "must be FP32, not INT64"),
+        "z": (good | {"z": good["x"]}, "unknown input"),
+        "x": (good | {"x": good["x"].astype(np.int64)}, "expected the datatype FP32, got INT64"),
     }
     for path, (given, told) in wrong.items():
         with pytest.raises(MisfitError, match=told) as caught:
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_by_name(host: Host) -> None:
     with pytest.raises(MisfitError, match="UTF-8"):
         host.ask("numbers.text", text=[b"\xff"])
     method = host.servables.find("numbers.any_size")
-    with pytest.raises(MisfitError, match="no output"):
+    with pytest.raises(MisfitError, match="unknown output"):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, outputs=["z"])))
     with pytest.raises(DeadlineError):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, deadline_s=0.0)))

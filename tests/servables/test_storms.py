@@ -25,7 +25,7 @@ KINDS = {"load": 58, "other": 25, "steady": 3, "unload": 14}
 """Changes of a hundred.  One in seven unloads is told that there is nothing to unload, so that 12 % do."""
 REFUSALS = {
     "": {"one is not loaded"},
-    "2": {"one is not loaded", "version 2 of one is not loaded any more"},
+    "2": {"one is not loaded", "version 2 of one is no longer loaded"},
 }
 """What who asks for a version may be told by design, in these words alone: nothing else ends a request."""
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from penstock.processes.supervision import SupervisionPolicy
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 from tests.support.worker_processes import until
 
@@ -38,9 +38,11 @@ def children() -> set[int]:
 
 
 @asynccontextmanager
-async def serving(root: Path, supervision: SupervisionPolicy = PATIENCE, **given: Any) -> AsyncIterator[Servables]:
+async def serving(
+    root: Path, supervision: SupervisionPolicy = PATIENCE, **given: Any
+) -> AsyncIterator[ServableRepository]:
     """What a folder holds, loaded; nothing is left afterwards."""
-    servables = Servables(supervision, **given)
+    servables = ServableRepository(supervision, **given)
     try:
         await servables.open(root)
         yield servables
@@ -74,7 +76,9 @@ def request(given: Mapping[str, Any], **named: Any) -> InferRequest:
     return InferRequest(named.pop("request_id", "r"), tensors, **named)
 
 
-async def ask(servables: Servables, name: str, given: Mapping[str, Any], version: str = "", **named: Any) -> Any:
+async def ask(
+    servables: ServableRepository, name: str, given: Mapping[str, Any], version: str = "", **named: Any
+) -> Any:
     """The outputs of a method by name, as arrays."""
     found = servables.find(name, version)
     assert found is not None
@@ -85,7 +89,7 @@ def arrays(response: InferResponse) -> dict[str, Any]:
     return {one.name: one.array for one in response.outputs}
 
 
-def pids(servables: Servables) -> list[int]:
+def pids(servables: ServableRepository) -> list[int]:
     """Of all stage processes."""
     return [
         pid
@@ -109,7 +113,7 @@ class Host:
 
     def __init__(self, root) -> None:
         self._runner = asyncio.Runner()
-        self.servables = Servables(PATIENCE)
+        self.servables = ServableRepository(PATIENCE)
         self.do(self.servables.open(root))
 
     def do(self, work):

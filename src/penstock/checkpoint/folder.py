@@ -6,7 +6,6 @@ is run: no pickles, no Python files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +14,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo, open_regular
+from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
+from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
-__all__ = ["SIDE_FILES", "Checkpoint", "FileStamp", "TensorInfo", "read_small_file"]
+__all__ = ["Checkpoint", "FileStamp", "TensorInfo"]
 
-SIDE_FILES: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
 HEAD_NAME: Final = "lm_head.weight"
-MAX_SIDE_BYTES: Final = 256 << 20
 _SCALE: Final = "_scale"
 _GROUPS: Final = "_groups"
 _COMPARE_BYTES: Final = 1 << 22
@@ -53,16 +45,6 @@ class FileStamp:
     mtime_ns: int
     ctime_ns: int
     inode: int
-
-
-def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
-    """The bytes of a regular file of at most ``max_bytes``."""
-    descriptor = open_regular(path)
-    with os.fdopen(descriptor, "rb") as stream:
-        data = stream.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, found more")
-    return data
 
 
 def _refuse_other_formats(folder: Path) -> None:
@@ -224,7 +206,7 @@ class Checkpoint:
                 f"{found.dtype.upper()} of {list(found.shape)}"
             )
 
-    def beside(self, name: str) -> set[str]:
+    def companions(self, name: str) -> set[str]:
         """The tensors that belong to a quantized one: its scales and, of 4 bit, its groups."""
         if not self.is_quantized(name):
             return set()
@@ -330,9 +312,4 @@ class Checkpoint:
         A folder with ``tokenizer.model`` alone gets its ``tokenizer.json`` converted (the extra
         penstock[sentencepiece]); without the extra it is refused.
         """
-        found = {name: read_small_file(self.folder / name) for name in SIDE_FILES if (self.folder / name).exists()}
-        if "tokenizer.json" not in found and (self.folder / "tokenizer.model").exists():
-            from penstock.checkpoint.tokenizer_convert import convert_tokenizer
-
-            found["tokenizer.json"] = convert_tokenizer(self.folder)
-        return {name: found[name] for name in SIDE_FILES if name in found}
+        return read_folder_files(self.folder)

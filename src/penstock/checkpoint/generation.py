@@ -6,12 +6,13 @@ rendered or run here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.checkpoint.tokenizer_limits import check_json_size
-from penstock.config import ConfigReader, parse_object, show
+from penstock.config import ConfigReader, is_number, parse_object, show
 from penstock.errors import InvalidFileError
 
 __all__ = [
@@ -148,7 +149,7 @@ def _max_len(reader: ConfigReader) -> int | None:
     value: Any = reader.values.get("model_max_length")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+    if not is_number(value, 1, math.inf):
         raise reader.error("model_max_length", "a number of at least 1", value)
     return int(value) if value < 2**31 else None
 

@@ -1,34 +1,63 @@
-"""The files beside the weights, of a folder or out of a bundle."""
+"""The files beside the weights: read from a checkpoint folder, or from the segments of a bundle."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from penstock.checkpoint.folder import SIDE_FILES, read_small_file
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.checkpoint.tensor_file import open_regular
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
-__all__ = ["read_side_files"]
+__all__ = ["SIDE_FILES", "read_folder_files", "read_side_files", "read_small_file"]
+
+SIDE_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+MAX_SIDE_BYTES: Final = 256 << 20
+
+
+def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
+    """Return the bytes of a regular file; InvalidFileError for one of more than ``max_bytes``."""
+    descriptor = open_regular(path)
+    with os.fdopen(descriptor, "rb") as stream:
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, found more")
+    return data
+
+
+def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
+    """Return the files of a checkpoint folder that exist, by name and in the order of ``names``.
+
+    When ``tokenizer.json`` is asked for and only ``tokenizer.model`` exists, that file is converted, which needs the
+    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.
+    """
+    files = {name: read_small_file(folder / name) for name in names if (folder / name).exists()}
+    if "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "tokenizer.model").exists():
+        from penstock.checkpoint.tokenizer_convert import convert_tokenizer
+
+        files["tokenizer.json"] = convert_tokenizer(folder)
+    return {name: files[name] for name in names if name in files}
 
 
 def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
-    """Files of a folder or segments of a bundle by name, those that exist.
+    """Return the files of a folder, or the segments of a bundle, that exist, by name.
 
-    A folder's ``tokenizer.model`` is converted (the extra ``penstock[sentencepiece]``) when ``tokenizer.json`` is asked
-    for and not there; that of a bundle comes with its compiled form.  FileAccessError when there is no such path,
-    InvalidArgumentError for one of the files itself.
+    A bundle's ``tokenizer.json`` comes with its compiled form.  Raises FileAccessError when ``path`` does not exist,
+    InvalidArgumentError when it is one of the files itself, and what ``read_folder_files`` raises.
     """
     if path.is_dir():
-        found = {name: read_small_file(path / name) for name in names if (path / name).exists()}
-        if "tokenizer.json" in names and "tokenizer.json" not in found and (path / "tokenizer.model").exists():
-            from penstock.checkpoint.tokenizer_convert import convert_tokenizer
-
-            found["tokenizer.json"] = convert_tokenizer(path)
-        return found
+        return read_folder_files(path, names)
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
     if path.name in SIDE_FILES or path.name == "tokenizer.model":
-        raise InvalidArgumentError(f"{path}: give the folder that holds it, or a .psm bundle")
+        raise InvalidArgumentError(f"{path}: expected a folder or a .psm bundle; pass the folder that holds this file")
     from penstock.core import native
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
 

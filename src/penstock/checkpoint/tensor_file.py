@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config import parse_object, show
+from penstock.config import is_integer, parse_object, show
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 
 __all__ = ["ELEMENT_BYTES", "MAX_TENSORS", "TensorFile", "TensorInfo", "open_regular", "parse_header"]
@@ -100,7 +100,7 @@ def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TENSOR_BYTES
+    return is_integer(value, 0, MAX_TENSOR_BYTES)
 
 
 def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> dict[str, TensorInfo]:

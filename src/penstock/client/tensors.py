@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgumentError, ServiceError
 from penstock.tensors import DTYPES, Tensor
+from penstock.tensors.codec import bfloat16_to_float32, bytes_array, decode_array, encode_array
 
 __all__ = ["InferResult", "array_of", "array_of_list", "listed", "raw_of", "tensor_of"]
 
@@ -40,9 +40,7 @@ class InferResult(dict[str, Any]):
         The outputs of a failed instance are zeros or empty bytes.
         """
         errors = json.loads(self.parameters.get("errors", "[]"))
-        return {
-            error["instance"]: ServiceError(error["message"], error["status"], code=error["code"]) for error in errors
-        }
+        return {item["instance"]: ServiceError(item["message"], item["status"], code=item["code"]) for item in errors}
 
 
 def tensor_of(name: str, value: Any) -> Tensor:
@@ -63,9 +61,7 @@ def tensor_of(name: str, value: Any) -> Tensor:
         if array.dtype == np.float64:
             array = array.astype("<f4")
     if array.dtype.kind in "SUO":
-        return Tensor(
-            name, "BYTES", _objects([_bytes(name, element) for element in array.ravel().tolist()], array.shape)
-        )
+        return Tensor(name, "BYTES", bytes_array([_bytes(name, one) for one in array.ravel().tolist()], array.shape))
     if array.dtype.name == "bfloat16":
         return Tensor(name, "BF16", array.view("<u2"))
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -88,36 +84,32 @@ def _bytes(name: str, value: Any) -> bytes:
 
 
 def raw_of(tensor: Tensor) -> bytes:
-    """Return a tensor as bytes: row-major, little-endian, with a length of four bytes before each BYTES element."""
-    if tensor.datatype != "BYTES":
-        return tensor.array.tobytes()
-    return b"".join(struct.pack("<I", len(element)) + element for element in tensor.array.ravel().tolist())
+    """Return a tensor as bytes; see ``penstock.tensors.codec``."""
+    return encode_array(tensor.datatype, tensor.array)
 
 
 def listed(tensor: Tensor) -> list[Any]:
     """Return the elements of a tensor for JSON.  Raises InvalidArgumentError for bytes that are not UTF-8."""
     if tensor.datatype == "BYTES":
         try:
-            return [element.decode() for element in tensor.array.ravel().tolist()]
+            return [one.decode() for one in tensor.array.ravel().tolist()]
         except UnicodeDecodeError:
-            raise InvalidArgumentError(
-                f"input {tensor.name}: JSON cannot hold these bytes. Use a client with binary=True."
-            ) from None
-    array = _float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+            reason = "JSON cannot hold these bytes. Use a client with binary=True."
+            raise InvalidArgumentError(f"input {tensor.name}: {reason}") from None
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     elements: list[Any] = array.ravel().tolist()
     return elements
 
 
 def array_of(datatype: str, shape: Sequence[int], raw: bytes) -> NDArray[Any]:
     """Return the array of an output sent as bytes.  Raises ConnectionError unless they match its shape."""
-    count = math.prod(shape)
-    if datatype == "BYTES":
-        return _objects(_elements(raw, count), shape)
-    dtype = DTYPES.get(datatype)
-    if dtype is None or len(raw) != count * dtype.itemsize:
-        raise ConnectionError(f"malformed output: {len(raw)} bytes for {count} elements of {datatype}")
-    array = np.frombuffer(raw, dtype).reshape(tuple(shape))
-    return _float32(array) if datatype == "BF16" else array
+    if datatype not in DTYPES:
+        raise ConnectionError(f"malformed output: {len(raw)} bytes of unknown datatype {datatype}")
+    try:
+        array = decode_array(datatype, shape, math.prod(shape), raw)
+    except ValueError as error:
+        raise ConnectionError(f"malformed output: a tensor of {datatype} {error}") from None
+    return bfloat16_to_float32(array) if datatype == "BF16" else array
 
 
 def array_of_list(datatype: str, shape: Sequence[int], data: Sequence[Any]) -> NDArray[Any]:
@@ -125,30 +117,6 @@ def array_of_list(datatype: str, shape: Sequence[int], data: Sequence[Any]) -> N
     if len(data) != math.prod(shape) or datatype not in DTYPES:
         raise ConnectionError(f"malformed output: {len(data)} elements for {datatype} of shape {list(shape)}")
     if datatype == "BYTES":
-        return _objects([str(element).encode() for element in data], shape)
+        return bytes_array([str(one).encode() for one in data], shape)
     dtype = np.dtype("<f4") if datatype == "BF16" else DTYPES[datatype]
     return np.array(data, dtype).reshape(tuple(shape))
-
-
-def _elements(raw: bytes, count: int) -> list[bytes]:
-    elements: list[bytes] = []
-    at = 0
-    while at < len(raw) and len(elements) < count:
-        size = int.from_bytes(raw[at : at + 4], "little")
-        at += 4 + size
-        if at > len(raw):
-            break
-        elements.append(raw[at - size : at])
-    if at != len(raw) or len(elements) != count:
-        raise ConnectionError(f"malformed output: {len(raw)} bytes do not hold {count} elements of BYTES")
-    return elements
-
-
-def _objects(elements: Sequence[bytes], shape: Sequence[int]) -> NDArray[Any]:
-    array = np.empty(len(elements), dtype=object)
-    array[:] = elements
-    return array.reshape(tuple(shape))
-
-
-def _float32(bits: NDArray[Any]) -> NDArray[Any]:
-    return (bits.astype("<u4") << 16).view("<f4")

@@ -1,1 +1,1 @@
-"""The native core through ctypes.  It may import only leaves."""
+"""The binding to the native core (ctypes), and ``libpenstock.so``.  It may import only leaves."""

@@ -1,8 +1,8 @@
-"""The arrays of a step: what goes to the core, checked before it goes."""
+"""The arrays of a step, and the structs that pass them to the core.  Types and shapes are checked here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.core.library import BatchStruct, SampledStruct, SamplingStruct, sized
 from penstock.errors import InvalidArgumentError
+from penstock.sampling_fields import NATIVE_FIELDS
 
 __all__ = [
     "ROW_MASKED", "ROW_NOT_FINITE", "ROW_OK", "Biases", "Penalties", "Sampled", "Sampling", "StepBatch", "batch_struct",
@@ -23,9 +24,12 @@ BATCH_HIDDEN = 1  # PS_BATCH_HIDDEN
 class StepBatch:
     """One step: T tokens of B requests, flat.  Arrays are C-contiguous int32.
 
-    ``token_ids`` [T] (-1-s: the token last sampled in slot s), ``positions`` [T] ascending by one within a request,
-    ``request_starts`` [B+1], ``page_tables`` [page groups, B, width] (-1: freed or unused), ``output_rows`` [R].
-    ``hidden``: its hidden rows will be asked for, those of tokens that no logits are wanted of too.
+    ``token_ids`` [T]: an id, or -1-s for the token last sampled in slot s.
+    ``positions`` [T]: ascending by one within a request.
+    ``request_starts`` [B+1]: the first token of each request; the last entry is T.
+    ``page_tables`` [page groups, B, width]: page numbers; -1 marks a freed or unused entry.
+    ``output_rows`` [R]: the tokens whose logits are wanted.
+    ``hidden``: keep the hidden rows of all tokens, so that ``CoreProgram.hidden`` can return them after the step.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -38,12 +42,13 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class Penalties:
-    """Penalties on tokens that are there already.
+    """Penalties on tokens that a request already contains.
 
-    ``repetition`` f32 [R] (1 is off) divides positive logits and multiplies others, of the whole history; ``presence``
-    and ``frequency`` f32 [R] (0 is off) are taken off behind the prompt alone, once and for each time.  ``history``
-    i32: row r's tokens (-1-s: the token last sampled in slot s) are ``history[starts[r] : starts[r + 1]]``, its
-    prompt's ``prompt_lens[r]`` first.
+    ``repetition`` f32 [R]: divides a positive logit and multiplies a negative one, for each token of the history; 1 is
+    off.  ``presence`` and ``frequency`` f32 [R]: subtracted from the logit of each generated token, ``presence`` once
+    and ``frequency`` once per occurrence; 0 is off.  ``history`` i32: the tokens of row r are
+    ``history[starts[r] : starts[r + 1]]``, of which the first ``prompt_lens[r]`` are the prompt; an entry -1-s is the
+    token last sampled in slot s.
     """
 
     repetition: npt.NDArray[np.float32]
@@ -56,8 +61,8 @@ class Penalties:
 
 @dataclass(frozen=True)
 class Biases:
-    """Row r adds ``values`` f32 to the logits of the tokens ``ids`` i32, both at ``starts[r]`` to ``starts[r + 1]``;
-    minus infinity forbids a token."""
+    """Values to add to logits: row r adds ``values[i]`` (f32) to the logit of token ``ids[i]`` (i32) for each i from
+    ``starts[r]`` to ``starts[r + 1] - 1``.  Minus infinity forbids a token."""
 
     starts: npt.NDArray[np.int32]
     ids: npt.NDArray[np.int32]
@@ -68,12 +73,18 @@ class Biases:
 class Sampling:
     """How to sample R rows of logits.  Arrays are C-contiguous.
 
-    ``temperature`` f32 [R], 0 is greedy; ``top_k`` i32 [R], 0 is off; ``top_p`` f32 [R], 1 is off; ``seed`` u64 [R];
-    ``counter`` i64 [R, 2]: sample index, position of the token to be sampled; ``slot`` i32 [R] or None, where to
-    remember the token, -1 nowhere; ``mask`` u32 [R, ceil(vocab / 32)] or None, a set bit allows its token; ``min_p``
-    f32 [R] or None, 0 is off; ``typical_p`` f32 [R] or None, 1 is off; ``target`` i32 [R] or None, the token to score
-    instead of sampling one, -1 samples; ``num_logprobs`` i32 [R] or None (0), how many of the likeliest tokens to
-    list, -1 asks for no log-probability; ``per_row`` reports a row that fails in its status instead of raising.
+    ``temperature`` f32 [R]: 0 is greedy.
+    ``top_k`` i32 [R]: 0 is off.
+    ``top_p`` f32 [R]: 1 is off.
+    ``seed`` u64 [R].
+    ``counter`` i64 [R, 2]: the sample index, and the position of the token to be sampled.
+    ``slot`` i32 [R] or None: the slot that remembers the sampled token; -1 remembers it in none.
+    ``mask`` u32 [R, ceil(vocab / 32)] or None: a set bit allows its token.
+    ``min_p`` f32 [R] or None: 0 is off.
+    ``typical_p`` f32 [R] or None: 1 is off.
+    ``target`` i32 [R] or None: the token to score instead of sampling one; -1 samples.
+    ``num_logprobs`` i32 [R] or None (0): how many of the likeliest tokens to list; -1 computes no log-probability.
+    ``per_row``: report a row that fails in its status instead of raising.
     """
 
     temperature: npt.NDArray[np.float32]
@@ -92,15 +103,21 @@ class Sampling:
     per_row: bool = False
 
 
+_COLUMNS = {row.row_name: np.dtype(row.dtype) for row in NATIVE_FIELDS if not row.is_penalty}
+_PENALTIES = {row.name: np.dtype(row.dtype) for row in NATIVE_FIELDS if row.is_penalty}
+_OPTIONAL = {field.name for field in fields(Sampling) if field.default is None}
 ROW_OK, ROW_NOT_FINITE, ROW_MASKED = 0, 1, 2
 
 
 class Sampled(NamedTuple):
-    """What R rows became.
+    """The result of sampling R rows.
 
-    ``ids`` [R], -1 in a row that failed; ``logprobs`` [R] under the logits as the graph made them, NaN where none was
-    asked for; ``ranks`` [R], 1 the likeliest; ``status`` [R]: ROW_OK, ROW_NOT_FINITE or ROW_MASKED; ``top_ids`` and
-    ``top_logprobs`` [R, most of num_logprobs], likeliest first, -1 and NaN behind a row's own number.
+    ``ids`` [R]: the sampled tokens; -1 in a row that failed.
+    ``logprobs`` [R]: log-probabilities under the unprocessed logits; NaN where none was requested.
+    ``ranks`` [R]: 1 is the likeliest token.
+    ``status`` [R]: ROW_OK, ROW_NOT_FINITE or ROW_MASKED.
+    ``top_ids`` and ``top_logprobs`` [R, max of num_logprobs]: likeliest first; -1 and NaN fill the rest of a row that
+    requested fewer.
     """
 
     ids: npt.NDArray[np.int32]
@@ -112,26 +129,26 @@ class Sampled(NamedTuple):
 
 
 def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
-    """The address of an array of exactly this type and shape."""
+    """Return the address of an array; InvalidArgumentError unless it has exactly this type and shape."""
     if not isinstance(array, np.ndarray):
         raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-        wanted = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
+        expected = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
         found = f"{array.dtype.name} {list(array.shape)}"
         contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-        raise InvalidArgumentError(f"{name}: expected {wanted}, found {found}{contiguous}")
+        raise InvalidArgumentError(f"{name}: expected {expected}, found {found}{contiguous}")
     return array.ctypes.data
 
 
 def _length(array: Any, name: str, ndim: int = 1) -> int:
     shape = getattr(array, "shape", None)
     if shape is None or len(shape) != ndim:
-        raise InvalidArgumentError(f"{name}: expected a numpy array of {ndim} dimensions, found {array!r:.60}")
+        raise InvalidArgumentError(f"{name}: expected a numpy array with {ndim} dimensions, found {array!r:.60}")
     return int(shape[-1] if ndim > 1 else shape[0])
 
 
 def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
-    """The struct of a batch; the arrays must outlive it."""
+    """Return the struct of a batch.  It points into the arrays, which must outlive it."""
     num_tokens, num_rows = _length(batch.token_ids, "token_ids"), _length(batch.output_rows, "output_rows")
     num_requests = _length(batch.request_starts, "request_starts") - 1
     width = _length(batch.page_tables, "page_tables", 3)
@@ -153,28 +170,22 @@ def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
 
 
 def sampling_struct(sampling: Sampling, vocab_size: int) -> tuple[SamplingStruct, int]:
-    """The struct and the number of rows; the arrays must outlive it."""
+    """Return the struct and the number of rows.  The struct points into the arrays, which must outlive it."""
     rows = _length(sampling.temperature, "temperature")
-    f32, i32 = np.float32, np.int32
+    i32 = np.int32
 
     def optional(name: str, dtype: Any, shape: tuple[int, ...] = (rows,)) -> int | None:
         array = getattr(sampling, name)
-        return None if array is None else _pointer(array, dtype, shape, name)
+        return None if array is None and name in _OPTIONAL else _pointer(array, dtype, shape, name)
 
     struct: SamplingStruct = sized(
         SamplingStruct,
         num_rows=rows,
-        temperature=_pointer(sampling.temperature, f32, (rows,), "temperature"),
-        top_k=_pointer(sampling.top_k, i32, (rows,), "top_k"),
-        top_p=_pointer(sampling.top_p, f32, (rows,), "top_p"),
-        seed=_pointer(sampling.seed, np.uint64, (rows,), "seed"),
+        **{name: optional(name, dtype) for name, dtype in _COLUMNS.items()},
         counter=_pointer(sampling.counter, np.int64, (rows, 2), "counter"),
         slot=optional("slot", i32),
         mask=optional("mask", np.uint32, (rows, (vocab_size + 31) // 32)),
-        min_p=optional("min_p", f32),
-        typical_p=optional("typical_p", f32),
         target=optional("target", i32),
-        num_logprobs=optional("num_logprobs", i32),
     )
     if sampling.penalties is not None:
         _add_penalties(struct, sampling.penalties, rows)
@@ -184,14 +195,13 @@ def sampling_struct(sampling: Sampling, vocab_size: int) -> tuple[SamplingStruct
 
 
 def _add_penalties(struct: SamplingStruct, penalties: Penalties, rows: int) -> None:
-    f32, i32 = np.float32, np.int32
+    i32 = np.int32
     struct.history_starts = _pointer(penalties.starts, i32, (rows + 1,), "history_starts")
     total = _last(penalties.starts)
     struct.history = _pointer(penalties.history, i32, (total,), "history")
     struct.prompt_lens = _pointer(penalties.prompt_lens, i32, (rows,), "prompt_lens")
-    struct.repetition_penalty = _pointer(penalties.repetition, f32, (rows,), "repetition_penalty")
-    struct.presence_penalty = _pointer(penalties.presence, f32, (rows,), "presence_penalty")
-    struct.frequency_penalty = _pointer(penalties.frequency, f32, (rows,), "frequency_penalty")
+    for name, dtype in _PENALTIES.items():
+        setattr(struct, name, _pointer(getattr(penalties, name.removesuffix("_penalty")), dtype, (rows,), name))
 
 
 def _add_biases(struct: SamplingStruct, biases: Biases, rows: int) -> None:
@@ -202,13 +212,13 @@ def _add_biases(struct: SamplingStruct, biases: Biases, rows: int) -> None:
 
 
 def _last(starts: npt.NDArray[np.int32]) -> int:
-    return max(0, int(starts[-1]))  # the core refuses what is below zero
+    return max(0, int(starts[-1]))  # the core refuses a negative value
 
 
 def sampled_struct(sampling: Sampling, rows: int) -> tuple[SampledStruct, Sampled]:
-    """The struct that a call fills, and its arrays, which must outlive it."""
-    wanted = sampling.num_logprobs
-    num_top = 0 if wanted is None or not wanted.size else max(0, int(wanted.max()))
+    """Return the struct that a call fills, and the arrays that it points to, which must outlive it."""
+    num_logprobs = sampling.num_logprobs
+    num_top = 0 if num_logprobs is None or not num_logprobs.size else max(0, int(num_logprobs.max()))
     sampled = Sampled(
         ids=np.zeros(rows, np.int32),
         logprobs=np.zeros(rows, np.float32),

@@ -1,4 +1,4 @@
-"""A context: an instruction level, a pool of threads, and the packing of weights that they do."""
+"""A context: an instruction level and a pool of threads, which also pack weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.errors import InvalidArgumentError
 __all__ = ["MAX_THREADS", "Context", "Handle", "address_of"]
 
 MAX_THREADS: Final = 1024
-"""What a context takes, as the core bounds it."""
+"""The core's limit on the threads of a context."""
 
 
 class _Native:
-    """A native object, destroyed when nobody holds it any more."""
+    """A native object, destroyed with the last reference to it."""
 
     def __init__(self, address: int, destroy: str) -> None:
         self.address = address
@@ -33,7 +33,7 @@ class _Native:
 
 
 class Handle:
-    """A native object until it is closed; views of its memory hold it, so that none is ever left dangling."""
+    """A native object until ``close``.  Views of its memory keep it alive, so that no view is left dangling."""
 
     _destroy = ""
     _native: _Native | None = None
@@ -43,17 +43,17 @@ class Handle:
 
     @property
     def handle(self) -> int:
-        """The address for the C ABI; InvalidArgumentError after close()."""
+        """The address for the C ABI; InvalidArgumentError after ``close``."""
         if self._native is None:
             raise InvalidArgumentError(f"{type(self).__name__} is closed")
         return self._native.address
 
     def close(self) -> None:
-        """Gives the memory back, or leaves it to the views that are still held.  Calling it again does nothing."""
+        """Free the memory, or leave that to the last view that is still held.  A second call does nothing."""
         self._native = None
 
     def _view(self, address: int, num_bytes: int) -> memoryview:
-        """Bytes inside the native object."""
+        """Return a view of bytes inside the native object, which keeps the object alive."""
         memory = (ctypes.c_uint8 * num_bytes).from_address(address)
         memory._native = self._native  # type: ignore[attr-defined]
         return memoryview(memory).cast("B")
@@ -70,8 +70,8 @@ class Handle:
 class Context(Handle):
     """An instruction level and a pool of threads.
 
-    ``num_threads`` 0 takes what the affinity mask and the cgroup allow; ``cpu_level`` None takes ``PENSTOCK_CPU`` or
-    the best level that runs.
+    ``num_threads``: 0 (the default) uses as many as the affinity mask and the cgroup allow.  ``cpu_level``: None (the
+    default) uses ``PENSTOCK_CPU``, or else the best level that this machine runs.
     """
 
     _destroy = "ps_context_destroy"
@@ -85,7 +85,7 @@ class Context(Handle):
 
     @property
     def num_threads(self) -> int:
-        """Threads, the caller's included."""
+        """The number of threads, including the caller's."""
         return int(library().ps_context_num_threads(self.handle))
 
     @property
@@ -104,7 +104,11 @@ class Context(Handle):
         src: Data,
         dst: Data,
     ) -> None:
-        """Packs ``num_rows`` source rows as rows ``row_start``... of the weight whose zeroed memory is ``dst``."""
+        """Pack ``num_rows`` source rows into rows ``row_start``... of a weight.
+
+        ``layout`` is a ``ps_layout``, ``src_dtype`` a ``ps_dtype``; the weight has ``rows`` x ``cols``, and its memory
+        ``dst`` must be zeroed before the first call.
+        """
         source = data_address(src, num_rows * cols * DTYPE_BYTES.get(src_dtype, 0), "src")
         target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
         check(library().ps_pack(self.handle, layout, rows, cols, row_start, num_rows, src_dtype, source, target))
@@ -119,10 +123,11 @@ class Context(Handle):
         values: QuantizedRows,
         dst: Data,
     ) -> None:
-        """Packs ``num_rows`` rows that are quantized already."""
+        """Pack ``num_rows`` rows that are already quantized; other arguments as ``pack`` has them."""
         shape = groups_shape(layout, num_rows, cols)
         if (shape is None) != (values.groups is None):
-            raise InvalidArgumentError(f"groups: expected {'none' if shape is None else 'steps and offsets'}")
+            expected, found = ("none", "an array") if shape is None else ("steps and offsets", "none")
+            raise InvalidArgumentError(f"groups: expected {expected}, found {found}")
         q = data_address(values.q, num_rows * cols, "q")
         scales = data_address(values.scales, 4 * num_rows, "scales")
         groups = None if values.groups is None else data_address(values.groups, math.prod(shape or ()), "groups")
@@ -133,21 +138,21 @@ class Context(Handle):
     def unpack_quantized(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
     ) -> QuantizedRows:
-        """The exact inverse of ``pack_quantized``."""
+        """Return rows as ``pack_quantized`` took them: its exact inverse."""
         source = data_address(src, layout_bytes(layout, rows, cols), "src")
         num = max(num_rows, 0)
         shape = groups_shape(layout, num, cols)
         groups = None if shape is None else np.zeros(shape, np.int8)
-        found = QuantizedRows(np.zeros((num, cols), np.int8), np.zeros(num, np.float32), groups)
-        addresses = [None if array is None else array.ctypes.data for array in found]
+        values = QuantizedRows(np.zeros((num, cols), np.int8), np.zeros(num, np.float32), groups)
+        addresses = [None if array is None else array.ctypes.data for array in values]
         at = (layout, rows, cols, row_start, num_rows)
         check(library().ps_unpack_quantized(self.handle, *at, source, *addresses))
-        return found
+        return values
 
     def unpack(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data
     ) -> npt.NDArray[np.float32]:
-        """The values that a kernel computes with, float32 [num_rows, cols]."""
+        """Return the values that a kernel computes with, float32 [num_rows, cols]."""
         source = data_address(src, layout_bytes(layout, rows, cols), "src")
         values = np.zeros((max(num_rows, 0), cols), np.float32)
         status = library().ps_unpack(self.handle, layout, rows, cols, row_start, num_rows, source, values.ctypes.data)
@@ -156,7 +161,7 @@ class Context(Handle):
 
 
 def address_of(out: ctypes.c_void_p) -> int:
-    """The address that a call has written."""
+    """Return the address that a call wrote."""
     if out.value is None:
         raise InvalidArgumentError("the core returned no object")
     return out.value

@@ -1,4 +1,4 @@
-"""Refusing what was opened before a fork in the child, where its threads do not exist and its locks may be held."""
+"""Refuse, in a forked child, an object that its parent opened: its threads do not exist and its locks may be held."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ __all__ = ["check_process", "is_forked"]
 
 
 def is_forked(pid: int) -> bool:
-    """Return True in a process other than ``pid``, which opened the object; 0: nothing is open yet."""
+    """Return True if this process is not ``pid``, the one that opened the object.  ``pid`` 0: nothing is open."""
     return pid != 0 and pid != os.getpid()
 
 
 def check_process(pid: int, name: str, made: str = "opened", make: str = "open") -> None:
-    """Raise InvalidArgumentError in a forked child of ``pid``.  Call it before taking a lock that may never be free."""
+    """Raise InvalidArgumentError in a forked child of ``pid``.  Call this before taking a lock, which the fork may have
+    copied while it was held."""
     if is_forked(pid):
         raise InvalidArgumentError(
             f"{name}: {made} in process {pid} and used in its forked child {os.getpid()}, where its threads do not "
-            f"exist; {make} it in the child, or spawn instead of forking"
+            f"exist. {make.capitalize()} it in the child, or spawn the child instead of forking."
         )

@@ -1,4 +1,4 @@
-"""The native core for ctypes: structs, functions and errors of ``core/include/penstock.h`` and ``penstock_dev.h``."""
+"""The ctypes declarations of ``core/include/penstock.h`` and ``penstock_dev.h``, and the loading of the library."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class AttrStruct(ctypes.Structure):
 
 
 _RANGE = (c_int64, c_int64, c_int64, c_int64)  # rows, cols, row_start, num_rows
-# Name: (result, arguments).  A status is a plain int here: check() turns it into an exception.
+# Name: (result, arguments).  A status is a plain int here; check() turns it into an exception.
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_error_message": (c_char_p, ()),
     "ps_version": (c_char_p, ()),
@@ -270,7 +270,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library_file() -> Path:
-    """The library to load: ``PENSTOCK_LIBRARY``, else the one beside this module."""
+    """Return the path of the library to load: ``PENSTOCK_LIBRARY``, or else the one beside this module."""
     return env.library_path() or Path(__file__).with_name("libpenstock.so")
 
 
@@ -282,9 +282,9 @@ def _is_source_tree(path: Path) -> bool:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded core: ``PENSTOCK_LIBRARY``, else the library beside this module.
+    """Load the core once, with the op libraries of ``PENSTOCK_OPS``, and return it.
 
-    UnsupportedError when there is none, it does not load or it speaks another ABI version.
+    Raises UnsupportedError when the file is missing, does not load, or has another ABI version.
     """
     path = library_file()
     if _is_source_tree(path):
@@ -299,36 +299,39 @@ def library() -> ctypes.CDLL:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise UnsupportedError(
-            f"the native core {path} does not load ({error}); install the package, or point PENSTOCK_LIBRARY at a build"
+            f"The native core {path} failed to load ({error}). Install the package, or set PENSTOCK_LIBRARY to a build."
         ) from None
     version = int(lib.ps_abi_version())
     if version != _ABI_VERSION:
-        raise UnsupportedError(f"the native core {path} has ABI version {version}, expected {_ABI_VERSION}")
+        raise UnsupportedError(
+            f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, found {version}"
+        )
     for named in env.op_libraries():
         _raise(lib, lib.ps_ops_load(os.fsencode(named)), "PENSTOCK_OPS: ")
     return lib
 
 
 def load_ops(path: str | os.PathLike[str]) -> None:
-    """Load a shared library with ops of one's own (core/include/penstock_op.h), for this process and those it starts.
+    """Load a shared library of custom ops (core/include/penstock_op.h) into this process and those that it starts.
 
-    Its code runs with this process's rights: load what you trust.  Nothing but this, ``--ops``, ``Context.ops`` and the
-    environment variable ``PENSTOCK_OPS`` loads one; a bundle cannot.  The same library again changes nothing.
+    The library's code runs with the rights of this process, so load only libraries that you trust.  A bundle cannot
+    load one: the only ways are this function, ``--ops``, ``Context.ops`` and the environment variable ``PENSTOCK_OPS``.
+    Loading the same library again has no effect.
 
-    FileAccessError: it does not load; InvalidFileError: it has no ops; UnsupportedError: it is of another ABI version;
-    InvalidArgumentError: one of its ops is malformed, or of a name that another library has.
+    Raises FileAccessError when the library does not load, InvalidFileError when it has no ops, UnsupportedError when it
+    has another ABI version, and InvalidArgumentError when an op is malformed or its name is already taken.
     """
     name = os.fsdecode(path)
     if not name or "\0" in name or os.pathsep in name:
         raise InvalidArgumentError(
-            f"path: expected the file of a shared library, without {os.pathsep}, found {name!r:.80}"
+            f"path: expected the path of a shared library, without {os.pathsep}, found {name!r:.80}"
         )
     check(library().ps_ops_load(os.fsencode(name)))
     env.pass_on_op_library(os.path.abspath(name))
 
 
 def check(status: int) -> None:
-    """Raises the class of a failed call's status with the core's message."""
+    """Raise the error of a failed call with the core's message; do nothing for status 0."""
     if status:
         _raise(library(), status)
 
@@ -340,15 +343,15 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
 
 
 def warn_of_newer(path: str | os.PathLike[str], found: int, known: int) -> None:
-    """A UserWarning for a bundle whose minor format version ``found`` is newer than the ``known`` one."""
-    if found > known:  # told of in one place, so that a file which is opened twice is told of once
+    """Warn (UserWarning) about a bundle whose minor format version ``found`` is newer than ``known``."""
+    if found > known:  # one call site for all, so that Python's filter shows the warning once per file
         warnings.warn(
-            f"{os.fspath(path)}: header.minor: the file has format 1.{found}, this version reads 1.{known}: "
-            "what is newer in it is not read",
+            f"{os.fspath(path)}: header.minor: the file has format 1.{found} and this version reads 1.{known}; "
+            "newer fields of the file are ignored",
             stacklevel=1,
         )
 
 
 def sized(struct: type[Any], **fields: Any) -> Any:
-    """An instance whose struct_size is set, so that the core knows which fields it has."""
+    """Return an instance of ``struct`` with ``struct_size`` set, which tells the core which fields exist."""
     return struct(struct_size=ctypes.sizeof(struct), **fields)

@@ -1,4 +1,4 @@
-"""When and in which sizes the system makes memory: else when it is first written, in huge pages where asked for."""
+"""Control of when the kernel allocates the pages of a mapping, of their size, and of the file behind them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _madvise() -> Any:
 
 
 def make_memory(address: int, num_bytes: int) -> bool:
-    """Have the system make the pages of a private mapping that hold these bytes, as the first write to each would, and
-    leave what is in them.  The interpreter lock is released, and others may write meanwhile.
+    """Allocate the pages of a private mapping that hold these bytes now, instead of at the first write to each.
 
-    False where the system has no such call or no memory; the first write then makes them all the same.
+    Their contents do not change.  The call releases the interpreter lock, and other threads may write to the pages
+    meanwhile.  Returns False when the kernel has no such call or no memory; the first write then allocates the pages.
     """
     if sys.platform != "linux":
         return False
@@ -48,9 +48,7 @@ def make_memory(address: int, num_bytes: int) -> bool:
 
 
 def use_small_pages(address: int, num_bytes: int) -> None:
-    """Have the whole pages within these bytes of a mapping made one by one, never as part of a huge one.  Advice: a
-    system that knows no huge pages does so anyway.
-    """
+    """Advise the kernel not to use huge pages for the whole pages within these bytes of a mapping."""
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and stop > start:
@@ -58,22 +56,24 @@ def use_small_pages(address: int, num_bytes: int) -> None:
 
 
 def can_map_segments() -> bool:
-    """Whether segments of bundles, which begin at multiples of 4096 bytes, begin at pages of this system: there are
-    systems with pages of 16 and of 64 KiB."""
+    """Return True if every segment of a bundle begins at a page boundary of this system.
+
+    Segments begin at multiples of 4096 bytes; some systems have pages of 16 or 64 KiB.
+    """
     return _SEGMENT_ALIGNMENT % mmap.PAGESIZE == 0
 
 
 def map_over(address: int, num_bytes: int, file: int, offset: int) -> None:
-    """Puts pages of a file, read-only and shared, in the place of whole pages of another mapping.
+    """Replace whole pages of a mapping by pages of a file, mapped read-only and shared.
 
-    The caller has seen that the bytes are equal, so that who reads them meanwhile sees no difference.  FileAccessError
-    when the system refuses, and the old pages stay.
+    The caller must have checked that the bytes are equal, because other threads may read them meanwhile.  Raises
+    FileAccessError when the kernel refuses; the old pages then stay.
     """
     call = _mmap()
     if call(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file, offset) != address:
-        raise FileAccessError(f"sharing weights: {os.strerror(ctypes.get_errno())}")
+        raise FileAccessError(f"Failed to map shared weights: {os.strerror(ctypes.get_errno())}")
     if sys.platform == "linux":
-        _madvise()(address, num_bytes, _HUGE_PAGES)  # as the core advises for what it maps
+        _madvise()(address, num_bytes, _HUGE_PAGES)  # the core gives the same advice for the weights that it maps
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Reading the metadata of a bundle that the core has accepted: its tables, and where its weights lie.
+"""Read the metadata of a bundle that the core has validated: its tables, segments and weights.
 
 Field numbers are positions in core/bundle.fbs.
 """
@@ -28,7 +28,7 @@ _SEGMENTS, _WEIGHTS = 13, 7
 
 
 class Row:
-    """A table of the buffer, which the core has validated."""
+    """A FlatBuffers table of metadata that the core has validated.  Methods read a field by its number."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self.table = Table(data, position)
@@ -71,7 +71,7 @@ class Row:
 
 
 class StoredPart(NamedTuple):
-    """A checkpoint tensor's rows inside a weight; of fused vectors, its elements."""
+    """The rows of a weight that hold one checkpoint tensor.  In a fused vector, rows count elements."""
 
     name: str
     row_start: int
@@ -79,7 +79,7 @@ class StoredPart(NamedTuple):
 
 
 class StoredWeight(NamedTuple):
-    """A weight as the file has it: ``layout`` is a ``ps_layout``, ``offset`` counts bytes within ``segment``."""
+    """A weight as it is stored: ``layout`` is a ``ps_layout``, ``offset`` counts bytes within ``segment``."""
 
     name: str
     rows: int
@@ -91,25 +91,25 @@ class StoredWeight(NamedTuple):
     parts: tuple[StoredPart, ...]
 
 
-def stamp_of(found: os.stat_result) -> tuple[int, ...]:
-    """What tells a file from one that takes its name: device, inode, bytes, time of the last change."""
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what identifies a file even if another takes its name: device, inode, size, modification time in ns."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def check_same(path: str | os.PathLike[str], stamp: Sequence[int]) -> None:
-    """InvalidFileError when the file at ``path`` is not the one of a model's ``stamp``, or changed since."""
+    """Raise InvalidFileError unless the file at ``path`` is the one that a model opened, by its ``stamp``."""
     try:
         found = stamp_of(Path(path).stat())
-    except (OSError, ValueError):  # a zero in the name
+    except (OSError, ValueError):  # ValueError: a NUL character in the name
         found = ()
     _compare(path, found, stamp)
 
 
 @contextlib.contextmanager
 def open_again(path: str | os.PathLike[str], stamp: Sequence[int]) -> Iterator[BinaryIO]:
-    """The file of a model that the core has open, to read what else is in it.
+    """Open the file of a model again, to read parts of it that the core does not return.
 
-    InvalidFileError when another has its name, or it changed; FileAccessError when it cannot be opened.
+    Raises InvalidFileError when the file was replaced or changed, FileAccessError when it cannot be opened.
     """
     try:
         file = Path(path).open("rb")  # noqa: SIM115
@@ -122,11 +122,11 @@ def open_again(path: str | os.PathLike[str], stamp: Sequence[int]) -> Iterator[B
 
 def _compare(path: str | os.PathLike[str], found: Sequence[int], stamp: Sequence[int]) -> None:
     if tuple(found) != tuple(stamp):
-        raise InvalidFileError(f"{path}: file: it was replaced or changed since it was opened")
+        raise InvalidFileError(f"{path}: file: replaced or changed after it was opened")
 
 
 def read_metadata(path: str | os.PathLike[str], stamp: Sequence[int]) -> bytes:
-    """The metadata's bytes of a bundle that the core has open; errors of ``open_again``."""
+    """Return the metadata bytes of a bundle that the core has open; raises what ``open_again`` raises."""
     with open_again(path, stamp) as file:
         header = file.read(_HEADER_BYTES)
         offset, size = (int.from_bytes(header[at : at + 8], "little") for at in (_OFFSET_AT, _SIZE_AT))
@@ -135,13 +135,13 @@ def read_metadata(path: str | os.PathLike[str], stamp: Sequence[int]) -> bytes:
 
 
 def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:
-    """Where a bundle's segments begin in the file, and their bytes, by name."""
+    """Return the offset and the size in bytes of each segment of a bundle, by name."""
     root = Row(metadata, int.from_bytes(metadata[:4], "little"))
     return {row.string(0): (row.long(1), row.long(2)) for row in root.rows(_SEGMENTS)}
 
 
 def stored_weights(metadata: bytes) -> list[StoredWeight]:
-    """The weights of a bundle in the order of its table."""
+    """Return the weights of a bundle in the order of its table."""
     root = Row(metadata, int.from_bytes(metadata[:4], "little"))
     segments = [row.string(0) for row in root.rows(_SEGMENTS)]
     return [_stored_weight(row, segments) for row in root.rows(_WEIGHTS)]

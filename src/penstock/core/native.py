@@ -1,8 +1,8 @@
 """The native core as Python objects: numpy in, numpy out, no PyTorch.
 
-Every failure raises a class of ``penstock.errors`` with the core's message.  An object keeps what it was made from
-alive; ``close()`` gives its memory back (once no view of it is held), may be called twice, and any use after it
-raises.  Calls release the interpreter lock; a program is used by one thread at a time.
+Every failure raises a class of ``penstock.errors`` with the core's message.  An object keeps the objects that it was
+made from alive.  ``close()`` frees its memory, once no view of it is held, and may be called twice; any use after it
+raises.  Calls release the interpreter lock.  Only one thread at a time may use a program.
 """
 
 from __future__ import annotations
@@ -53,19 +53,22 @@ __all__ = [
 pack, unpack = Context.pack, Context.unpack
 pack_quantized, unpack_quantized = Context.pack_quantized, Context.unpack_quantized
 EMPTY_KERNELS = 1
-"""A program flag: run everything but the kernels, which measures the executor alone."""
+"""A program flag: run everything except the kernels, to measure only the executor."""
 ALL_THREADS = 4
-"""A program flag: use every thread for every step, however short; for tests and measurements."""
+"""A program flag: use all threads in every step, however short; for tests and measurements."""
 POISON = 2
-"""A program flag: fill temporaries with NaN before each step, which finds aliasing mistakes."""
+"""A program flag: fill temporaries with NaN before each step, to find aliasing errors."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a bundle says about itself; ``page_windows`` has one entry per page group, 0 for a whole context;
-    ``hidden_size`` is the width of ``CoreProgram.hidden``, 0 without; ``tail`` is "argmax" or "topk" where the graph
-    ends in ``tail_k`` ids a row, "" where it ends in logits; ``format_minor`` is the file's, ``known_format_minor`` the
-    core's.  ``bidirectional``: attention is not causal, so a step takes whole requests only."""
+    """The description of a bundle.
+
+    ``page_windows`` has one entry per page group; 0 keeps the whole context.  ``hidden_size`` is the width of
+    ``CoreProgram.hidden``, 0 without one.  ``tail`` is "argmax" or "topk" when the graph ends in ``tail_k`` ids per
+    row, "" when it ends in logits.  ``format_minor`` is the file's version, ``known_format_minor`` the core's.
+    ``bidirectional``: attention is not causal, so a step takes only whole requests.
+    """
 
     network: str
     scheme: str
@@ -88,16 +91,17 @@ class ModelInfo:
 
 
 class Model(Handle):
-    """An opened, validated bundle; make one with ``Model.open``."""
+    """An open, validated bundle.  ``Model.open`` makes one."""
 
     _destroy = "ps_model_close"
     _is_private = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False, mmap: bool = True) -> Self:
-        """Opens and validates a bundle; ``verify`` also checks every segment's checksum.
+        """Open and validate a bundle.
 
-        A UserWarning for one of a newer minor version: what that adds is not read.
+        ``verify`` also checks the checksum of every segment.  ``mmap`` False reads the file into private memory, which
+        ``overwrite`` needs.  Warns (UserWarning) about a newer minor format version, whose new fields are ignored.
         """
         options = sized(ModelOptions, verify=int(verify), private_copy=int(not mmap))
         out = ctypes.c_void_p()
@@ -112,23 +116,23 @@ class Model(Handle):
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """What tells the open file from any other (``penstock.core.metadata.stamp_of``)."""
+        """The identity of the open file (``penstock.core.metadata.stamp_of``)."""
         out = (ctypes.c_int64 * 4)()
         check(library().ps_model_file(self.handle, out))
         return tuple(out)
 
     def load_huge(self, context: Context) -> None:
-        """Copies the weights into private memory with huge pages, read by the context's threads; programs made
-        afterwards read the copy.
+        """Copy the weights into private memory with huge pages, using the context's threads.
 
-        The file's page cache is dropped behind, so that memory holds the weights once; whether they fit is the
-        caller's to see before.  InvalidFileError when the file shrank or changed since it was opened.
+        Programs that are created afterwards read the copy.  The file's page cache is dropped, so that memory holds the
+        weights once.  The caller must check beforehand that they fit.  Raises InvalidFileError when the file shrank or
+        changed after it was opened.
         """
         check(library().ps_model_load_huge(self.handle, context.handle))
 
     @property
     def info(self) -> ModelInfo:
-        """Sizes and counts."""
+        """The description of the bundle."""
         out = sized(ModelInfoStruct)
         check(library().ps_model_describe(self.handle, ctypes.byref(out)))
         fields = {
@@ -140,7 +144,7 @@ class Model(Handle):
         return ModelInfo(**fields)
 
     def segment(self, name: str) -> memoryview | None:
-        """A segment's bytes, a read-only view; None when there is none."""
+        """Return a read-only view of a segment's bytes; None when the bundle has no segment of that name."""
         data, size = ctypes.c_void_p(), ctypes.c_int64()
         check(library().ps_model_segment(self.handle, name.encode(), ctypes.byref(data), ctypes.byref(size)))
         if size.value < 0:
@@ -150,8 +154,10 @@ class Model(Handle):
         return self._view(data.value, size.value).toreadonly()
 
     def overwrite(self, name: str, offset: int, data: npt.NDArray[np.uint8]) -> None:
-        """Writes bytes into a segment of a model that was opened without ``mmap``, between steps alone: a file that is
-        mapped is never written.  InvalidArgumentError for any other model, and for bytes beyond the segment."""
+        """Write bytes into a segment of a model that was opened with ``mmap=False``; call it only between steps.
+
+        A mapped file is never written: raises InvalidArgumentError for such a model, and for bytes beyond the segment.
+        """
         segment = self.segment(name)
         if not self._is_private or segment is None:
             raise InvalidArgumentError(f"overwrite: expected a segment in private memory, found {name!r:.60}")
@@ -162,8 +168,11 @@ class Model(Handle):
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """Limits of a program: memory is planned for them.  ``kv_layout`` is a ``ps_kv_layout``; ``flags``,
-    or-ed, are for tests and measurements (core/include/penstock_dev.h) and change no plan."""
+    """The limits that a program's memory is planned for.
+
+    ``kv_layout`` is a ``ps_kv_layout``.  ``flags``, combined with ``|``, are for tests and measurements
+    (core/include/penstock_dev.h) and do not change the plan.
+    """
 
     max_tokens: int
     max_requests: int
@@ -176,7 +185,7 @@ class ProgramOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes that a program takes; ``kv_page_bytes`` is one page over all states."""
+    """The bytes that a program needs.  ``kv_page_bytes`` is the size of one page, summed over all states."""
 
     weight_bytes: int
     temporary_bytes: int
@@ -191,14 +200,14 @@ def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
     fields = {name: int(getattr(options, name)) for name in options.__dataclass_fields__}
     for name, value in fields.items():
         if not 0 <= value < 1 << 31:
-            raise InvalidArgumentError(f"{name}: expected 0 to 2^31 - 1, found {value}")
-    del fields["flags"]  # 0 in the struct: a function of its own takes them
+            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}")
+    del fields["flags"]  # 0 in the struct: ps_program_create_flagged takes them as an argument
     struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
     return struct
 
 
 def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
-    """The memory that a program of these limits would take; allocates nothing."""
+    """Return the memory that a program with these limits would need.  Allocates nothing."""
     out = sized(PlanStruct)
     struct = _options_struct(options)
     check(library().ps_program_plan(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
@@ -221,12 +230,12 @@ class CoreProgram(Handle):
         self._model, self._context = model, context
 
     def run(self, batch: StepBatch) -> None:
-        """Computes one step; its logits stay until the next."""
+        """Compute one step.  Its logits stay valid until the next one."""
         self._check_parents()
         check(library().ps_program_run(self.handle, ctypes.byref(batch_struct(batch, self._num_page_groups))))
 
     def sample(self, sampling: Sampling) -> Sampled:
-        """Samples the last step's R rows."""
+        """Sample the R rows of the last step."""
         self._check_parents()
         struct, rows = sampling_struct(sampling, self._vocab_size)
         out, sampled = sampled_struct(sampling, rows)
@@ -234,38 +243,42 @@ class CoreProgram(Handle):
         return sampled
 
     def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
-        """``run`` and ``sample`` in one native call."""
+        """Run and sample in one native call."""
         return self.step_call(batch, sampling)()
 
     def step_call(self, batch: StepBatch, sampling: Sampling) -> StepCall:
-        """``step`` ready to be called more than once."""
+        """Return a ``step`` that can be called more than once, without checking its arrays again."""
         self._check_parents()
         return StepCall(self, batch, sampling)
 
     def logits(self) -> npt.NDArray[np.float32]:
-        """The last step's logits [R, vocab], a view of the program's memory that the next step overwrites."""
+        """Return the last step's logits [R, vocab]: a view of the program's memory that the next step overwrites."""
         return self._floats("ps_program_logits")
 
     def hidden(self) -> npt.NDArray[np.float32]:
-        """The last step's hidden rows [T, width] that its output rows were picked from: of a language model those of
-        the last norm.  A view that the next step overwrites; InvalidArgumentError when the batch did not ask for them
-        (``StepBatch.hidden``), UnsupportedError for a graph that picks them otherwise.
+        """Return the last step's hidden rows [T, width], from which the output rows were selected.
+
+        In a language model these are the rows of the last norm.  The result is a view that the next step overwrites.
+        Raises InvalidArgumentError when the batch did not request them (``StepBatch.hidden``), UnsupportedError for a
+        graph that selects its rows in another way.
         """
         return self._floats("ps_program_hidden")
 
     def tail(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
-        """Of a graph that ends in argmax or topk, the last step's ids [R, k], best first, and of topk their logits
-        [R, k]: views that the next step overwrites.  UnsupportedError for a graph that ends in logits.
+        """Return the last step's token ids [R, k], best first, of a graph that ends in argmax or topk.
+
+        For topk the second result is their logits [R, k]; for argmax it is None.  Both are views that the next step
+        overwrites.  Raises UnsupportedError for a graph that ends in logits.
         """
         self._check_parents()
         ids, values, rows, k = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
-        out = (ctypes.byref(one) for one in (ids, values, rows, k))
+        out = (ctypes.byref(result) for result in (ids, values, rows, k))
         check(library().ps_program_tail(self.handle, *out))
         shape, size = (rows.value, k.value), rows.value * k.value * 4
-        found = np.frombuffer(self._view(ids.value or 0, size), np.int32).reshape(shape)
+        token_ids = np.frombuffer(self._view(ids.value or 0, size), np.int32).reshape(shape)
         if values.value is None:
-            return found, None
-        return found, np.frombuffer(self._view(values.value, size), np.float32).reshape(shape)
+            return token_ids, None
+        return token_ids, np.frombuffer(self._view(values.value, size), np.float32).reshape(shape)
 
     def _floats(self, function: str) -> npt.NDArray[np.float32]:
         self._check_parents()
@@ -277,7 +290,7 @@ class CoreProgram(Handle):
         return np.frombuffer(view, np.float32).reshape(rows.value, cols.value)
 
     def kv(self, state: int) -> npt.NDArray[np.uint8]:
-        """The KV pages of a state as raw bytes [num_pages, page_bytes], a writable view."""
+        """Return the KV pages of a state as raw bytes [num_pages, page_bytes]: a writable view."""
         self._check_parents()
         data, page_bytes = ctypes.c_void_p(), ctypes.c_int64()
         check(library().ps_program_kv(self.handle, state, ctypes.byref(data), ctypes.byref(page_bytes)))
@@ -289,10 +302,10 @@ class CoreProgram(Handle):
 
 
 class StepCall:
-    """A step whose arrays were checked once: each call computes it with what they hold by then.
+    """A step whose arrays are checked once; each call computes it with their current contents.
 
-    For steps that differ in numbers alone, as those of an answer that grows: checking and wrapping a dozen arrays takes
-    longer than reading them.  ``batch`` and ``sampling`` are what it was made of.
+    It serves the steps of a growing answer, which differ only in numbers: checking and wrapping a dozen arrays takes
+    longer than reading them.  ``batch`` and ``sampling`` are the objects that it was made from.
     """
 
     def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling) -> None:
@@ -304,7 +317,7 @@ class StepCall:
         self._arguments = ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)
 
     def __call__(self) -> Sampled:
-        """Computes the step and samples its rows; the next call overwrites what it returns."""
+        """Compute the step and sample its rows.  The next call overwrites the result."""
         self._program._check_parents()
         check(library().ps_program_step(self._program.handle, *self._arguments))
         return self._sampled
@@ -312,8 +325,11 @@ class StepCall:
 
 @dataclass(frozen=True)
 class CoreTensor:
-    """An operand of a single op.  A weight has dims (rows, cols) and a ``ps_layout``; a state has dims (num_pages,
-    num_kv_heads, head_dim) and a ``ps_kv_layout``; ``row_stride`` counts elements between rows of a value."""
+    """An operand of ``run_op``.
+
+    A weight has dims (rows, cols) and a ``ps_layout``; a state has dims (num_pages, num_kv_heads, head_dim) and a
+    ``ps_kv_layout``.  ``row_stride`` is the distance between the rows of a value, in elements.
+    """
 
     address: int
     dtype: int
@@ -342,7 +358,8 @@ def _attr_struct(name: str, value: int | float | str) -> AttrStruct:
 def run_op(
     context: Context, op: str, tensors: Sequence[CoreTensor | None], attrs: Mapping[str, int | float | str]
 ) -> None:
-    """Runs one op of the table: its schema's tensors in order, then its outputs, allocated by the caller."""
+    """Run one op of the table.  ``tensors`` are those of its schema in order, then its outputs, which the caller
+    allocates."""
     tensor_structs = (TensorStruct * len(tensors))(*(_tensor_struct(tensor) for tensor in tensors))
     attr_structs = (AttrStruct * len(attrs))(*(_attr_struct(name, value) for name, value in attrs.items()))
     status = library().ps_op_run(context.handle, op.encode(), tensor_structs, len(tensors), attr_structs, len(attrs))
@@ -350,14 +367,14 @@ def run_op(
 
 
 def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: Sampling) -> Sampled:
-    """Samples rows of logits [R, vocab] that belong to no program."""
+    """Sample rows of logits [R, vocab] that do not belong to a program."""
     if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise InvalidArgumentError(
             f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}"
         )
     struct, rows = sampling_struct(sampling, logits.shape[1])
     if rows != logits.shape[0]:
-        raise InvalidArgumentError(f"temperature: expected one of each of {logits.shape[0]} rows, found {rows}")
+        raise InvalidArgumentError(f"temperature: expected {logits.shape[0]} values, one per row, found {rows}")
     out, sampled = sampled_struct(sampling, rows)
     status = library().ps_sample(
         context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), ctypes.byref(out)
@@ -367,21 +384,22 @@ def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: S
 
 
 def probe_bandwidth(context: Context, buffer_bytes: int = 256 << 20, passes: int = 5) -> float:
-    """Bytes per second that the context's threads read from a private buffer: the best pass."""
+    """Return the bytes per second that the context's threads read from a private buffer, in the fastest pass."""
     out = ctypes.c_double()
     check(library().ps_probe_bandwidth(context.handle, buffer_bytes, passes, ctypes.byref(out)))
     return out.value
 
 
 def probe_compute(context: Context, dtype: int, seconds: float = 0.1) -> float:
-    """Operations per second in registers (a multiply-add counts two); ``dtype`` is F32, BF16 or I8 of ``ps_dtype``."""
+    """Return operations per second in registers; a multiply-add counts as two.  ``dtype`` is F32, BF16 or I8 of
+    ``ps_dtype``; ``seconds`` is the duration of the measurement."""
     out = ctypes.c_double()
     check(library().ps_probe_compute(context.handle, dtype, seconds, ctypes.byref(out)))
     return out.value
 
 
 def cpu_levels() -> list[tuple[str, bool]]:
-    """Instruction levels compiled in, best first, and whether this machine runs them."""
+    """Return the instruction levels of this build, best first, and for each whether this machine runs it."""
     levels: list[tuple[str, bool]] = []
     runnable = ctypes.c_int32()
     while name := library().ps_cpu_level_at(len(levels), ctypes.byref(runnable)):
@@ -390,7 +408,7 @@ def cpu_levels() -> list[tuple[str, bool]]:
 
 
 def op_schemas() -> list[str]:
-    """ "name.version schema" of every op of the core."""
+    """Return "name.version schema" for every op of the core."""
     schemas: list[str] = []
     while text := library().ps_op_schema(len(schemas)):
         schemas.append(text.decode())
@@ -398,5 +416,5 @@ def op_schemas() -> list[str]:
 
 
 def version() -> str:
-    """The core's version."""
+    """Return the version of the core."""
     return str(library().ps_version().decode())

@@ -1,4 +1,4 @@
-"""Where a step's time goes: the spans of a program's last run, and what each node of the graph reads and makes."""
+"""Profiling of a step: the spans of a program's last run, and what each node of the graph reads and writes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SPAN = np.dtype(
         ("end_ns", np.int64),
     ]
 )
-"""``ps_span``: a phase of a node on one thread; node -1 is the whole step.  From ``arrive_ns`` to ``begin_ns`` the
-thread waited for the others."""
+"""``ps_span``: one phase of a node on one thread; node -1 is the whole step.  The thread waited for the others from
+``arrive_ns`` to ``begin_ns``."""
 
 SYMBOLS = ("T", "B", "P", "R")
-"""Sizes of a step: tokens, requests, width of the page tables, rows of logits."""
+"""The sizes of a step: tokens, requests, width of the page tables, rows of logits."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Size:
     offset: int
 
     def of(self, **sizes: int) -> int:
-        """Its value in a step of these sizes, by symbol."""
+        """Return the value in a step with these sizes, given by symbol."""
         return self.offset if self.symbol is None else self.factor * sizes[self.symbol] + self.offset
 
 
@@ -51,10 +51,11 @@ class Size:
 class NodeInfo:
     """A node of the graph.
 
-    ``output`` and ``shape`` are its first output's ("" and () without one); ``weight_bytes`` is what one step reads
-    of its weights (of a table one row); ``rows``, ``cols`` and ``layout`` (a ``ps_layout``) are its first weight's, 0
-    without one; ``num_kv_heads``, ``head_dim`` and ``window`` its state's.  ``scheme`` is a linear's, else "".  A
-    ``kept`` one runs over the wanted tokens alone where at most half of a step's are wanted.
+    ``output`` and ``shape`` describe its first output ("" and () without one).  ``weight_bytes`` is what one step reads
+    of its weights; of an embedding table that is one row.  ``rows``, ``cols`` and ``layout`` (a ``ps_layout``) describe
+    its first weight, 0 without one; ``num_kv_heads``, ``head_dim`` and ``window`` describe its state.  ``scheme`` is
+    set for a linear, else "".  A node with ``wanted_only`` runs over only the tokens whose logits are wanted, in a step
+    where these are at most half of all tokens.
     """
 
     op: str
@@ -69,11 +70,11 @@ class NodeInfo:
     num_kv_heads: int
     head_dim: int
     window: int
-    kept: bool
+    wanted_only: bool
 
 
 def node_infos(model: Model) -> list[NodeInfo]:
-    """Every node in the order of execution: a span's ``node`` indexes this list."""
+    """Return every node in the order of execution.  The ``node`` of a span is an index into this list."""
     return [_node_info(model, index) for index in range(model.info.num_nodes)]
 
 
@@ -97,19 +98,19 @@ def _node_info(model: Model, index: int) -> NodeInfo:
         num_kv_heads=out.num_kv_heads,
         head_dim=out.head_dim,
         window=out.window,
-        kept=bool(out.kept),
+        wanted_only=bool(out.kept),
     )
 
 
 def set_profiling(program: CoreProgram, on: bool) -> None:
-    """Makes later runs note their spans, or not.  OutOfMemoryError when there is no room for them."""
+    """Turn the recording of spans in later runs on or off.  Raises OutOfMemoryError when there is no room for them."""
     check(library().ps_program_profile(program.handle, int(on)))
 
 
 def last_spans(program: CoreProgram) -> npt.NDArray[np.void]:
-    """The last run's spans, a copy with dtype SPAN: the whole step, then thread by thread in order of time.
+    """Return a copy of the last run's spans, dtype SPAN: the whole step first, then thread by thread in order of time.
 
-    Empty before a run that noted them.
+    The result is empty when no run has recorded spans.
     """
     data, count = ctypes.c_void_p(), ctypes.c_int64()
     check(library().ps_program_profile_spans(program.handle, ctypes.byref(data), ctypes.byref(count)))

@@ -1,4 +1,4 @@
-"""The tokenizer inside a bundle: text to ids and back in the native core, without the ``tokenizers`` library."""
+"""The compiled tokenizer of a bundle: text to ids and back in the native core, without the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import InvalidArgumentError, PenstockError
 __all__ = ["TOKENIZER_SEGMENT", "TextStream", "Tokenizer", "TokenizerInfo"]
 
 TOKENIZER_SEGMENT: Final = "tokenizer.bin"
-"""The segment of a bundle that holds the compiled tokenizer."""
+"""The name of the segment that holds the compiled tokenizer."""
 
 _ADD_SPECIAL, _PARSE_SPECIAL = 1, 2
 _SKIP_SPECIAL, _PARTIAL = 1, 2
@@ -26,8 +26,11 @@ _SKIP_SPECIAL, _PARTIAL = 1, 2
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """Ids are below ``num_tokens``; -1 is none; any of ``eos_ids`` ends a text; ``unsupported`` says why it cannot
-    encode and decode, "" where it can."""
+    """The description of a tokenizer.
+
+    Ids are below ``num_tokens``; -1 means that there is none.  Any of ``eos_ids`` ends a text.  ``unsupported`` is the
+    reason why it cannot encode and decode, "" when it can.
+    """
 
     num_tokens: int
     bos_id: int
@@ -39,10 +42,13 @@ class TokenizerInfo:
 
 
 class Tokenizer(Handle):
-    """The tokenizer of a model; UnsupportedError for a bundle without one.  Any number of threads may use it."""
+    """The tokenizer of a model.  Any number of threads may use it.
+
+    Raises UnsupportedError for a bundle without one.
+    """
 
     _destroy = "ps_tokenizer_close"
-    _data: bytes | None = None  # what the tables are part of, unless a model
+    _data: bytes | None = None  # keeps the memory of the tables alive when they are not part of a model
 
     def __init__(self, model: Model) -> None:
         out = ctypes.c_void_p()
@@ -51,7 +57,7 @@ class Tokenizer(Handle):
 
     @classmethod
     def of_segment(cls, data: bytes) -> Tokenizer:
-        """The tokenizer of a bundle's segment ``tokenizer.bin``, used where it lies; the errors of a bundle's own."""
+        """Return the tokenizer of a segment ``tokenizer.bin``, used in place.  Raises the errors of the constructor."""
         tokenizer, out = cls.__new__(cls), ctypes.c_void_p()
         try:
             check(library().ps_tokenizer_open_data(data, len(data), ctypes.byref(out)))
@@ -63,7 +69,7 @@ class Tokenizer(Handle):
 
     @property
     def info(self) -> TokenizerInfo:
-        """Its special ids, and whether it can encode and decode."""
+        """The special ids, and whether the core can encode and decode."""
         out = sized(TokenizerInfoStruct)
         check(library().ps_tokenizer_describe(self.handle, ctypes.byref(out)))
         return TokenizerInfo(
@@ -78,16 +84,20 @@ class Tokenizer(Handle):
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether tokens are bytes, which become characters as UTF-8 allows."""
+        """True if tokens are sequences of bytes, which may end inside a UTF-8 character."""
         return self.info.kind == "byte-level BPE"
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text: with the tokens that the tokenizer puts around one, and special tokens that are written
-        in it as their ids, unless told otherwise.  UnsupportedError where the core cannot, naming the component."""
+        """Return the token ids of a text.
+
+        ``add_special_tokens`` adds the tokens that the tokenizer puts around a text.  ``parse_special_tokens`` turns
+        special tokens that are written in the text into their ids.  Raises UnsupportedError, naming the component, when
+        the core cannot encode.
+        """
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"text holds half a surrogate pair at character {error.start}") from error
+            raise InvalidArgumentError(f"text: found half a surrogate pair at character {error.start}") from error
         flags = _ADD_SPECIAL * add_special_tokens | _PARSE_SPECIAL * parse_special_tokens
         count, capacity = ctypes.c_int64(), len(data) + 16
         while True:
@@ -95,51 +105,54 @@ class Tokenizer(Handle):
             at = (self.handle, data, len(data), flags, ids.ctypes.data, capacity)
             check(library().ps_tokenizer_encode(*at, ctypes.byref(count)))
             if count.value <= capacity:
-                found: list[int] = ids[: count.value].tolist()
-                return found
+                token_ids: list[int] = ids[: count.value].tolist()
+                return token_ids
             capacity = count.value
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; an id without a token has none."""
+        """Return the text of token ids.  An id without a token adds no text."""
         try:
             array = np.array(ids, np.int32)
         except OverflowError as error:
-            raise InvalidArgumentError("ids: expected integers of 32 bits") from error
+            raise InvalidArgumentError("ids: expected 32-bit integers") from error
         return self._decode(array, _SKIP_SPECIAL * skip_special_tokens, 0)[0]
 
     def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """The texts of several lists of token ids."""
+        """Return the text of each list of token ids."""
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]
 
     def longest_token(self) -> int:
-        """Bytes of the longest token, which has at most as many characters."""
+        """Return the length of the longest token in bytes, which is at least its length in characters."""
         return int(np.diff(np.asarray(self._tokens[0])).max(initial=1))
 
     @cached_property
     def _tokens(self) -> tuple[memoryview, memoryview, memoryview]:
-        """Where each token begins, the bytes of them all, their flags."""
+        """The offset of each token, the bytes of all tokens, and the flags of each token."""
         begins, text, flags = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         size, count = ctypes.c_int64(), ctypes.c_int32()
-        at = (ctypes.byref(one) for one in (begins, text, size, flags, count))
-        check(library().ps_tokenizer_tokens(self.handle, *at))
+        out = (ctypes.byref(result) for result in (begins, text, size, flags, count))
+        check(library().ps_tokenizer_tokens(self.handle, *out))
         if count.value == 0:
             return memoryview(b"").cast("I"), memoryview(b""), memoryview(b"")
         places = self._view(begins.value or 0, 4 * (count.value + 1)).cast("I")
         return places, self._view(text.value or 0, size.value), self._view(flags.value or 0, count.value)
 
     def token(self, token: int) -> tuple[bytes, bool]:
-        """What one id decodes to, part of a character as it may be, and whether it is special; nothing for none."""
+        """Return the bytes that one id decodes to, and whether it is special.
+
+        The bytes may be part of a character.  An id without a token gives no bytes.
+        """
         begins, text, flags = self._tokens
         if not 0 <= token < len(flags):
             return b"", False
         return bytes(text[begins[token] : begins[token + 1]]), bool(flags[token] & 1)
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """A text that grows id by id."""
+        """Return a stream that decodes id by id."""
         return TextStream(self, skip_special_tokens)
 
     def _decode(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], flags: int, begin: int) -> tuple[str, int]:
-        """The text of the ids from ``begin`` on, and how many ids have been given out."""
+        """Return the text of the ids from ``begin`` on, and how many ids are decoded."""
         size, moved, capacity = ctypes.c_int64(), ctypes.c_int64(begin), 16 * (len(ids) - begin) + 64
         while True:
             text = ctypes.create_string_buffer(capacity)
@@ -151,7 +164,7 @@ class Tokenizer(Handle):
 
 
 class TextStream:
-    """Ids in, text out that no later id can change: the pieces make up ``decode`` of all ids."""
+    """An incremental decoder.  It returns only text that no later id can change; joined, this is ``decode`` of all."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -160,17 +173,17 @@ class TextStream:
         self._begin = 0
 
     def push(self, token: int) -> str:
-        """Text that this id completes; often one token's, sometimes nothing yet."""
+        """Add an id and return the text that it completes: often that of one token, sometimes none."""
         self._ids.append(token)
         return self._take(_PARTIAL)
 
     def flush(self) -> str:
-        """What is left at the end."""
+        """Return the text that is left at the end."""
         return self._take(0)
 
     def _take(self, partial: int) -> str:
         text, end = self._tokenizer._decode(np.array(self._ids, np.int32), self._flags | partial, self._begin)
-        if end > 1:  # of what has been given out one id stays, which says that the text has begun
+        if end > 1:  # keep one decoded id, which tells the core that the text has begun
             del self._ids[: end - 1]
             end = 1
         self._begin = end

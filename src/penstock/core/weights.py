@@ -1,8 +1,8 @@
-"""Sizes and addresses of packed weights, and the checksum of files: the core's own code.
+"""Sizes and addresses of packed weights, the check for finite values, and the checksum of files.
 
-A data argument of ``Context.pack`` and its kin is a C-contiguous numpy array of exactly the expected bytes, or an
-``int`` address, which is trusted.  A row range counts rows of the whole weight; ``layout`` and ``src_dtype`` are
-numbers of ``ps_layout`` and ``ps_dtype``.
+A data argument of ``Context.pack`` and the related methods is a C-contiguous numpy array of exactly the expected
+size, or an ``int`` address, which is trusted.  A row range counts rows of the whole weight.  ``layout`` and
+``src_dtype`` are numbers of ``ps_layout`` and ``ps_dtype``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.layouts import BF16, F16, F32, GROUP_LEN, T16_I4G32
 from penstock.core.library import check, library
 from penstock.errors import InvalidArgumentError
 
@@ -22,18 +23,19 @@ __all__ = [
 
 Data: TypeAlias = npt.NDArray[Any] | int
 
-DTYPE_BYTES = {1: 4, 2: 2, 3: 2}
-_T16_I4G32, _GROUP = 22, 32
-_INFINITY: Final = {1: 0x7F800000, 2: 0x7C00, 3: 0x7F80}
-"""The bits of infinity by ``ps_dtype``: those of NaNs are greater."""
+DTYPE_BYTES: Final = {F32: 4, F16: 2, BF16: 2}
+_INFINITY: Final = {F32: 0x7F800000, F16: 0x7C00, BF16: 0x7F80}
+"""The bits of infinity by ``ps_dtype``; the bits of a NaN are greater."""
 _PIECE_BYTES: Final = 1 << 19
 
 
 class QuantizedRows(NamedTuple):
     """Rows of an integer weight: a value is ``scale * q`` (8 bit) or ``scale * (step * q + offset)`` (4 bit).
 
-    ``q`` int8 [rows, cols], -127 to 127 or 0 to 15; ``scales`` float32 [rows]; ``groups`` int8 [rows, groups, 2], the
-    step (the bits of a uint8, 1 to 17) and the offset of each 32 columns, or None for 8 bit.
+    ``q`` int8 [rows, cols]: -127 to 127 for 8 bit, 0 to 15 for 4 bit.
+    ``scales`` float32 [rows].
+    ``groups`` int8 [rows, groups, 2]: the step (the bits of a uint8, 1 to 17) and the offset of each group of 32
+    columns; None for 8 bit.
     """
 
     q: npt.NDArray[np.int8]
@@ -42,7 +44,7 @@ class QuantizedRows(NamedTuple):
 
 
 def data_address(data: Data, num_bytes: int, name: str, *, written: bool = False) -> int:
-    """The address of an argument; InvalidArgumentError names it when its bytes are not those expected."""
+    """Return the address of an argument; InvalidArgumentError names it unless it has ``num_bytes`` contiguous bytes."""
     if isinstance(data, int):
         return data
     if not data.flags.c_contiguous or (written and not data.flags.writeable):
@@ -54,21 +56,21 @@ def data_address(data: Data, num_bytes: int, name: str, *, written: bool = False
 
 
 def layout_bytes(layout: int, rows: int, cols: int) -> int:
-    """Exact bytes of a weight of ``rows`` x ``cols``."""
+    """Return the exact size in bytes of a weight of ``rows`` x ``cols``."""
     out = ctypes.c_int64()
     check(library().ps_layout_bytes(layout, rows, cols, ctypes.byref(out)))
     return out.value
 
 
 def groups_shape(layout: int, num_rows: int, cols: int) -> tuple[int, int, int] | None:
-    """The shape of a quantized weight's steps and offsets; None where it has none."""
-    return (num_rows, -(-cols // _GROUP), 2) if layout == _T16_I4G32 else None
+    """Return the shape of a quantized weight's steps and offsets; None for a layout without them."""
+    return (num_rows, -(-cols // GROUP_LEN), 2) if layout == T16_I4G32 else None
 
 
 def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> None:
-    """InvalidArgumentError names the first element that is NaN or infinite.
+    """Raise InvalidArgumentError, with its place, for the first element that is NaN or infinite.
 
-    ``values`` are of ``dtype``, a number of ``ps_dtype``, or its bits; they are rows ``first_row``... of a tensor.
+    ``values`` have the type ``dtype`` (a ``ps_dtype``), or are its bits.  They are rows ``first_row``... of a tensor.
     """
     infinity, num_bytes = _INFINITY[dtype], DTYPE_BYTES[dtype]
     sign = 1 << (8 * num_bytes - 1)
@@ -76,18 +78,19 @@ def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> No
     step = _PIECE_BYTES // num_bytes
     for start in range(0, bits.size, step):
         piece = bits[start : start + step]
-        # Positive ones are the greatest of signed integers, negative ones of unsigned: two looks, and nothing is made.
+        # Positive infinities and NaNs are the greatest signed integers, negative ones the greatest unsigned integers:
+        # two reductions find both without a temporary array.
         if piece.view(f"i{num_bytes}").max() < infinity and piece.max() < sign + infinity:
             continue
         offset = int(np.flatnonzero((piece & infinity) == infinity)[0])
         place = [int(index) for index in np.unravel_index(start + offset, values.shape)]
         place[0] += first_row
-        found = int(piece[offset])
-        what = "NaN" if found & (sign - 1) > infinity else "-infinity" if found & sign else "infinity"
+        bits_found = int(piece[offset])
+        what = "NaN" if bits_found & (sign - 1) > infinity else "-infinity" if bits_found & sign else "infinity"
         raise InvalidArgumentError(f"expected finite values, found {what} at {place}")
 
 
 def crc32(data: bytes | bytearray | memoryview | npt.NDArray[Any], value: int = 0) -> int:
-    """zlib's CRC-32 of a buffer, continued from ``value``; several times the speed of zlib's."""
+    """Return zlib's CRC-32 of a buffer, continued from ``value``.  It is several times as fast as zlib's own."""
     array = np.frombuffer(data, np.uint8)
     return int(library().ps_crc32(value, array.ctypes.data, array.nbytes))

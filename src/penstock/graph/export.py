@@ -1,8 +1,8 @@
-"""A checkpoint folder to a bundle: capture, passes, and weights that stream through the packer.
+"""Export a checkpoint folder as a bundle: capture, graph passes, and weights that stream through the packer.
 
-Users' processes run this as a child (``python -m penstock.graph.export``, see ``runtime.build``), so that PyTorch,
-which capture needs, never enters them.  Weights never pass through PyTorch: they are mapped, packed a few rows at a
-time, written, and their pages let go, so that memory stays far below the size of the model.
+A user's process runs this in a child process (``penstock.graph.export_child``, started by ``runtime.build``), because
+capture needs PyTorch.  Weights never pass through PyTorch: each is mapped, packed a few rows at a time and written, and
+its source pages are released, so that memory use stays far below the size of the model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint.folder import Checkpoint
 from penstock.config import show
 from penstock.core import native
+from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -26,12 +27,10 @@ from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.tokenizer_compiler import compile_tokenizer
-from penstock.quant.matrix import SOURCE_DTYPES
 
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
-_TILE_ROWS: Final = 16
 _MAX_NAMED: Final = 5
 
 ExportProgress = Callable[[str, int, int], None]
@@ -133,7 +132,7 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
         raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
-    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.beside(name) for name in wanted))
+    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.companions(name) for name in wanted))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:
@@ -159,7 +158,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         rows = info.shape[0]
         expected, found = [part.num_rows], [rows]  # read_quantized checks the columns
     else:
-        if info.dtype not in SOURCE_DTYPES:
+        if info.dtype not in FLOAT_DTYPES:
             raise UnsupportedError(f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}")
         if checkpoint.scheme is not None and layout_bits is not None:
             raise InvalidFileError(
@@ -235,7 +234,7 @@ class _Packer:
             self._checkpoint.release(name)
         elif weight.rows == 1:
             values = self._checkpoint.read(name)
-            check_finite(values, SOURCE_DTYPES[info.dtype])
+            check_finite(values, FLOAT_DTYPES[info.dtype])
             source = values.reshape(1, -1)
             start = part.row_start if len(weight.parts) > 1 else 0
             self._pack_vector(weight, start, source, info.dtype, packed)
@@ -248,11 +247,11 @@ class _Packer:
         """In pieces that begin at a tile of the weight, so that threads never meet in one."""
         source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
         row_bytes = source.dtype.itemsize * weight.cols
-        step = max(1, _PIECE_BYTES // max(row_bytes, 1) // _TILE_ROWS) * _TILE_ROWS
+        step = max(1, _PIECE_BYTES // max(row_bytes, 1) // TILE_ROWS) * TILE_ROWS
         begin = 0
         while begin < part.num_rows:
-            end = min(part.num_rows, begin + step - (part.row_start + begin) % _TILE_ROWS)
-            check_finite(source[begin:end], SOURCE_DTYPES[dtype], begin)
+            end = min(part.num_rows, begin + step - (part.row_start + begin) % TILE_ROWS)
+            check_finite(source[begin:end], FLOAT_DTYPES[dtype], begin)
             self._pack_rows(weight, part.row_start + begin, source[begin:end], dtype, packed)
             self._checkpoint.release(part.name, begin * row_bytes, end * row_bytes)
             begin = end
@@ -263,7 +262,7 @@ class _Packer:
         """Elements ``start``... of a weight of one row, which is always float32."""
         layout, length = int(weight.layout), source.shape[1]
         alone = np.zeros(native.layout_bytes(layout, 1, length), np.uint8)
-        native.pack(self._context, layout, 1, length, 0, 1, SOURCE_DTYPES[dtype], source, alone)
+        native.pack(self._context, layout, 1, length, 0, 1, FLOAT_DTYPES[dtype], source, alone)
         if len(weight.parts) == 1:
             packed[:] = alone
         else:
@@ -273,14 +272,4 @@ class _Packer:
         self, weight: Weight, row_start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
     ) -> None:
         at = (int(weight.layout), weight.rows, weight.cols, row_start, len(source))
-        native.pack(self._context, *at, SOURCE_DTYPES[dtype], source, packed)
-
-
-def _main() -> int:
-    from penstock.graph.export_child import main
-
-    return main()
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())
+        native.pack(self._context, *at, FLOAT_DTYPES[dtype], source, packed)

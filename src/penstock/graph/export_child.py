@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 def main() -> int:
     """Export as the command line says; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.graph.export")
+    parser = argparse.ArgumentParser(prog="python -m penstock.graph.export_child")
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("--scheme")
@@ -58,7 +58,7 @@ def main() -> int:
             progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
         )
     except PenstockError as error:
-        send(error=type(error).__name__, message=str(error))
+        send(error=type(error).__name__, message=str(error), param=error.param)
         status = 1
     else:
         send(report=dataclasses.asdict(report))
@@ -85,3 +85,7 @@ def _leave(folder: Path) -> NoReturn:
             if not folder.exists():
                 break
     os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

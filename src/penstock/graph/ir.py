@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from penstock.core import layouts
+from penstock.core.kv import KV_NUMBERS
+
 __all__ = ["AttrValue", "DType", "Dim", "Graph", "KvLayout", "Layout", "Node", "Operand", "Part",
            "Segment", "State", "Symbol", "Value", "Weight"]  # fmt: skip
 
@@ -19,35 +22,35 @@ AttrValue = int | float | str
 class DType(IntEnum):
     """Element types, with the numbers of ``ps_dtype``."""
 
-    F32 = 1
-    F16 = 2
-    BF16 = 3
-    I8 = 4
-    I32 = 5
-    U8 = 6
-    I64 = 7
+    F32 = layouts.F32
+    F16 = layouts.F16
+    BF16 = layouts.BF16
+    I8 = layouts.I8
+    I32 = layouts.I32
+    U8 = layouts.U8
+    I64 = layouts.I64
 
 
 class Layout(IntEnum):
     """How a weight lies in memory, with the numbers of ``ps_layout``."""
 
-    ROWS_F32 = 1
-    ROWS_F16 = 2
-    ROWS_BF16 = 3
-    ROWS_I32 = 4
-    T16_F32 = 16
-    T16_F16 = 17
-    T16_BF16 = 18
-    T16_I8 = 21
-    T16_I4G32 = 22
+    ROWS_F32 = layouts.ROWS_F32
+    ROWS_F16 = layouts.ROWS_F16
+    ROWS_BF16 = layouts.ROWS_BF16
+    ROWS_I32 = layouts.ROWS_I32
+    T16_F32 = layouts.T16_F32
+    T16_F16 = layouts.T16_F16
+    T16_BF16 = layouts.T16_BF16
+    T16_I8 = layouts.T16_I8
+    T16_I4G32 = layouts.T16_I4G32
 
 
 class KvLayout(IntEnum):
     """How keys and values lie in a page, with the numbers of ``ps_kv_layout``."""
 
-    F32 = 1
-    BF16 = 2
-    INT8 = 3
+    F32 = KV_NUMBERS["f32"]
+    BF16 = KV_NUMBERS["bf16"]
+    INT8 = KV_NUMBERS["int8"]
 
 
 @dataclass(frozen=True)

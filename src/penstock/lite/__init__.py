@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from penstock.core.library import load_ops
     from penstock.lite.device import Context
     from penstock.lite.group import ModelGroup
-    from penstock.lite.model import Model, ModelType
+    from penstock.lite.model import Model
+    from penstock.lite.open_model import ModelType
     from penstock.lite.runner import ModelParallelRunner
     from penstock.lite.tensor import DataType, Tensor
 
@@ -30,7 +31,7 @@ _HOMES = {
     "Model": "penstock.lite.model",
     "ModelGroup": "penstock.lite.group",
     "ModelParallelRunner": "penstock.lite.runner",
-    "ModelType": "penstock.lite.model",
+    "ModelType": "penstock.lite.open_model",
     "Tensor": "penstock.lite.tensor",
     "load_ops": "penstock.core.library",
 }

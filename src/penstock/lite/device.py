@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+from penstock.config import check_integer
 from penstock.core.context import MAX_THREADS
 from penstock.core.library import load_ops
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -14,12 +15,6 @@ __all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 
 _MAX_WORKERS: Final = 256
 _PRECISIONS: Final = ("", "enforce_fp32", "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
-
-
-def _whole(name: str, value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidArgumentError(f"{name}: expected a whole number from {least} to {most}, found {value!r:.60}")
-    return value
 
 
 class CpuOptions:
@@ -46,7 +41,7 @@ class CpuOptions:
 
     @thread_num.setter
     def thread_num(self, value: int) -> None:
-        self._thread_num = _whole("thread_num", value, 0, MAX_THREADS)
+        self._thread_num = check_integer("thread_num", value, 0, MAX_THREADS)
 
     @property
     def thread_affinity_mode(self) -> int:
@@ -55,7 +50,7 @@ class CpuOptions:
 
     @thread_affinity_mode.setter
     def thread_affinity_mode(self, value: int) -> None:
-        self._affinity_mode = _whole("thread_affinity_mode", value, 0, 2)
+        self._affinity_mode = check_integer("thread_affinity_mode", value, 0, 2)
 
     @property
     def thread_affinity_core_list(self) -> list[int]:
@@ -66,7 +61,7 @@ class CpuOptions:
     def thread_affinity_core_list(self, value: Sequence[int]) -> None:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise InvalidArgumentError(f"thread_affinity_core_list: expected a list of cores, found {value!r:.60}")
-        cores = [_whole("thread_affinity_core_list", core, 0, 1 << 20) for core in value]
+        cores = [check_integer("thread_affinity_core_list", core, 0, 1 << 20) for core in value]
         allowed = os.sched_getaffinity(0)
         for core in cores:
             if core not in allowed:
@@ -125,7 +120,7 @@ class ParallelOptions:
 
     @workers_num.setter
     def workers_num(self, value: int) -> None:
-        self._workers_num = _whole("workers_num", value, 0, _MAX_WORKERS)
+        self._workers_num = check_integer("workers_num", value, 0, _MAX_WORKERS)
 
 
 class Context:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,7 @@ from penstock.core.memory import map_over
 from penstock.core.metadata import open_again, read_metadata, stored_segments
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite.model import Model
-
-if TYPE_CHECKING:
-    from penstock.lite.model import OpenModel
+from penstock.lite.open_model import OpenModel
 
 __all__ = ["ModelGroup"]
 
@@ -47,7 +45,7 @@ class ModelGroup:
     @property
     def shared_bytes(self) -> int:
         """Bytes of weights of the models that are open that are not held a second time."""
-        opened = {model._opened for ref in self._models if (model := ref()) is not None}
+        opened = {model.opened for ref in self._models if (model := ref()) is not None}
         return sum(one.shared_bytes for one in opened if one is not None)
 
     def add_model(self, models: Model | Sequence[Model]) -> None:
@@ -60,19 +58,19 @@ class ModelGroup:
         for model in several:
             if not isinstance(model, Model):
                 raise InvalidArgumentError(f"add_model: expected a Model, found {type(model).__name__}")
-            if model._group is not None:
+            if model.group is not None:
                 raise InvalidArgumentError("add_model: expected a Model that is in no group")
         for model in several:
-            if model._opened is not None:
+            if model.opened is not None:
                 self.share(model)
             else:
                 self._models.append(weakref.ref(model))
-            model._group = self
+            model.group = self
 
     def share(self, model: Model) -> None:
         """Look for the weights of a model that is built among those of the others."""
         check_process(self._pid, "group", "made", "make")
-        with self._lock, model._in_use() as (opened, _):
+        with self._lock, model.in_use() as (opened, _):
             self._share(model, opened)
             if all(ref() is not model for ref in self._models):
                 self._models.append(weakref.ref(model))
@@ -91,7 +89,7 @@ class ModelGroup:
         done = np.zeros((0 if segment is None else segment.nbytes) // mmap.PAGESIZE, bool)
         for ref in self._models:
             other = ref()
-            donor = None if other is None or other is model else other._opened
+            donor = None if other is None or other is model else other.opened
             if donor is not None and not donor.is_private:
                 opened.shared_bytes += _share(opened, donor, done)
 

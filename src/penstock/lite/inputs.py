@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError
 from penstock.lite.sequences import OutputSpec
 from penstock.lite.tensor import Tensor, array_of
@@ -113,4 +114,4 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
 
 
 def _is_size(size: object, most: int) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and 0 < int(size) <= most
+    return is_integer(int(size) if isinstance(size, np.integer) else size, 1, most)

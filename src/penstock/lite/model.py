@@ -6,35 +6,29 @@ import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from enum import Enum
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from penstock.core import native as core
 from penstock.core.forked import check_process, is_forked
-from penstock.core.metadata import check_same
-from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.lite.affinity import BoundContext, chosen_cores
-from penstock.lite.device import Context, check_target
+from penstock.errors import InvalidArgumentError
+from penstock.lite.device import Context
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
+from penstock.lite.open_model import ModelType, OpenModel
 from penstock.lite.sequences import Sequences
-from penstock.lite.settings import ModelConfig, read_config
+from penstock.lite.settings import ModelConfig
 from penstock.lite.tensor import Tensor, array_of
 from penstock.lite.update import pack_updates, write_updates
 
-if TYPE_CHECKING:
-    from penstock.lite.group import ModelGroup
-
-__all__ = ["Model", "ModelType"]
+__all__ = ["Model", "WeightGroup"]
 
 
-class ModelType(Enum):
-    """What a file is."""
+class WeightGroup(Protocol):
+    """Models that hold equal weights once (``group.ModelGroup``), as a model sees them."""
 
-    PENSTOCK = "penstock"
-    """A bundle, ``.psm``."""
+    def joining(self, model: Model, opened: OpenModel) -> AbstractContextManager[None]:
+        """Share the weights of a bundle that ``model`` is about to take; no other model joins during the block."""
 
 
 class Model:
@@ -57,7 +51,8 @@ class Model:
         self._sequences: Sequences | None = None
         self._dims = (1, 1)
         self._pid = 0
-        self._group: ModelGroup | None = None
+        self.group: WeightGroup | None = None
+        """The ModelGroup that the model is in; ``ModelGroup.add_model`` sets it."""
         self._closed = False
 
     def build_from_file(
@@ -84,8 +79,8 @@ class Model:
                 settings = opened.config
                 sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
                 _check_seq_len(settings.seq_len, sequences)
-                if self._group is not None:
-                    joining.enter_context(self._group.joining(self, opened))
+                if self.group is not None:
+                    joining.enter_context(self.group.joining(self, opened))
             except BaseException:
                 opened.close()
                 raise
@@ -98,12 +93,12 @@ class Model:
 
     def get_inputs(self) -> list[Tensor]:
         """Fresh tensors for ``predict``: ``token_ids`` zeros, ``num_tokens`` T, ``reset`` 1."""
-        with self._in_use():
+        with self.in_use():
             return input_tensors(*self._dims)
 
     def get_outputs(self) -> list[Tensor]:
         """Fresh tensors of the outputs' names, types and shapes."""
-        with self._in_use() as (_, sequences):
+        with self.in_use() as (_, sequences):
             return [
                 Tensor(name=spec.name, dtype=spec.dtype, shape=sequences.shape_of(spec, *self._dims))
                 for spec in sequences.specs
@@ -114,7 +109,7 @@ class Model:
 
         Another T changes nothing else.  Another B makes the program anew, and all sequences are empty.
         """
-        with self._in_use() as (opened, sequences):
+        with self.in_use() as (opened, sequences):
             batch_size, seq_len = checked_dims(inputs, dims)
             _check_seq_len(seq_len, sequences)
             if batch_size != sequences.batch_size:
@@ -129,7 +124,7 @@ class Model:
         names what is wrong: shape, type, a token id beyond the vocabulary, a sequence beyond the context, a model that
         is closed or was built before a fork.
         """
-        with self._in_use() as (opened, sequences):
+        with self.in_use() as (opened, sequences):
             arrays = check_inputs(inputs, opened.info.vocab_size, self._dims)
             found = None
             if outputs is not None:
@@ -150,7 +145,7 @@ class Model:
         Sequences are empty afterwards.  InvalidArgumentError names the tensor, InvalidFileError a file that is no
         longer the one that was opened.
         """
-        with self._in_use() as (opened, sequences):
+        with self.in_use() as (opened, sequences):
             opened.check_unchanged()
             updates = pack_updates(opened, weights)
             native = opened.native if opened.is_private else core.Model.open(opened.path, mmap=False)
@@ -168,7 +163,7 @@ class Model:
 
     def get_model_info(self, key: str | None = None) -> Any:
         """What the model is, a dictionary; or one entry of it.  InvalidArgumentError for a key that it lacks."""
-        with self._in_use() as (opened, sequences):
+        with self.in_use() as (opened, sequences):
             info = opened.describe()
             plan = core.plan(opened.native, opened.bind().native, sequences.options)
             info |= {"context_len": sequences.context_len, "planned_bytes": plan.total_bytes - plan.weight_bytes}
@@ -178,14 +173,14 @@ class Model:
         """A file that rides in the bundle ("tokenizer.json", "config.json" ...); None when it has none of that name."""
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidArgumentError(f"name: expected a file's name, found {name!r:.60}")
-        with self._in_use() as (opened, _):
+        with self.in_use() as (opened, _):
             segment = opened.native.segment(name)
             return None if segment is None else bytes(segment)
 
     @property
     def native(self) -> core.Model:
         """The core's own object."""
-        with self._in_use() as (opened, _):
+        with self.in_use() as (opened, _):
             return opened.native
 
     def close(self) -> None:
@@ -203,8 +198,17 @@ class Model:
             self._opened.close()
         self._opened = self._sequences = None
 
+    @property
+    def opened(self) -> OpenModel | None:
+        """The open bundle; None before ``build_from_file`` and after ``close``."""
+        return self._opened
+
     @contextmanager
-    def _in_use(self) -> Iterator[tuple[OpenModel, Sequences]]:
+    def in_use(self) -> Iterator[tuple[OpenModel, Sequences]]:
+        """Hold the model's lock and yield its bundle and its sequences.
+
+        Raises InvalidArgumentError for a model that is not built, is closed, or was built before a fork.
+        """
         check_process(self._pid, "model", "built", "build")
         with self._lock:
             if self._opened is None or self._sequences is None:
@@ -219,100 +223,6 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class OpenModel:
-    """A bundle that is open, and the context that its programs run on."""
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        model_type: ModelType,
-        context: Context | None,
-        config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None,
-    ) -> None:
-        if not isinstance(model_type, ModelType):
-            raise InvalidArgumentError(f"model_type: expected ModelType.PENSTOCK, found {model_type!r:.60}")
-        if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise InvalidArgumentError(f"model_path: expected the name of a bundle, found {path!r:.60}")
-        if context is not None and not isinstance(context, Context):
-            raise InvalidArgumentError(f"context: expected a Context, found {type(context).__name__}")
-        self.context = context or Context()
-        check_target(self.context.target)
-        self.config = read_config(config)
-        self.path = Path(path)
-        self._cores = chosen_cores(self.context.cpu)
-        self._bound: BoundContext | None = None
-        self.is_private = False
-        self.shared_bytes = 0
-        """Bytes of weights that are mapped from the file of another model of the group."""
-        self.native = core.Model.open(self.path, verify=self.config.verify)
-        self.info = self.native.info
-        self._stamp = self.native.stamp  # of what is computed from first, whatever is opened beside it later
-        try:
-            self._check_precision()
-            if self.config.weights == "huge":
-                self.native.load_huge(self.bind().native)
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_precision(self) -> None:
-        wanted, scheme = self.context.cpu.precision_mode, self.info.scheme
-        if wanted == "enforce_fp32":
-            if scheme != "f32" or self.config.kv_cache not in ("auto", "f32"):
-                raise UnsupportedError(
-                    f"precision_mode: enforce_fp32 takes a bundle of scheme f32 with keys and values of f32, found "
-                    f"{scheme} with {self.config.kv_cache}; penstock export --scheme f32 makes one"
-                )
-        elif wanted and wanted != scheme:
-            raise UnsupportedError(
-                f"precision_mode: {wanted} was asked for, but the bundle computes in {scheme}; "
-                f"penstock export --scheme {wanted} makes one that does"
-            )
-
-    def bind(self, num_threads: int | None = None, first: int = 0) -> BoundContext:
-        """The context that all programs share; of ``num_threads`` threads one of its own, whose cores begin at
-        ``first`` of the list, which goes round."""
-        if num_threads is not None:
-            at = first % max(1, len(self._cores))
-            return BoundContext(num_threads, self._cores[at:] + self._cores[:at])
-        if self._bound is None:
-            self._bound = BoundContext(self.context.cpu.thread_num, self._cores)
-        return self._bound
-
-    def replace(self, native: core.Model) -> None:
-        """Run on another opening of the file, in private memory, from now on."""
-        if native is not self.native:
-            self.native.close()
-        self.native, self.is_private, self.shared_bytes = native, True, 0
-
-    def check_unchanged(self) -> None:
-        """InvalidFileError when the path is no longer the file that was opened."""
-        check_same(self.path, self._stamp)
-
-    def describe(self) -> dict[str, Any]:
-        """What ``get_model_info`` gives of every program alike."""
-        info, context = self.info, self.bind().native
-        return {
-            "model_path": str(self.path),
-            "network": info.network,
-            "scheme": info.scheme,
-            "vocab_size": info.vocab_size,
-            "max_context_len": info.context_len,
-            "tail": info.tail,
-            "weight_bytes": info.weight_bytes,
-            "file_bytes": info.file_bytes,
-            "weights": "private" if self.is_private else self.config.weights,
-            "thread_num": context.num_threads,
-            "cpu_level": context.cpu_level,
-        }
-
-    def close(self) -> None:
-        """Gives file and threads back."""
-        self.native.close()
-        if self._bound is not None:
-            self._bound.native.close()
 
 
 def _check_seq_len(seq_len: int, sequences: Sequences) -> None:

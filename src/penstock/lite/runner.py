@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.device import Context
 from penstock.lite.inputs import check_inputs, check_outputs, input_tensors
-from penstock.lite.model import ModelType, OpenModel
+from penstock.lite.open_model import ModelType, OpenModel
 from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig
 from penstock.lite.tensor import Tensor, array_of

@@ -51,7 +51,8 @@ class Sequences:
         info = model.info
         if config.context_len > info.context_len:
             raise InvalidArgumentError(
-                f"context_len: the model allows up to {info.context_len} tokens, found {config.context_len}"
+                f"context_len: the model allows up to {info.context_len} tokens, found {config.context_len}",
+                param="context_len",
             )
         self.context_len = config.context_len or info.context_len
         self.batch_size = batch_size
@@ -93,7 +94,8 @@ class Sequences:
             row = int(over[0])
             raise InvalidArgumentError(
                 f"num_tokens: sequence {row} has {before[row]} tokens, and {counts[row]} more exceed the context of "
-                f"{self.context_len}"
+                f"{self.context_len}",
+                param="num_tokens",
             )
         if self._whole:
             self._check_whole(before, counts)
@@ -110,11 +112,14 @@ class Sequences:
         """InvalidArgumentError for a sequence that would not run whole in one step."""
         why = "the network's attention is not causal, so a sequence runs whole in one step"
         for row in np.flatnonzero((before > 0) & (counts > 0)):
-            raise InvalidArgumentError(f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}")
+            raise InvalidArgumentError(
+                f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}", param="reset"
+            )
         for row in np.flatnonzero(counts > self._max_tokens):
             raise InvalidArgumentError(
                 f"num_tokens: expected at most {self._max_tokens} (the config's max_tokens), found {counts[row]} for "
-                f"sequence {row}: {why}"
+                f"sequence {row}: {why}",
+                param="num_tokens",
             )
 
     def _batch(

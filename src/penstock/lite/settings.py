@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config import check_integer
 from penstock.core.kv import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
@@ -53,11 +54,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Refuse what no model could be built with, by name."""
         for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise InvalidArgumentError(
-                    f"{name}: expected a whole number from {least} to {most}, found {value!r:.60}"
-                )
+            check_integer(name, getattr(self, name), least, most)
         for name, allowed in (
             ("kv_cache", KV_LAYOUTS), ("logits", ("last", "all")), ("weights", ("mmap", "huge")),
         ):  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["DataType", "Tensor"]
@@ -198,8 +200,8 @@ def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
         raise InvalidArgumentError(f"shape: expected a list of sizes, found {shape!r:.60}")
     sizes = () if shape is None else tuple(shape)
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise InvalidArgumentError(f"shape: expected whole numbers from 0, found {size!r:.60}")
+        if not is_integer(int(size) if isinstance(size, np.integer) else size, 0, sys.maxsize):
+            raise InvalidArgumentError(f"shape: expected integers from 0, found {size!r:.60}")
     if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
         raise InvalidArgumentError(
             f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}"

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core import native
+from penstock.core.layouts import F16, F32
 from penstock.core.metadata import StoredPart, StoredWeight, read_metadata, stored_weights
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
+from penstock.lite.open_model import OpenModel
 from penstock.lite.tensor import Tensor, array_of
-
-if TYPE_CHECKING:
-    from penstock.lite.model import OpenModel
 
 __all__ = ["pack_updates", "write_updates"]
 
-_DTYPES: Final = {np.dtype(np.float32): 1, np.dtype(np.float16): 2}  # of ps_dtype
+_DTYPES: Final = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
 
 Updates = list[tuple[StoredWeight, npt.NDArray[np.uint8]]]
 

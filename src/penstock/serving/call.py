@@ -19,8 +19,8 @@ from penstock.llm.backend import known_card
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
     from penstock.serving.metrics import Metrics
+    from penstock.serving.request_trace import RequestTrace
     from penstock.serving.settings import GatewaySettings
-    from penstock.serving.traces import Trace
     from penstock.tensors import Methods
 
 __all__ = [
@@ -107,7 +107,7 @@ class Call:
     has_begun: bool = False
     is_gone: bool = False
     origin: str = ""
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     body_now: Body | None = None
     data: bytes = b""
     headers: Mapping[bytes, bytes] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from penstock.engine.stats import STEP_TOKENS
 if TYPE_CHECKING:
     from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Models
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
 
 __all__ = ["CONTENT_TYPE", "WINDOW", "Metrics", "ModelMetrics"]
 
@@ -147,7 +147,7 @@ class Metrics:
         self._http_seconds: dict[str, _Histogram] = {}
         self._grpc: Counter[tuple[str, str]] = Counter()
         self._grpc_seconds: dict[str, _Histogram] = {}
-        self.servables: Servables | None = None
+        self.servables: ServableRepository | None = None
 
     def of_model(self, name: str) -> ModelMetrics:
         """Those of one model, which is loaded."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.engine.options import MAX_PRIORITY, MAX_SALT_CHARS
-from penstock.engine.params import MAX_ANSWERS, MAX_LOGPROBS
 from penstock.json_schema import Choice, Either, Entries, Flag, Items, Members, Nothing, Number, Shape, Text, Whole
+from penstock.sampling_fields import SAMPLING_FIELDS, SamplingField
 from penstock.validation import MAX_BIASES, MAX_STRING_CHARS, MAX_STRINGS, MAX_TOKEN
 
 __all__ = ["CHAT", "COMPLETION", "DETOKENIZE", "EMBEDDING", "MAX_PROMPTS", "OPTIONS", "SAMPLING", "TOKENIZE"]
@@ -15,7 +15,6 @@ MAX_PROMPTS: Final = 256
 MAX_NAME_CHARS: Final = 256
 MAX_MESSAGES: Final = 4096
 MAX_TIMEOUT_S: Final = 86400.0
-_LEAST: Final = 1e-6
 
 TOKEN: Final = Whole(0, MAX_TOKEN)
 TOKENS: Final = Items(TOKEN, 1, None)
@@ -31,27 +30,22 @@ INPUTS: Final = Either(
     "a text, a list of token ids, or a list of those",
 )
 
-SAMPLING: Final[dict[str, Shape]] = {
-    "max_tokens": Whole(0, MAX_TOKEN),
-    "min_tokens": Whole(0, MAX_TOKEN),
-    "temperature": Number(0, 100),
-    "top_p": Number(_LEAST, 1),
-    "top_k": Whole(-1, MAX_TOKEN),
-    "min_p": Number(0, 1),
-    "typical_p": Number(_LEAST, 1),
-    "repetition_penalty": Number(0.01, 100),
-    "presence_penalty": Number(-2, 2),
-    "frequency_penalty": Number(-2, 2),
-    "logit_bias": Entries(r"[0-9]{1,10}", Number(-100, 100), MAX_BIASES),
-    "allowed_token_ids": TOKENS,
-    "bad_words": STRINGS,
-    "seed": Whole(0, 2**63 - 1),
-    "n": Whole(1, MAX_ANSWERS),
-    "stop": STRINGS,
-    "stop_token_ids": Items(TOKEN, 0, None),
-    "include_stop_str_in_output": Flag(),
-    "ignore_eos": Flag(),
-}
+
+def _shape_of(row: SamplingField) -> Shape:
+    low, high = row.json_bounds or row.bounds
+    shapes: dict[str, Shape] = {
+        "integer": Whole(int(low), int(high)),
+        "number": Number(low, high),
+        "boolean": Flag(),
+        "strings": STRINGS,
+        "token_ids": Items(TOKEN, row.min_items, None),
+        "biases": Entries(r"[0-9]{1,10}", Number(low, high), MAX_BIASES),
+    }
+    return shapes[row.kind]
+
+
+SAMPLING_SHAPES: Final = {row.name: _shape_of(row) for row in SAMPLING_FIELDS}
+SAMPLING: Final = {row.name: SAMPLING_SHAPES[row.name] for row in SAMPLING_FIELDS if row.is_common}
 """Fields of SamplingParams by the same names; ``top_k`` -1 is 0, as vLLM has it."""
 
 OPTIONS: Final[dict[str, Shape]] = {
@@ -64,16 +58,12 @@ OPTIONS: Final[dict[str, Shape]] = {
 
 _NOTES: Final = {
     "model": "A name of /v1/models; may be left out where one model alone is served.",
-    "max_tokens": "Tokens to make at most; the model's default, else 256. 0 needs echo.",
-    "temperature": "0 is greedy; the model's default, else 0.",
-    "top_k": "Keep that many tokens; 0 or -1 keeps all.",
-    "seed": "The same seed gives the same tokens, whatever else runs.",
+    **{row.name: row.help for row in SAMPLING_FIELDS if row.is_common},
     "priority": "The lower number goes first.",
     "cache_salt": "Only requests of the same salt share computed beginnings.",
     "timeout": "Seconds after which the request ends with 504.",
     "truncate_prompt_tokens": "Keep that many tokens of the end of the prompt; -1 as many as fit.",
     "user": "Goes into the log.",
-    "best_of": "Make that many answers and give the n likeliest per token.",
 }
 
 _COMMON: Final[dict[str, Shape]] = {
@@ -94,9 +84,7 @@ COMPLETION: Final = Members(
         "prompt": PROMPTS,
         **_COMMON,
         **SAMPLING,
-        "best_of": Whole(1, MAX_ANSWERS),
-        "echo": Flag(),
-        "logprobs": Whole(0, MAX_LOGPROBS),
+        **{name: SAMPLING_SHAPES[name] for name in ("best_of", "echo", "logprobs")},
         **OPTIONS,
         **_refused("suffix", why="the model continues a text at its end"),
         **_refused("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
@@ -104,7 +92,11 @@ COMPLETION: Final = Members(
         **_refused("use_beam_search", "length_penalty", "prompt_embeds"),
     },
     ("prompt",),
-    _NOTES,
+    {
+        **_NOTES,
+        **{row.name: row.help for row in SAMPLING_FIELDS if row.name in ("best_of", "echo", "logprobs")},
+        "max_tokens": f"{_NOTES['max_tokens']} 0 needs echo.",
+    },
 )
 
 _PART: Final = Members(
@@ -138,7 +130,7 @@ CHAT: Final = Members(
         "max_tokens": Whole(1, MAX_TOKEN),
         "max_completion_tokens": Whole(1, MAX_TOKEN),
         "logprobs": Flag(),
-        "top_logprobs": Whole(0, MAX_LOGPROBS),
+        "top_logprobs": SAMPLING_SHAPES["logprobs"],
         "add_generation_prompt": Flag(),
         **OPTIONS,
         "response_format": Members("ResponseFormat", {"type": Choice(("text",))}, ("type",)),
@@ -151,7 +143,7 @@ CHAT: Final = Members(
         **_refused("best_of", "echo", "prompt_logprobs", "use_beam_search", "length_penalty"),
     },
     ("messages",),
-    {**_NOTES, "max_tokens": "Tokens to make at most; the model's default, else 256."},
+    {**_NOTES, "logprobs": "Return the log-probability of each token. Default: false."},
 )
 
 EMBEDDING: Final = Members(

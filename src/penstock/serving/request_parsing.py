@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
 from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnsupportedError
 from penstock.serving.request_fields import SAMPLING
+from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "beside",
-    "beside_if",
     "chat_ids",
     "check_count",
     "check_fits",
@@ -34,12 +30,7 @@ __all__ = [
     "tokenizer_of",
 ]
 
-_LONG_TEXT: Final = 2000
-"""Characters from which on text is tokenized beside the event loop."""
 MAX_ANSWERS: Final = 1024
-_LONG_CALLS: Final = ThreadPoolExecutor(2, "penstock-text")
-"""Threads of their own: long texts must not keep templates waiting."""
-_isolated_calls: Final[WeakKeyDictionary[Tokenizer, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 def tokenizer_of(backend: Backend) -> Tokenizer:
@@ -49,32 +40,10 @@ def tokenizer_of(backend: Backend) -> Tokenizer:
     return backend.tokenizer
 
 
-async def beside(tokenizer: Tokenizer, num_items: int, call: Any, *arguments: Any, **named: Any) -> Any:
-    """A call that uses a tokenizer and whose time goes with ``num_items`` characters or tokens.
-
-    It runs here when it is short, else in one of two threads.  A tokenizer of another process, which may be slow or
-    end, has a thread of its own, so that other models' requests never wait for it.
-    """
-    if tokenizer.is_isolated:
-        pool = _isolated_calls.get(tokenizer)
-        if pool is None:
-            pool = _isolated_calls[tokenizer] = ThreadPoolExecutor(1, "penstock-tokenizer")
-    elif num_items < _LONG_TEXT:
-        return call(*arguments, **named)
-    else:
-        pool = _LONG_CALLS
-    return await asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments, **named))
-
-
 def isolated_tokenizer(backend: Backend) -> Tokenizer | None:
     """A model's tokenizer when it runs in another process, which the event loop must not wait for; else None."""
     tokenizer = backend.tokenizer
     return tokenizer if tokenizer is not None and tokenizer.is_isolated else None
-
-
-async def beside_if(slow: Tokenizer | None, call: Any, *arguments: Any) -> Any:
-    """A short call: in the thread of ``slow``, a tokenizer of another process, if there is one."""
-    return call(*arguments) if slow is None else await beside(slow, 0, call, *arguments)
 
 
 async def prompts_of(
@@ -112,7 +81,7 @@ async def text_ids(
         if "truncate_prompt_tokens" not in body:
             raise _too_long(f"a text has {len(text)} characters", backend, field)
         text = text[-bound:]
-    ids: list[int] = await beside(tokenizer, len(text), tokenizer.encode, text, **named)
+    ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, **named)
     return ids
 
 
@@ -121,7 +90,7 @@ async def _bound(backend: Backend, tokenizer: Tokenizer, num_chars: int) -> int:
     most = 2 * backend.card.max_len  # twice as many: a normalizer may make a text shorter
     if num_chars <= most:
         return most
-    longest: int = await beside(tokenizer, num_chars, lambda: tokenizer.longest_token)
+    longest: int = await call_tokenizer(tokenizer, num_chars, lambda: tokenizer.longest_token)
     return most * longest
 
 
@@ -146,7 +115,7 @@ async def chat_ids(backend: Backend, messages: Sequence[Mapping[str, Any]], is_o
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")
     plain = [{**one, "role": _role(one["role"]), "content": _text(one["content"])} for one in messages]
     text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # a template's time is not its text's
-    ids: list[int] = await beside(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
+    ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ids
 
 

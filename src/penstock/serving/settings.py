@@ -58,7 +58,7 @@ class GatewayLimits:
         """Refuse limits that would let nothing in."""
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1 << 40:
-                raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}")
+                raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}", param=name)
 
 
 @dataclass(frozen=True)
@@ -88,22 +88,25 @@ class GatewaySettings:
         """Refuse what would open the service to the world, or not at all."""
         for name, port in (("port", self.port), ("grpc_port", 0 if self.grpc_port is None else self.grpc_port)):
             if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-                raise InvalidArgumentError(f"{name} must be a whole number from 0 to 65535, not {port!r}")
+                raise InvalidArgumentError(f"{name} must be a whole number from 0 to 65535, not {port!r}", param=name)
         if not is_loopback(self.host) and self.keys_file is None and not self.insecure:
             raise InvalidArgumentError(
-                f"host {self.host} is reached by others: give --api-key-file, or --insecure to serve everybody"
+                f"host {self.host} is reached by others: give --api-key-file, or --insecure to serve everybody",
+                param="host",
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise InvalidArgumentError("tls_certificate and tls_key must be given together")
+            present, missing = ("tls_certificate", "tls_key")[:: 1 if self.tls_key is None else -1]
+            raise InvalidArgumentError(f"{present} must be given together with {missing}", param=present)
         for name in self.hosts:
             if _HOST.fullmatch(name) is None or (":" in name and not _is_address(name)):
                 raise InvalidArgumentError(
-                    f"allowed host {name!r:.200} can match nothing: expected a name without a port"
+                    f"allowed host {name!r:.200} can match nothing: expected a name without a port", param="hosts"
                 )
         for origin in self.origins:
             if _ORIGIN.fullmatch(origin) is None:
                 raise InvalidArgumentError(
-                    f"origin {origin!r} can match no page: expected https://host or https://host:port, in lower case"
+                    f"origin {origin!r} can match no page: expected https://host or https://host:port, in lower case",
+                    param="origins",
                 )
 
     @property

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.proto import wire_pb2 as pb
-    from penstock.serving.service import ServiceSettings
+    from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.workers.remote_model import RemoteBackend
     from penstock.serving.workers.remote_models import RemoteModels
     from penstock.tensors import Method
 
-__all__ = ["greeting"]
+__all__ = ["startup_banner"]
 
 _MIB: Final = 1 << 20
 _MAX_OF_TRIAL: Final = 128
 """Numbers of a request to try: a line of more is no help."""
 
 
-def greeting(
+def startup_banner(
     urls: Mapping[str, str],
     models: RemoteModels,
-    servables: Servables | None,
+    servables: ServableRepository | None,
     settings: ServiceSettings,
     worker_port: int,
     max_files: int,
 ) -> str:
     """The lines; ``urls`` by the names of the doors.  ``max_files`` is the limit on open files."""
-    url, door, context_len = urls["http"], settings.door, settings.options.limits.context_len
+    url, gateway, context_len = urls["http"], settings.gateway, settings.options.limits.context_len
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
         lines.append(f"  {backend.name}: {_described(backend, context_len)}")
@@ -42,12 +42,14 @@ def greeting(
     methods = [] if servables is None else [*servables.list()]
     lines += [f"  {_method(one)}" for one in methods]
     if "grpc" in urls:
-        tls = "" if door.tls_certificate is None else ", over TLS"
+        tls = "" if gateway.tls_certificate is None else ", over TLS"
         lines.append(f"  gRPC, the Open Inference Protocol v2, at {urls['grpc']}{tls}")
     if "admin" in urls:
         lines.append(f"  models are loaded, updated and unloaded at {urls['admin']}")
     each = " each" if "grpc" in urls else ""
-    lines.append(f"  up to {door.limits.num_connections:,} connections{each}; the limit on open files is {max_files:,}")
+    lines.append(
+        f"  up to {gateway.limits.num_connections:,} connections{each}; the limit on open files is {max_files:,}"
+    )
     if worker_port:
         lines.append(f"  workers of other machines join at port {worker_port}")
     trials: list[tuple[str, Any]] = []
@@ -55,7 +57,7 @@ def greeting(
         trial = {"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32}
         trials.append(("/v1/completions", trial))
     trials += [one for one in map(_trial, methods) if one is not None][:1]
-    key = " -H 'Authorization: Bearer KEY'" if door.keys_file is not None else ""
+    key = " -H 'Authorization: Bearer KEY'" if gateway.keys_file is not None else ""
     for path, body in trials:
         told = shlex.quote(json.dumps(body))
         lines.append(f"  try: curl {url}{path}{key} -H 'Content-Type: application/json' -d {told}")

@@ -10,19 +10,19 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from penstock.api_errors import grpc_code
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.serving.request_trace import RequestTrace
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call
     from penstock.serving.operations import Operation
 
-__all__ = ["Trace", "Traces", "check_endpoint"]
+__all__ = ["Traces", "check_endpoint"]
 
 _HEADERS: Final = ("traceparent", "tracestate")
 _KINDS: Final = {
@@ -36,34 +36,13 @@ _EXPORT_S: Final = 5.0
 _CLOSE_S: Final = 5.0
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """One prompt's way through the engine: when it was sent (perf_counter), and ``Timings.summary``."""
-
-    sent: float
-    timings: Mapping[str, float]
-    num_answers: int
-
-
-@dataclass
-class Trace:
-    """What is noted of a request while it runs; ``carrier`` is who asked for it (W3C Trace Context)."""
-
-    carrier: dict[str, str]
-    answered: list[_Answered] = field(default_factory=list)
-
-    def note(self, sent: float, timings: Mapping[str, float], num_answers: int) -> None:
-        """The answers to a prompt that was sent then are done."""
-        if timings:
-            self.answered.append(_Answered(sent, timings, num_answers))
-
-
 def check_endpoint(endpoint: str) -> str:
     """The URL that spans are sent to, with OTLP's path where it has none; InvalidArgumentError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidArgumentError(
-            f"otlp_traces_endpoint must be OTLP's URL over HTTP, as http://localhost:4318/v1/traces, not {endpoint!r}"
+            f"otlp_traces_endpoint must be OTLP's URL over HTTP, as http://localhost:4318/v1/traces, not {endpoint!r}",
+            param="otlp_traces_endpoint",
         )
     return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
@@ -85,7 +64,8 @@ class Traces:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise UnsupportedError(
-                f"otlp_traces_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})"
+                f"otlp_traces_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})",
+                param="otlp_traces_endpoint",
             ) from error
         about = {SERVICE_VERSION: __version__}
         if "OTEL_SERVICE_NAME" not in os.environ:
@@ -96,12 +76,12 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_EXPORT_S)))
         self._tracer: Any = self._provider.get_tracer("penstock.serving", __version__)
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Trace:
+    def begin(self, headers: Mapping[bytes, bytes]) -> RequestTrace:
         """For a request with these headers."""
         names = [name for name in _HEADERS if name.encode() in headers]
-        return Trace({name: headers[name.encode()].decode("latin-1") for name in names})
+        return RequestTrace({name: headers[name.encode()].decode("latin-1") for name in names})
 
-    def end(self, call: Call, trace: Trace, operation: Operation, status: int) -> None:
+    def end(self, call: Call, trace: RequestTrace, operation: Operation, status: int) -> None:
         """Make the spans of a request that was answered with ``status``; its ``trace_id`` goes into the log."""
         if operation.name not in _KINDS:
             return
@@ -118,7 +98,7 @@ class Traces:
         if status >= 400:
             span.set_status(self._api.Status(self._api.StatusCode.ERROR, str(call.facts.get("error", status))))
         parent = self._api.set_span_in_context(span)
-        for one in trace.answered:
+        for one in trace.answers:
             for name, start_s, end_s in _parts(one.timings):
                 at = int(one.sent * 1e9) + offset_ns
                 child = self._tracer.start_span(name, context=parent, start_time=at + int(start_s * 1e9))
@@ -155,7 +135,7 @@ def _protocol(operation: Operation, status: int) -> dict[str, Any]:
     }
 
 
-def _attributes(call: Call, trace: Trace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
+def _attributes(call: Call, trace: RequestTrace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
     """Of a request's span: what was asked, what came, how long it took (seconds; of several prompts the slowest)."""
     if "version" in call.facts:  # of a servable, of which the conventions know nothing
         own = {"penstock.servable": call.facts["model"], "penstock.servable.version": call.facts["version"]}
@@ -179,13 +159,13 @@ def _attributes(call: Call, trace: Trace, operation: Operation, status: int, end
     ):
         if fact in call.facts:
             found |= {f"gen_ai.usage.{name}": call.facts[fact] for name in names}
-    if trace.answered:
-        found["gen_ai.usage.num_sequences"] = sum(one.num_answers for one in trace.answered)
-        firsts = [one.sent - call.arrived + one.timings["first_token_s"] for one in trace.answered]
-        prefills = [one.timings["prefill_s"] for one in trace.answered]
-        decodes = [max(0.0, one.timings["total_s"] - one.timings["first_token_s"]) for one in trace.answered]
+    if trace.answers:
+        found["gen_ai.usage.num_sequences"] = sum(one.num_answers for one in trace.answers)
+        firsts = [one.sent - call.arrived + one.timings["first_token_s"] for one in trace.answers]
+        prefills = [one.timings["prefill_s"] for one in trace.answers]
+        decodes = [max(0.0, one.timings["total_s"] - one.timings["first_token_s"]) for one in trace.answers]
         found |= {
-            "gen_ai.latency.time_in_queue": max(one.timings["queued_s"] for one in trace.answered),
+            "gen_ai.latency.time_in_queue": max(one.timings["queued_s"] for one in trace.answers),
             "gen_ai.latency.time_to_first_token": min(firsts),
             "gen_ai.latency.time_in_model_prefill": max(prefills),
             "gen_ai.latency.time_in_model_decode": max(decodes),

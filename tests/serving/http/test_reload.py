@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -85,3 +87,14 @@ def test_sighup_rereads_keys_and_certificate(tmp_path: Path, certificate: tuple[
         time.sleep(0.5)
         assert process.poll() is None
         assert [child.pid for child in psutil.Process(process.pid).children()] == workers
+
+
+def test_sighup_during_the_start_is_ignored() -> None:
+    script = (
+        "import signal, penstock.serving.service as service\n"
+        "async def run(settings): return int(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)\n"
+        "service.run_service = run\n"
+        "from penstock.cli.main import main\n"
+        f"raise SystemExit(main(['serve', {str(DEMO)!r}]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -15,7 +15,7 @@ def check_tail(tail: str) -> tuple[str, int]:
         return kind, 1
     if kind == "topk" and count.isascii() and count.isdecimal() and len(count) < 6 and int(count) > 0:
         return kind, int(count)
-    raise InvalidArgumentError(f"tail must be argmax or topk:K, K ids of each row, not {tail!r:.40}")
+    raise InvalidArgumentError(f"tail must be argmax or topk:K, K ids of each row, not {tail!r:.40}", param="tail")
 
 
 def append_tail(graph: Graph, tail: str) -> None:
@@ -24,7 +24,7 @@ def append_tail(graph: Graph, tail: str) -> None:
     """
     op, count = check_tail(tail)
     if count > graph.vocab_size:
-        raise InvalidArgumentError(f"tail {tail}: the model has only {graph.vocab_size} tokens")
+        raise InvalidArgumentError(f"tail {tail}: the model has only {graph.vocab_size} tokens", param="tail")
     rows, logits = Dim("R", 1), Operand("value", graph.output)
     ids = Value(f"tail:{op}", DType.I32, (rows,) if op == "argmax" else (rows, Dim(None, 0, count)))
     outputs = [ids.name]

@@ -89,7 +89,7 @@ class Outcome:
 class GrpcCall:
     """An RPC that was let in.  ``is_known``: it brought a key, or none is needed.  ``facts`` go into the log line."""
 
-    door: GrpcGateway
+    gateway: GrpcGateway
     method: Method
     context: Any
     request_id: str
@@ -110,11 +110,11 @@ class GrpcCall:
     def client(self) -> str:
         """Whose request it is."""
         address = _host_of(self.context.peer())
-        return self.door.http.admission.client_of(self.headers.get(b"authorization"), address)
+        return self.gateway.http.admission.client_of(self.headers.get(b"authorization"), address)
 
     def request(self, body: dict[str, Any]) -> Call:
         """A request to a model, for the parts that know no gRPC."""
-        http = self.door.http
+        http = self.gateway.http
         call = Call(self.request_id, {}, body, http.models, http.settings, http.metrics, _no_send)
         call.arrived, call.facts, call.methods = self.arrived, self.facts, http.methods
         call.client = self.client
@@ -126,7 +126,7 @@ class GrpcCall:
     async def next(self) -> bytes | None:
         """As ``read``, and None when the service stops."""
         reading = asyncio.ensure_future(self.read())
-        stopping = asyncio.ensure_future(self.door.stopping.wait())
+        stopping = asyncio.ensure_future(self.gateway.stopping.wait())
         try:
             await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else None
@@ -145,7 +145,7 @@ class GrpcCall:
     async def write(self, message: Any) -> None:
         """Send a message.  GoneError when the RPC is over, or nobody takes anything of it for ``write_s``."""
         try:
-            async with asyncio.timeout(self.door.limits.write_s):
+            async with asyncio.timeout(self.gateway.limits.write_s):
                 await self.context.write(message.SerializeToString())
         except TimeoutError:
             raise self._slow_reader() from None
@@ -156,7 +156,7 @@ class GrpcCall:
         """A message that gRPC sends once the method has ended.  GoneError when it has no room for ``write_s``."""
         data: bytes = message.SerializeToString()
         try:
-            await self.door.untaken.add(len(data), self.door.limits.write_s)
+            await self.gateway.untaken.add(len(data), self.gateway.limits.write_s)
         except TimeoutError:
             raise self._slow_reader() from None
         return data
@@ -167,7 +167,7 @@ class GrpcCall:
 
     async def parsed(self, data: bytes) -> Any:
         """A message of the method's type, also of packed bytes; RefusalError for bytes that are none."""
-        most = _OPEN_MESSAGE if self.method.is_open else self.door.limits.body_bytes
+        most = _OPEN_MESSAGE if self.method.is_open else self.gateway.limits.body_bytes
         num_bytes = LARGE_BODY if encoding_of(data) else len(data)
 
         def parse() -> Any:

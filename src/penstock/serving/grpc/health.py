@@ -36,21 +36,21 @@ class HealthMethods:
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:
         name = _name(call)
-        status = _status(call.door.http.models, name)
+        status = _status(call.gateway.http.models, name)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise NotFoundError(f"there is no model {name[:128]!r} here")
         return pb.HealthCheckResponse(status=status)
 
     async def _watch(self, call: GrpcCall) -> None:
         """Each change, as it is seen, until the client leaves or the service stops."""
-        name, last, stopping = _name(call), None, call.door.stopping
+        name, last, stopping = _name(call), None, call.gateway.stopping
         most = MAX_WATCHERS if call.is_known else MAX_WATCHERS // 2  # strangers leave room for the others
         if self._num_watchers >= most:
             raise RefusalError(429, f"{most} clients watch already", code="too_many_requests")
         self._num_watchers += 1
         try:
             while not stopping.is_set():
-                status = _status(call.door.http.models, name)
+                status = _status(call.gateway.http.models, name)
                 if status != last:
                     await call.write(pb.HealthCheckResponse(status=status))
                     last = status

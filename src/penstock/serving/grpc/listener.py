@@ -75,7 +75,7 @@ class GrpcListener:
 
     def __init__(self, http: Gateway) -> None:
         settings = http.settings
-        self.door = GrpcGateway(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
+        self.gateway = GrpcGateway(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
         self._settings = settings
         self._tls: GrpcTls | None = None
         if settings.tls_certificate is not None and settings.tls_key is not None:
@@ -91,7 +91,7 @@ class GrpcListener:
         address = f"{_numeric(settings.host)}:{self._port}"
         limits = settings.limits
         self._server = grpc.aio.server(options=_options(limits), maximum_concurrent_rpcs=limits.num_connections)
-        self._server.add_generic_rpc_handlers((self.door,))
+        self._server.add_generic_rpc_handlers((self.gateway,))
         try:
             if self._tls is None:
                 self._port = self._server.add_insecure_port(address)
@@ -136,16 +136,16 @@ class GrpcListener:
         What came and was not looked at when gRPC's server stops it cancels, which tells nobody to ask elsewhere.
         """
         for _ in range(_MAX_QUIETS):
-            before = self.door.num_asked
+            before = self.gateway.num_asked
             await asyncio.sleep(_QUIET_S)
-            if self.door.num_asked == before or self._stop_now.is_set():
+            if self.gateway.num_asked == before or self._stop_now.is_set():
                 return
 
     def stop(self, at_once: bool = False) -> None:
         """Take no more requests; those that run may end unless ``at_once``, streams without any end now."""
         if at_once:
             self._stop_now.set()
-        self.door.stopping.set()
+        self.gateway.stopping.set()
         self._stop.set()
 
     def reload_tls(self) -> None:

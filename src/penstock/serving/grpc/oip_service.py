@@ -143,7 +143,7 @@ class _Stream:
     async def run(self) -> None:
         """Until the client has sent its last request and all are answered, or the service stops."""
         self._owner = asyncio.current_task()
-        stopping = asyncio.ensure_future(self._call.door.stopping.wait())
+        stopping = asyncio.ensure_future(self._call.gateway.stopping.wait())
         try:
             while (data := await self._next(stopping)) is not None:
                 self._num_read += 1
@@ -178,9 +178,9 @@ class _Stream:
     async def _answer(self, data: bytes, request_id: str) -> None:
         """One request: what goes wrong with it is a response of its own, and the others go on."""
         rpc = self._call
-        one = GrpcCall(rpc.door, _ONE_OF_STREAM, rpc.context, request_id, rpc.headers, rpc.is_known)
+        one = GrpcCall(rpc.gateway, _ONE_OF_STREAM, rpc.context, request_id, rpc.headers, rpc.is_known)
         outcome, message = Outcome(), pb.ModelInferRequest()
-        with rpc.door.counted(outcome, one), rpc.door.opened():
+        with rpc.gateway.counted(outcome, one), rpc.gateway.opened():
             message = await one.parsed(data)
             await self._respond(one, message)
         if outcome.refusal is not None:

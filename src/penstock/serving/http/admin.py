@@ -102,7 +102,9 @@ def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Gateway:
 
 def _absolute(path: str) -> str:
     if not Path(path).is_absolute() or "\0" in path:
-        raise InvalidArgumentError(f"path must be absolute, for the service has a folder of its own, not {path!r:.200}")
+        raise InvalidArgumentError(
+            f"path must be absolute, for the service has a folder of its own, not {path!r:.200}", param="path"
+        )
     return path
 
 

@@ -281,6 +281,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(501, "Unsupported Transfer-Encoding. Expected chunked.")
         self._stop_timer()
         self._is_in_body = True
+        # Else ``Connection: close`` among the trailers makes the parser drop what follows.
+        self.parser.set_dangerous_leniencies(lenient_keep_alive=self.parser.should_keep_alive())
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
             direct = _DirectBody(self.cycle)

@@ -55,7 +55,7 @@ class Listener:
 
     def __init__(self, app: Gateway, settings: GatewaySettings, path: Path | None = None) -> None:
         self._settings = settings
-        self.door = app
+        self.gateway = app
         self._path = path
         self._socket: socket.socket | None = None
         self._unix: UnixSocket | None = None

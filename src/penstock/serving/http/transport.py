@@ -48,7 +48,11 @@ class Transport:
         self._lingers = True
         self._inner.resume_reading()
         if self._inner.can_write_eof():
-            self._inner.write_eof()
+            try:
+                self._inner.write_eof()
+            except OSError:  # the client has closed the connection, and asyncio does not know it yet
+                self.end()
+                return
         self._timer = self._loop.call_later(self._body_s, self.end)
 
     def end(self) -> None:

@@ -34,17 +34,15 @@ from penstock.serving.oip.tensor_codec import (
     MAX_NAME_CHARS,
     MAX_TENSORS,
     What,
-    as_float32,
-    bfloat16_of,
     byte_array,
     check_head,
     check_new,
     frozen,
     raw_array,
-    raw_of,
     wrong,
 )
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import bfloat16_to_float32, encode_array, float32_to_bfloat16
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -242,8 +240,8 @@ def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArr
     with np.errstate(over="ignore"):
         found = wide.astype("<f4" if datatype == "BF16" else kind)
     if datatype == "BF16":
-        rounded = bfloat16_of(found)
-        found = as_float32(rounded)
+        rounded = float32_to_bfloat16(found)
+        found = bfloat16_to_float32(rounded)
     if not np.isfinite(found).all():
         raise wrong(name, f"{what} is {datatype}, but holds numbers that it cannot hold")
     return rounded if datatype == "BF16" else found
@@ -258,7 +256,7 @@ def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes,
     for one in response.outputs:
         found: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": [*one.array.shape]}
         if asking.binary.get(one.name, asking.is_binary):
-            raws.append(raw_of(one.datatype, one.array))
+            raws.append(encode_array(one.datatype, one.array))
             found["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
             found["data"] = _listed(one)
@@ -277,7 +275,7 @@ def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes,
 
 def _listed(tensor: Tensor) -> list[Any]:
     """The elements as JSON has them."""
-    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     values: list[Any] = array.ravel().tolist()
     if tensor.datatype == "BYTES":
         try:
@@ -290,7 +288,7 @@ def _listed(tensor: Tensor) -> list[Any]:
 def _not_finite(outputs: Sequence[Tensor]) -> RefusalError:
     """For what the encoder refused, which are numbers alone."""
     for one in outputs:
-        array = as_float32(one.array) if one.datatype == "BF16" else one.array
+        array = bfloat16_to_float32(one.array) if one.datatype == "BF16" else one.array
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return _not_json(one.name, "numbers that are not finite")
     raise ValueError("an answer that is no JSON")

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.config import parse_json, show
-from penstock.engine.params import MAX_ANSWERS
 from penstock.errors import InvalidFileError
 from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
-from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
-from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S, OPTIONS, SAMPLING, TOKENS
+from penstock.sampling_fields import SAMPLING_FIELDS
+from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, byte_array, frozen, in_pieces
+from penstock.serving.request_fields import (
+    MAX_NAME_CHARS,
+    MAX_PROMPTS,
+    MAX_TIMEOUT_S,
+    OPTIONS,
+    SAMPLING,
+    SAMPLING_SHAPES,
+    TOKENS,
+)
 from penstock.tensors import InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import bfloat16_to_float32
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
@@ -27,7 +36,7 @@ INFER: Final = Members(
     {
         **SAMPLING,
         "max_tokens": Whole(1, MAX_TOKEN),
-        "best_of": Whole(1, MAX_ANSWERS),
+        "best_of": SAMPLING_SHAPES["best_of"],
         **{name: shape for name, shape in OPTIONS.items() if name != "timeout"},
         "timeout": Whole(1000, int(MAX_TIMEOUT_S * 1e6)),
         "user": Text(0, MAX_NAME_CHARS),
@@ -37,8 +46,8 @@ INFER: Final = Members(
 )
 """Parameters of a request, or inputs of the same names; ``timeout`` has microseconds, as its clients send them."""
 _PROMPTS: Final = ("text_input", "input_ids")
-_LISTS: Final = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids")
-_OBJECTS: Final = ("logit_bias",)
+_LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids"))
+_OBJECTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind == "biases")
 _HINTS: Final = ("triton_enable_empty_final_response",)  # the last response of ours never is empty
 MAX_JSON_BYTES: Final = 1 << 16
 
@@ -126,7 +135,7 @@ def _decoded(tensor: Tensor) -> list[Any]:
     size = tensor.array.size
     if size > MAX_ELEMENTS:
         raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; it may have {MAX_ELEMENTS}")
-    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     values = [value for piece in in_pieces(array.ravel()) for value in piece.tolist()]
     if tensor.datatype != "BYTES":
         return values

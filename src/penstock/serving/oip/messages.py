@@ -18,11 +18,11 @@ from penstock.serving.oip.tensor_codec import (
     frozen,
     in_pieces,
     raw_array,
-    raw_of,
     wrong,
 )
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import encode_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,7 +139,7 @@ def message_of(response: InferResponse, model: str, request_id: str) -> pb.Model
     found = pb.ModelInferResponse(model_name=model, model_version=response.version, id=request_id)
     for one in response.outputs:
         found.outputs.add(name=one.name, datatype=one.datatype, shape=one.array.shape)
-        found.raw_output_contents.append(raw_of(one.datatype, one.array))
+        found.raw_output_contents.append(encode_array(one.datatype, one.array))
     for name, value in response.parameters.items():
         set_parameter(found, name, value)
     return found

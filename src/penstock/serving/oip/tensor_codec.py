@@ -9,18 +9,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from penstock.config import show
 from penstock.json_schema import MisfitError
 from penstock.tensors import DTYPES
+from penstock.tensors.codec import bytes_array, decode_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "MAX_DIMS", "MAX_ELEMENTS", "MAX_NAME_CHARS", "MAX_TENSORS", "What", "as_float32", "bfloat16_of", "byte_array",
-    "check_head", "check_id", "check_new", "frozen", "in_pieces", "raw_array", "raw_of", "wrong",
+    "MAX_DIMS", "MAX_ELEMENTS", "MAX_NAME_CHARS", "MAX_TENSORS", "What", "byte_array",
+    "check_head", "check_id", "check_new", "frozen", "in_pieces", "raw_array", "wrong",
 ]  # fmt: skip
 
 MAX_TENSORS: Final = 64
@@ -88,41 +87,21 @@ def check_head(name: str, datatype: str, shape: Sequence[int]) -> int:
 
 def raw_array(name: str, datatype: str, shape: Sequence[int], raw: memoryview | bytes) -> NDArray[Any]:
     """The array over bytes in row-major order, the lowest first; it shares their memory, but for BYTES."""
-    count, kind = check_head(name, datatype, shape), DTYPES[datatype]
+    count = check_head(name, datatype, shape)
+    try:
+        array = decode_array(datatype, shape, count, raw)
+    except ValueError as error:
+        raise wrong(name, f"the input {show(name)} {error}") from None
     if datatype == "BYTES":
-        return byte_array(_byte_elements(bytes(raw), name, count), shape)
-    if len(raw) != count * kind.itemsize:
-        raise wrong(
-            name,
-            f"the input {show(name)} has {show(count * kind.itemsize)} bytes by its shape and datatype, "
-            f"but {len(raw)} came",
-        )
+        return frozen(array)
     if datatype == "BOOL" and bytes(raw).translate(None, b"\0\1"):
         raise wrong(name, f"the input {show(name)} is BOOL: its bytes must be 0 or 1")
-    return np.frombuffer(raw, kind).reshape(tuple(shape))
-
-
-def _byte_elements(raw: bytes, name: str, count: int) -> list[bytes]:
-    """Each element is its length in four bytes, the lowest first, then so many bytes."""
-    found, at, most = [], 0, len(raw)
-    if most < 4 * count:
-        raise wrong(name, f"the input {show(name)} has {count} elements by its shape, but {most} bytes came")
-    for index in range(count):
-        begin = at + 4
-        at = begin + int.from_bytes(raw[at:begin], "little")
-        if begin > most or at > most:
-            raise wrong(name, f"the input {show(name)} ends inside of element {index} of {count}")
-        found.append(raw[begin:at])
-    if at != most:
-        raise wrong(name, f"the input {show(name)} has {most - at} bytes behind its {count} elements")
-    return found
+    return array
 
 
 def byte_array(elements: Sequence[bytes], shape: Sequence[int]) -> NDArray[Any]:
     """An array of BYTES, as many as ``shape`` has."""
-    array = np.empty(len(elements), DTYPES["BYTES"])
-    array[:] = elements
-    return frozen(array.reshape(tuple(shape)))
+    return frozen(bytes_array(elements, shape))
 
 
 def in_pieces(values: Any) -> Iterator[Any]:
@@ -134,23 +113,3 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """The array, which nobody may write to from now on."""
     array.flags.writeable = False
     return array
-
-
-def raw_of(datatype: str, array: NDArray[Any]) -> bytes:
-    """The bytes that ``raw_array`` reads."""
-    if datatype != "BYTES":
-        return array.astype(DTYPES[datatype], copy=False).tobytes()
-    return b"".join(part for one in array.ravel().tolist() for part in (len(one).to_bytes(4, "little"), one))
-
-
-def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """The numbers of BF16's bits."""
-    numbers: NDArray[np.float32] = (array.astype("<u4") << 16).view("<f4")
-    return numbers
-
-
-def bfloat16_of(array: NDArray[np.float32]) -> NDArray[Any]:
-    """BF16's bits of finite numbers, rounded to the nearest, to even where two are as near."""
-    bits = array.view("<u4")
-    rounded: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return rounded

@@ -11,7 +11,6 @@ from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.openai.logprobs import CHAT_LOGPROBS, ChatLogprobs
 from penstock.serving.request_parsing import (
-    beside_if,
     chat_ids,
     check_fits,
     cut,
@@ -20,6 +19,7 @@ from penstock.serving.request_parsing import (
     sampling_of,
     tokenizer_of,
 )
+from penstock.text.tokenizer_threads import call_isolated
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, Delta
@@ -97,7 +97,7 @@ async def chat(call: Call) -> Reply | None:
         return True
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await beside_if(slow, keep, i, answer, delta)
+        await call_isolated(slow, keep, i, answer, delta)
 
     await run.run([ids], take, keep if slow is None else None)
     choices = [
@@ -170,7 +170,7 @@ async def _stream(
         return out.encode()
 
     async def take(_: int, answer: Answer, delta: Delta) -> None:
-        await events.write(await beside_if(slow, event, delta))
+        await events.write(await call_isolated(slow, event, delta))
 
     def take_now(_: int, answer: Answer, delta: Delta) -> bool:
         return events.write_now(lambda: event(delta))

@@ -11,8 +11,6 @@ from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.openai.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
 from penstock.serving.request_parsing import (
-    beside,
-    beside_if,
     check_count,
     isolated_tokenizer,
     options_of,
@@ -20,9 +18,10 @@ from penstock.serving.request_parsing import (
     sampling_of,
     tokenizer_of,
 )
+from penstock.text.tokenizer_threads import call_isolated, call_tokenizer
 
 if TYPE_CHECKING:
-    from penstock.engine.request import TokenLogprobs
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.llm.backend import Answer, Backend, Delta
     from penstock.text.tokenizer import Tokenizer
 
@@ -136,7 +135,7 @@ async def complete(call: Call) -> Reply | None:
         return True
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await beside_if(slow, keep, i, answer, delta)
+        await call_isolated(slow, keep, i, answer, delta)
 
     await run.run(prompts, take, keep if slow is None else None)
     return _whole(head, [text.choice(index) for index, text in texts.items()], run)
@@ -144,7 +143,7 @@ async def complete(call: Call) -> Reply | None:
 
 async def _text_of(backend: Backend, ids: list[int]) -> str:
     tokenizer = tokenizer_of(backend)
-    text: str = await beside(tokenizer, len(ids), tokenizer.decode, ids)
+    text: str = await call_tokenizer(tokenizer, len(ids), tokenizer.decode, ids)
     return text
 
 
@@ -194,7 +193,7 @@ async def _echo_alone(
             score = await backend.score(ids, num_top, options, request_id=call.request_id)
             tokenizer = tokenizer_of(backend)
             listed = TextLogprobs(tokenizer, len(echo or ""))
-            found = await beside(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
+            found = await call_tokenizer(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
         choices.append({"index": index, "text": echo, "logprobs": found, "finish_reason": "length"})
     return json_reply({**head, "choices": choices, "usage": usage(sum(map(len, prompts)), 0, 0)})
 
@@ -228,7 +227,7 @@ async def _stream(
         return (begin + choice + end).encode()
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await events.write(await beside_if(slow, event, i, answer, delta))
+        await events.write(await call_isolated(slow, event, i, answer, delta))
 
     def take_now(i: int, answer: Answer, delta: Delta) -> bool:
         return events.write_now(lambda: event(i, answer, delta))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.json_schema import Entries, Items, Members, Number, Text, Whole, optional
 
 if TYPE_CHECKING:
-    from penstock.engine.request import TokenLogprobs
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["CHAT_LOGPROBS", "TEXT_LOGPROBS", "ChatLogprobs", "TextLogprobs", "joined"]

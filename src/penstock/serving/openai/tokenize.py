@@ -8,7 +8,8 @@ from penstock.api_errors import RefusalError
 from penstock.json_schema import Items, Members, Text, Whole, optional
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.generation import refuse_together
-from penstock.serving.request_parsing import beside, chat_ids, text_ids, tokenizer_of
+from penstock.serving.request_parsing import chat_ids, text_ids, tokenizer_of
+from penstock.text.tokenizer_threads import call_tokenizer
 
 __all__ = ["DETOKENIZE_ANSWER", "TOKENIZE_ANSWER", "detokenize", "tokenize"]
 
@@ -45,7 +46,7 @@ async def tokenize(call: Call) -> Reply:
         ids = await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True))
     strings: Any = None
     if body.get("return_token_strs", False):
-        strings = await beside(
+        strings = await call_tokenizer(
             tokenizer, len(ids), lambda: [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         )
     return json_reply({"count": len(ids), "max_model_len": backend.card.max_len, "tokens": ids, "token_strs": strings})
@@ -58,5 +59,5 @@ async def detokenize(call: Call) -> Reply:
         message = f"tokens holds token id {max(ids)}, but the model has {backend.card.vocab_size}"
         raise RefusalError(400, message, param="tokens", code="invalid_value")
     tokenizer = tokenizer_of(backend)
-    text: str = await beside(tokenizer, len(ids), tokenizer.decode, ids, skip_special_tokens=False)
+    text: str = await call_tokenizer(tokenizer, len(ids), tokenizer.decode, ids, skip_special_tokens=False)
     return json_reply({"prompt": text})
