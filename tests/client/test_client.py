@@ -1,4 +1,4 @@
-"""penstock.Client and AsyncClient: the service's answers, streams that end when they are left, tries worth it."""
+"""penstock.Client and AsyncClient over HTTP: routes, streams, cancellation, retries, bounds."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def text():
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Tries come at once; how long the pauses would be is a test of its own."""
+    """Retry at once; another test checks the length of pauses."""
     monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.0)
 
 
 class Script:
-    """A server that answers each request with the next line of a script; b"" hangs up without a word."""
+    """A server that answers each request with the next line of a script; b"" closes the connection."""
 
     def __init__(self, *answers: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def script():
         one.close()
 
 
-def test_all_routes(demo, text):
+def test_client_calls_every_route(demo, text):
     with Client(demo.url) as client:
         assert [one["id"] for one in client.models()] == ["demo"]
         assert client.model("demo")["scheme"] == client.models()[0]["scheme"]
@@ -108,7 +108,7 @@ def test_all_routes(demo, text):
         assert num_connections(demo) == 1
 
 
-def test_all_routes_for_asyncio(demo, serve, text):
+def test_async_client_calls_every_route(demo, serve, text):
     fake = serve("fake")
 
     async def main() -> None:
@@ -154,12 +154,12 @@ def test_leaving_a_stream_ends_its_request(serve):
     until(lambda: is_idle(service) and num_connections(service) == 0)
 
 
-def test_refusals_say_what_and_where(serve, tmp_path):
+def test_errors_have_status_code_and_param(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     keys.chmod(0o600)
     service = serve(settings=GatewaySettings(keys_file=keys))
-    with Client(service.url) as client, pytest.raises(ServiceError, match="API key") as caught:
+    with Client(service.url) as client, pytest.raises(ServiceError) as caught:
         client.models()
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
     with Client(service.url, api_key=KEY) as client:
@@ -167,12 +167,13 @@ def test_refusals_say_what_and_where(serve, tmp_path):
             client.complete("x", temperature=-1)
         assert (caught.value.status, caught.value.param) == (400, "temperature")
         assert caught.value.request_id
-        with pytest.raises(ServiceError, match="is over"):
+        with pytest.raises(ServiceError) as caught:
             list(client.stream_complete(**ENDLESS | {"max_tokens": 100, "timeout": 0.001}))
+        assert caught.value.code == "deadline_exceeded"
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
-def test_what_may_pass_is_tried_again(script, status):
+def test_retriable_statuses_are_retried(script, status):
     server = script(BUSY % status, BUSY % status, OK)
     with Client(server.url) as client:
         assert client.models() == []
@@ -184,14 +185,14 @@ def test_what_may_pass_is_tried_again(script, status):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 500, 504])
-def test_what_will_not_pass_is_not_tried_again(script, status):
+def test_other_statuses_are_not_retried(script, status):
     server = script(BUSY % status, OK)
     with Client(server.url) as client, pytest.raises(ServiceError) as caught:
         client.models()
     assert (caught.value.status, server.num_asked) == (status, 1)
 
 
-def test_a_connection_that_breaks_before_anything_came_is_tried_again(script):
+def test_connection_lost_before_response_is_retried(script):
     server = script(b"", OK, b"", OK)
     with Client(server.url) as client:
         assert client.models() == []
@@ -204,7 +205,7 @@ def test_a_connection_that_breaks_before_anything_came_is_tried_again(script):
     assert server.num_asked == 4
 
 
-def test_a_stream_that_has_begun_is_never_tried_again(script):
+def test_stream_is_not_retried_after_its_first_event(script):
     server = script(STREAM, OK)
     with Client(server.url) as client:
         stream = client.stream_complete("x")
@@ -224,8 +225,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_streams_that_end_wrong_raise_for_both(script, end):
-    """The same errors from both clients, whatever of the stream had come."""
+def test_broken_streams_raise_in_both_clients(script, end):
     found = []
     server = script(ENDS[end], ENDS[end])
     server.hangs_up = True
@@ -246,7 +246,7 @@ def test_streams_that_end_wrong_raise_for_both(script, end):
     assert server.num_asked == 2
 
 
-def test_a_refusal_of_a_stream_is_tried_again_when_it_may_pass(script):
+def test_refused_stream_is_retried(script):
     whole = STREAM + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
     server = script(BUSY % 503, whole, BUSY % 429, whole)
 
@@ -261,7 +261,7 @@ def test_a_refusal_of_a_stream_is_tried_again_when_it_may_pass(script):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_takes_too_long_is_not_asked_again(stream):
+def test_timeout_is_not_retried(stream):
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
 
@@ -282,7 +282,7 @@ def test_what_takes_too_long_is_not_asked_again(stream):
             silent.accept()
 
 
-def test_a_kept_connection_that_was_closed_is_replaced(serve):
+def test_closed_keep_alive_connection_is_replaced(serve):
     service = serve()
     with Client(service.url, retries=0) as client:
         client.models()
@@ -355,7 +355,7 @@ def test_httpx_is_imported_with_the_first_request():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_pauses_grow_and_follow_the_service(monkeypatch):
+def test_pauses_grow_and_heed_retry_after(monkeypatch):
     from penstock.client.address import Address
     from penstock.client.retries import Retries
 
@@ -370,12 +370,12 @@ def test_pauses_grow_and_follow_the_service(monkeypatch):
 @pytest.mark.parametrize(
     "url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://u:p@x", "http://x?y"]
 )
-def test_addresses_that_are_none(url):
+def test_invalid_urls_are_refused(url):
     with pytest.raises(InvalidArgumentError, match="url"):
         Client(url)
 
 
-def test_nobody_there():
+def test_refused_connection_has_status_0():
     with closing(socket.socket()) as taken:  # nobody else gets the port meanwhile, and nobody listens
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ServiceError) as caught:
