@@ -32,7 +32,7 @@ def test_a_servable_that_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
         module.double(-batch)
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("mine", "dangling"):
@@ -42,7 +42,7 @@ def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("name", ["1a", "a.b", "a b", "../a", "", "a" * 129])
-def test_names_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_invalid_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["new", "servable", name, "--into", str(tmp_path)]) == 2
     assert "expected a letter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -74,7 +74,7 @@ class Gate:
         monkeypatch.setattr(pools, "start_stage_process", late)
 
 
-def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
+def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
     """It is noticed at once, and what comes then waits for the next one."""
 
     async def work() -> None:
@@ -96,7 +96,7 @@ def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Pat
     run(work)
 
 
-def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
+def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
     """Whose batch it was hears it before the next one is there."""
 
     async def work() -> None:
@@ -116,7 +116,7 @@ def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: P
     run(work)
 
 
-def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None:
+def test_replacement_dies_while_the_old_process_works(tmp_path: Path) -> None:
     """The next one is started at once, whatever the old one still has to do."""
 
     async def work() -> None:
@@ -138,7 +138,7 @@ def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -> None:
+def test_unread_batch_runs_in_another_process(tmp_path: Path, workers: int) -> None:
     """It was sent to a process that stood still, and died without a look at it."""
 
     async def work() -> None:
@@ -156,7 +156,7 @@ def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -
     run(work)
 
 
-def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tmp_path: Path) -> None:
+def test_request_after_an_idle_death_uses_the_other_process(tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(prepare(tmp_path, 2)) as servables:
             pool = pool_of(servables)
@@ -172,7 +172,7 @@ def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tm
     run(work)
 
 
-def test_who_is_left_of_a_batch_that_fails_is_answered(tmp_path: Path) -> None:
+def test_rest_of_a_failed_batch_is_answered(tmp_path: Path) -> None:
     """A batch of two, of which the one that makes it fail is cancelled meanwhile."""
 
     async def work() -> None:

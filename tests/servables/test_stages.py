@@ -121,7 +121,7 @@ def same(a, b) -> None:
         assert np.array_equal(a[name], b[name]), name
 
 
-def test_the_answer_is_what_the_functions_say(host: Host) -> None:
+def test_results_match_the_functions(host: Host) -> None:
     given = rows(1, 7)
     found = host.ask("numbers.all_of_it", **given)
     difference = given["x"] * 2 - given["y"]
@@ -168,7 +168,7 @@ def test_texts_and_bytes(host: Host) -> None:
     assert found["number"].tolist() == [7, 3]
 
 
-def test_requests_of_other_sizes_share_processes_and_no_batch(host: Host) -> None:
+def test_other_sizes_share_processes_but_no_batch(host: Host) -> None:
     several = [{"text": ["one"]}, {"text": ["one two"]}, {"text": ["1 2 3"]}, {"text": ["x y"]}]
     found = host.gather("numbers.text", *several)
     assert [one["words"].shape for one in found] == [(1, 1), (1, 2), (1, 3), (1, 2)]
@@ -177,13 +177,13 @@ def test_requests_of_other_sizes_share_processes_and_no_batch(host: Host) -> Non
         assert np.array_equal(answer["y"], given["x"] / 2)
 
 
-def test_instances_of_a_request_that_differ_in_shape_are_refused(host: Host) -> None:
+def test_instances_of_different_shapes_are_refused(host: Host) -> None:
     with pytest.raises(RefusalError, match="different shapes") as caught:
         host.ask("numbers.text", text=["one", "one two"])
     assert caught.value.status == 400
 
 
-def test_what_does_not_fit_is_refused_by_name(host: Host) -> None:
+def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
     good = rows(1, 2)
     wrong = {
         "y": ({"x": good["x"]}, "missing"),
@@ -212,7 +212,7 @@ ENDS = {1: (400, "invalid_input"), 2: (500, "stage_failed"), 3: (500, "stage_fai
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "together"])
-def test_a_fault_is_that_of_its_request_alone(host: Host, name: str) -> None:
+def test_failure_affects_only_its_request(host: Host, name: str) -> None:
     """Others of the same batch are answered; who is at fault is told the stage, and no secret."""
     stage = "each" if name == "one_by_one" else "whole"
     for wrong, (status, code) in ENDS.items():
@@ -234,7 +234,7 @@ def test_a_fault_is_that_of_its_request_alone(host: Host, name: str) -> None:
     assert statistics.num_success >= 11 * len(ENDS)
 
 
-def test_a_batch_of_which_nothing_came_is_not_counted(host: Host) -> None:
+def test_failed_batch_is_not_counted(host: Host) -> None:
     statistics = host.servables.find("faults.one_by_one").statistics
     before = statistics.num_executions
     with pytest.raises(RefusalError):

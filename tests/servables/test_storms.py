@@ -30,7 +30,7 @@ REFUSALS = {
 """What who asks for a version may be told by design, in these words alone: nothing else ends a request."""
 
 
-def test_switches_under_traffic_fail_nobody(tmp_path: Path) -> None:
+def test_switches_under_traffic_fail_no_request(tmp_path: Path) -> None:
     """No request fails, none is answered by two versions, and nobody sees an older one after a newer one."""
     folder = write(tmp_path / "root", "one", TWICE)
     seen: list[Counter[int]] = [Counter() for _ in range(4)]
