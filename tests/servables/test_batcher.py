@@ -1,4 +1,4 @@
-"""The batcher under a clock of the test's own: what goes together, when, in which order, and that nothing is lost."""
+"""The batcher with a simulated clock: which requests share batches, when and in which order; nothing is lost."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_lower_priorities_first_and_splits_keep_place() -> None:
 
 
 def test_low_priority_does_not_starve() -> None:
-    """With w instances before it, it begins within OLDEST_EVERY * (w + 1) batches, whatever comes after it."""
+    """With w instances before it, a request starts within OLDEST_EVERY * (w + 1) batches."""
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2))
     batcher.add("before", 3, 0.0, priority=9)
     batcher.add("patient", 1, 0.0, priority=9)
@@ -238,7 +238,7 @@ def test_invalid_rules_are_refused(fields: dict[str, Any], message: str) -> None
 
 
 def test_finished_requests_leave_no_memory() -> None:
-    """Nothing is kept of requests that were cancelled while others, of a higher priority, go on and on."""
+    """Cancelled requests leave no memory while others of a higher priority keep arriving."""
     batcher: Batcher[int] = Batcher(BatchRules(max_size=1, max_delay_s=1.0))
     batcher.add(-1, 1, 0.0)
     for number in range(5000):
@@ -251,7 +251,7 @@ def test_finished_requests_leave_no_memory() -> None:
 
 
 def _held(value: Any) -> int:
-    """Elements of all containers that an object holds, itself and what they lead to."""
+    """Count the elements of all containers that are reachable from an object."""
     seen: set[int] = set()
     todo, found = [value], 0
     while todo:

@@ -1,4 +1,4 @@
-"""Processes that die by no batch's fault: idle, stopped, or while another one is to take their place."""
+"""Processes that die without a batch at fault: idle, stopped, or while their replacement starts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def answer(task: asyncio.Task[Any]) -> list[float]:
 
 
 class Gate:
-    """Holds up the processes that are to be started."""
+    """Delays the start of processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached, self.gate, launch = False, asyncio.Event(), pools.start_stage_process
@@ -75,7 +75,7 @@ class Gate:
 
 
 def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
-    """It is noticed at once, and what comes then waits for the next one."""
+    """The death is noticed at once, and new requests wait for the next process."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -97,7 +97,7 @@ def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeyp
 
 
 def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
-    """Whose batch it was hears it before the next one is there."""
+    """The request of the batch fails before the next process starts."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -117,7 +117,7 @@ def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeyp
 
 
 def test_replacement_dies_while_the_old_process_works(tmp_path: Path) -> None:
-    """The next one is started at once, whatever the old one still has to do."""
+    """The next process starts at once, whatever the old one still has to do."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -139,7 +139,7 @@ def test_replacement_dies_while_the_old_process_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_unread_batch_runs_in_another_process(tmp_path: Path, workers: int) -> None:
-    """It was sent to a process that stood still, and died without a look at it."""
+    """The batch was sent to a stopped process, which died without reading it."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, workers)) as servables:
@@ -173,7 +173,7 @@ def test_request_after_an_idle_death_uses_the_other_process(tmp_path: Path) -> N
 
 
 def test_rest_of_a_failed_batch_is_answered(tmp_path: Path) -> None:
-    """A batch of two, of which the one that makes it fail is cancelled meanwhile."""
+    """In a batch of two requests, the one at fault is cancelled meanwhile."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path)) as servables:

@@ -1,4 +1,4 @@
-"""What servable.py may say: specs, stages, models, methods and settings, and errors that name what is wrong."""
+"""Declarations in servable.py: specs, stages, models, methods and settings, and errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def digits() -> servable.Model:
 
 
 def test_a_method_becomes_units_and_steps() -> None:
-    """Stages in a row with equal rules are one trip; a model lies between."""
+    """Consecutive stages with equal rules form one unit; a model separates them."""
     with collect_declarations() as declared:
         model = digits()
 

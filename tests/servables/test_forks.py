@@ -1,4 +1,4 @@
-"""Stages that fork, or write where only their process may: no other request gets a wrong answer, none waits in vain."""
+"""Stages that fork or write to the stream: no other request gets a wrong result, and none waits forever."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_stray_bytes_in_a_frame_are_detected(tmp_path: Path) -> None:
 
 
 def test_a_result_names_its_batch(hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary takes no result by its place in the stream."""
+    """The primary does not match results by their order in the stream."""
     host = hosts("pass")
     heard = StageProcess._on_message
     messages: list[pb.FromStage] = []

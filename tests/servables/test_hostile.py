@@ -1,4 +1,4 @@
-"""ServableRepository that misbehave in other ways than by what they raise: others are answered, and nothing is left."""
+"""Servables that misbehave without raising: other requests are answered, and no resources leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a servable goes at once: bytes of a batch, open requests of a method, prompts of a language model."""
+"""Limits of a servable: bytes of a batch, open requests of a method, prompts of a language model."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_bytes_of_shared_batches_are_limited(host: Host) -> None:
 
 
 def test_open_requests_of_a_method_are_limited(tmp_path: Path) -> None:
-    """The third is refused at once, the two that came before are answered, and then there is room again."""
+    """The third request is refused at once, the first two are answered, and then there is room again."""
     write(tmp_path, "slow", WAITING)
     gate = tmp_path / "gate"
 
@@ -194,7 +194,7 @@ def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
 
 
 def test_open_prompts_are_refused_when_a_version_stops(tmp_path: Path) -> None:
-    """Whoever waits for a language model hears of it when the time to drain is over, and does not wait on."""
+    """Requests that wait for a language model are refused when the drain times out."""
     write(tmp_path, "it", ASKING)
 
     async def work() -> None:

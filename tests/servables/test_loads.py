@@ -1,4 +1,4 @@
-"""Loads of servables are done whole or not at all: when one fails, who asked goes, or the service ends meanwhile."""
+"""Loads take effect completely or not at all: when one fails, its client disconnects, or the service stops."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def says(folder: Path, settings: str) -> None:
 
 
 def test_failed_load_changes_nothing(tmp_path: Path) -> None:
-    """Versions, labels, what was asked for and processes are those from before, though one new version was sound."""
+    """Versions, labels, requested options and processes stay, although one new version loaded."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
     async def work() -> None:
@@ -91,7 +91,7 @@ def test_failed_load_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_new_files_of_some_versions_fail(tmp_path: Path) -> None:
-    """The old files of all of them go on, in the processes that they had."""
+    """All versions keep running their old files, in the same processes."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
     async def work() -> None:
@@ -272,7 +272,7 @@ def test_service_stops_while_a_load_is_undone(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_stop_ends_a_drain(tmp_path: Path) -> None:
-    """Though a request goes on, whatever holds it."""
+    """Even while a request keeps running."""
     write(tmp_path, "one", TEXT)
 
     async def work() -> None:
@@ -314,7 +314,7 @@ def test_a_stop_ends_versions_that_are_drained(tmp_path: Path) -> None:
 
 
 def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path) -> None:
-    """Whoever ends it is cancelled while it takes its time to end."""
+    """The caller of stop is cancelled while the process takes long to exit."""
     thread = "\n    threading.Thread(target=time.sleep, args=(10000,)).start()\n"
     folder = write(tmp_path, "one", TEXT + thread)
     script = folder / "servable.py"

@@ -1,4 +1,4 @@
-"""What the log says of servables: whose request a stage failed on, what is no version, and why a load takes so long."""
+"""The log of servables: the request of a failed stage, invalid versions, and slow loads."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ ENDS = {
 
 @pytest.mark.parametrize("text", ENDS)
 def test_script_that_exits_cannot_be_loaded(tmp_path: Path, text: str) -> None:
-    """As one that raises: to load it again helps nobody."""
+    """It fails like a script that raises: loading it again would not help."""
     write(tmp_path, "one", f"\n{text}")
 
     async def work() -> None:
@@ -169,7 +169,7 @@ def test_script_that_exits_cannot_be_loaded(tmp_path: Path, text: str) -> None:
 
 
 def test_process_killed_while_loading_is_retriable(tmp_path: Path) -> None:
-    """As where memory is short."""
+    """For example by the kernel when memory is short."""
     write(tmp_path, "one", f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
 
     async def work() -> None:
@@ -243,7 +243,7 @@ def test_reason_of_a_failed_load_is_logged(tmp_path: Path, caplog, capfd, text: 
 
 
 def test_errors_outside_the_file_keep_their_traceback() -> None:
-    """A bug of ours has nothing but our own frames."""
+    """A bug in Penstock shows only frames of Penstock."""
     with pytest.raises(InvalidArgumentError) as error:
         parse_spec("FP9[]", "y")
     assert __file__ in format_trace(error.value, "servable.py", "stage_worker.py")

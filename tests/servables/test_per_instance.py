@@ -1,4 +1,4 @@
-"""``per_instance_errors``: instances that fail are told one by one, and the others of their request are answered."""
+"""``per_instance_errors``: failed instances are listed, and the others of their request are answered."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ CROWD = """
 
 
 def test_instances_of_several_requests_wait_for_room(tmp_path: Path) -> None:
-    """More of them than may wait: none is refused for that, and their time ends all the same."""
+    """More instances than may wait: none is refused for that, and the deadline still applies."""
     write(tmp_path / "root", "crowd", CROWD.format(folder=str(tmp_path)))
 
     async def work() -> None:
@@ -285,7 +285,7 @@ def test_cancelling_ends_all_of_it(tmp_path: Path) -> None:
 
 
 def test_over_http_and_grpc(tmp_path: Path) -> None:
-    """By our client and by Triton's; without the parameter the request fails whole."""
+    """With Penstock's client and Triton's; without the parameter the whole request fails."""
     write(tmp_path / "root", "faults", FAULTS)
     x = np.array([20, 1, 30], np.float32)
     before = children()

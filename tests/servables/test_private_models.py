@@ -1,4 +1,4 @@
-"""Language models that servables ask for by name: not served, served, and served no more."""
+"""Language models that servables use by name: not served, served, and unloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a stage raises or returns ends in an answer, and its process goes on."""
+"""Anything that a stage raises or returns ends in a response, and its process keeps running."""
 
 from __future__ import annotations
 

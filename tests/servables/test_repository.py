@@ -1,4 +1,4 @@
-"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; what ran before is kept when that fails."""
+"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; failures keep what ran before."""
 
 from __future__ import annotations
 
@@ -122,9 +122,7 @@ BROKEN = {
         ({"versions": 5}, 'versions: expected a string like "latest:2", "all" or "1,3", got 5'),
     ],
 )
-def test_invalid_load_options_are_named(
-    tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_invalid_load_options_are_named(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     (write(tmp_path, "one", VERSION) / "2").write_text("")
 
     async def work() -> RefusalError:
@@ -139,7 +137,7 @@ def test_invalid_load_options_are_named(
 
 
 def test_missing_version_is_named_with_its_servable(tmp_path: Path) -> None:
-    """In the words that language models have for it."""
+    """The message is the same as for language models."""
     write(tmp_path, "one", VERSION)
 
     async def work() -> RefusalError:
@@ -154,7 +152,7 @@ def test_missing_version_is_named_with_its_servable(tmp_path: Path) -> None:
 
 
 def test_removed_servable_cannot_be_loaded(tmp_path: Path) -> None:
-    """No such servable is another error: this one is served on."""
+    """The error differs from that of an unknown servable: this one is still served."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:
@@ -218,7 +216,7 @@ def test_options_that_a_load_omits_stay(tmp_path: Path) -> None:
 
 
 def test_failed_load_keeps_the_old_version(tmp_path: Path) -> None:
-    """Whatever the new file does, the old version answers, and the reason is in the index."""
+    """The old version keeps answering, and the index has the reason."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""``penstock serve FOLDER``: servables beside language models, over the doors, watched, and ended with the service."""
+"""``penstock serve FOLDER``: servables beside language models, over HTTP and gRPC, stopped with the service."""
 
 from __future__ import annotations
 

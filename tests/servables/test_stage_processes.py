@@ -1,4 +1,4 @@
-"""Stage processes while they are at work: cancelled, given up, too large, ended with all that they started."""
+"""Busy stage processes: cancelled, timed out, too large, ended with everything that they started."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ ORDER = """
 
 
 def test_lower_priorities_go_first_and_a_full_queue_refuses(tmp_path) -> None:
-    """Three may wait: a fourth hears it at once, and is counted."""
+    """Three may wait; a fourth is refused at once and counted."""
     write(tmp_path / "root", "order", ORDER.format(folder=str(tmp_path)))
     host = Host(tmp_path / "root")
     method = host.servables.find("order")
@@ -155,7 +155,7 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
 
 
 def test_far_too_large_process_ends_without_replacement(gated, monkeypatch, caplog) -> None:
-    """Who asks then is told so, as when processes die, and does not wait; later one can be had again."""
+    """Requests are refused at once, as when processes die, until a process starts again."""
     host = gated(limit=400)
     launch = pool.start_stage_process
 

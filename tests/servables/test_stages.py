@@ -1,4 +1,4 @@
-"""Python stages in their processes: right answers alone and together, and every fault contained, named and survived."""
+"""Python stages in their processes: correct results alone and in batches; every failure is contained and named."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_batch_matches_single(host: Host) -> None:
 
 
 def test_split_matches_single(host: Host) -> None:
-    """A request of many batches is its instances."""
+    """The results of a request in many batches are those of its instances."""
     given = rows(3, 41)
     found = host.ask("numbers.all_of_it", **given)
     for index in range(41):
@@ -213,7 +213,7 @@ ENDS = {1: (400, "invalid_input"), 2: (500, "stage_failed"), 3: (500, "stage_fai
 
 @pytest.mark.parametrize("name", ["one_by_one", "together"])
 def test_failure_affects_only_its_request(host: Host, name: str) -> None:
-    """Others of the same batch are answered; who is at fault is told the stage, and no secret."""
+    """Others in the batch are answered; the error names the stage, and contains no secret."""
     stage = "each" if name == "one_by_one" else "whole"
     for wrong, (status, code) in ENDS.items():
         several = [{"x": np.array([20.0 + one, 30.0])} for one in range(12)]
@@ -246,7 +246,7 @@ def test_failed_batch_is_not_counted(host: Host) -> None:
 
 
 def test_bits_of_batches_of_one_request_fail_together(host: Host) -> None:
-    """The 30th of 40 instances: the whole request is refused, and says which."""
+    """The 30th of 40 instances fails: the whole request is refused, and the error names the instance."""
     given = np.arange(20.0, 60.0)
     given[30] = 1
     with pytest.raises(RefusalError, match="each, instance 30: one is not taken"):

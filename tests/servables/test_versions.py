@@ -1,4 +1,4 @@
-"""Folders of servables: what is taken, ignored and refused; policies, labels and the steps between versions."""
+"""Folders of servables: accepted, ignored and refused entries; policies, labels and the plan of a load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.servables.lifecycle.version_plan import LoadPlan, plan_load, resol
 
 
 def put(root: Path, *names: str) -> Path:
-    """Files with one byte; a name that ends with a slash is a folder."""
+    """Write files with one byte; a name that ends with a slash makes a folder."""
     for name in names:
         path = root / name
         if name.endswith("/"):
