@@ -1,4 +1,4 @@
-"""What the batcher of servables costs a request: entering it and taking the batches, in processor time.
+"""Measures the processor time per request of the batcher of servables: entering a request and taking batches.
 
 python benchmarks/batcher.py
 """

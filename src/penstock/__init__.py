@@ -1,6 +1,6 @@
 """Penstock: inference of language models.
 
-Names are loaded when they are first used: importing the package costs nothing and never loads PyTorch.
+Names are imported when they are first used.  Importing the package is cheap and never loads PyTorch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Configuration files: JSON read with limits, and typed reads that refuse.
+"""Untrusted configuration files: a JSON parser with limits, and typed reads of an object.
 
-A ``config.json`` comes from anywhere.  ``parse_json`` refuses what a careful writer never makes (duplicate
-keys, NaN, numbers that overflow, endless nesting), and ``ConfigReader`` refuses every value of the wrong type
-or range.  Every error names the file and the key, what was expected and what was found.
+``parse_json`` refuses duplicate keys, NaN, numbers that overflow and deep nesting.  ``ConfigReader`` refuses every
+value of the wrong type or range.  Every error names the file and the key, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ __all__ = [
 MAX_CONFIG_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 1 << 20
-"""Values in a JSON text, by its commas and brackets; parsing them takes up to 0.5 s."""
+"""Limit on the values of a JSON text, counted by commas and brackets; parsing so many takes up to 0.5 s."""
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 _SHOWN_CHARS = 80
 
 
 class _Required:
-    """Marks a key without a default."""
+    """The type of a sentinel: the key has no default."""
 
 
 _REQUIRED: Final = _Required()
 
 
 def show(value: object) -> str:
-    """``value`` as an error message shows it: printable ASCII, and short however long the value is."""
+    """Return ``value`` as an error message shows it: printable ASCII, cut to a limited length."""
     if isinstance(value, dict):
         return f"an object with {len(value)} keys"
     if isinstance(value, list) and len(value) > 8:
@@ -51,7 +50,7 @@ def show(value: object) -> str:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number that JSON knows")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite_float(text: str) -> float:
@@ -72,7 +71,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _whole_number(text: str) -> int:
+def _parse_int(text: str) -> int:
     return int(text)
 
 
@@ -83,13 +82,13 @@ _SHARING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_unique_keys,
     parse_constant=_refuse_constant,
     parse_float=_finite_float,
-    parse_int=_whole_number,  # Python code, between whose calls other threads may run
+    parse_int=_parse_int,  # a Python function: other threads may run between its calls
 )
 _LARGE: Final = 1 << 16
 
 
 def _check_tree(value: Any, file: str) -> None:
-    """Depth and text that has no UTF-8 form, without recursion."""
+    """Check the nesting depth, and that every string has a UTF-8 form, without recursion."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -103,7 +102,7 @@ def _check_tree(value: Any, file: str) -> None:
                 try:
                     item.encode()
                 except UnicodeEncodeError:
-                    raise InvalidFileError(f"{file}: the text {show(item)} holds half a surrogate pair") from None
+                    raise InvalidFileError(f"{file}: the string {show(item)} has half a surrogate pair") from None
         if not below:
             return
         level = below
@@ -120,11 +119,11 @@ def parse_json(
 ) -> Any:
     """Return the value of a JSON text of at most ``max_bytes`` and ``max_values``; ``file`` names it in errors.
 
-    With ``lets_threads_run`` a large text with many integers is parsed so that other threads run meanwhile, which takes
-    about twice as long.
+    With ``lets_threads_run`` other threads can run while a large text with many integers is parsed, which takes about
+    twice as long.
 
-    Raises InvalidFileError for text that is no UTF-8 or no JSON, repeated keys, NaN and infinity, numbers that
-    overflow, and nesting deeper than 64.
+    Raises InvalidFileError for text that is not UTF-8 or not JSON, for duplicate keys, NaN, infinity, numbers that
+    overflow a double, and more than 64 levels of nesting.
     """
     if len(data) > max_bytes:
         raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
@@ -136,9 +135,9 @@ def parse_json(
         value = (_SHARING_DECODER if lets_threads_run and len(raw) >= _LARGE else _DECODER).decode(raw.decode("utf-8"))
     except RecursionError:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
         raise InvalidFileError(f"{file}: not valid JSON: {show(str(error))[1:-1]}") from None
-    # Small texts need no look at each value: so few brackets nest no deeper, and UTF-8 holds no half of a pair itself.
+    # A text with few brackets cannot nest too deep, and valid UTF-8 has surrogates only as escapes: skip the check.
     if b"\\u" in raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH - 1:
         _check_tree(value, file)
     return value
@@ -147,7 +146,7 @@ def parse_json(
 def parse_object(
     data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """As ``parse_json``, for a text that must be one object."""
+    """Return the value of a JSON text that must be one object; other arguments and errors as ``parse_json``."""
     value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values)
     if not isinstance(value, dict):
         raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
@@ -156,10 +155,11 @@ def parse_object(
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions.  ``type`` is "default", "linear", "llama3" or "yarn"; other fields as transformers names them.
+    """The configuration of rotary positions, with transformers' field names.
 
-    ``rotary_dim`` is the number of leading dimensions of a head that rotate (even).  ``attention_factor`` scales
-    cos and sin and is always given (1.0 but for yarn).  Fields that the type does not use keep their defaults.
+    ``type`` is "default", "linear", "llama3" or "yarn".  ``rotary_dim`` is the number of leading dimensions of a head
+    that rotate (even).  ``attention_factor`` scales cos and sin; it is 1.0 except for yarn.  Fields that the type does
+    not use keep their defaults.
     """
 
     theta: float
@@ -180,7 +180,7 @@ class ConfigReader:
 
     The methods are named after the types that they read, so the annotations in this class name ``builtins``.
 
-    ``file`` is what errors call it.  A read without a default refuses a missing key; null counts as missing.
+    ``file`` is the name in errors.  A read without a default refuses a missing key; null counts as missing.
     """
 
     def __init__(self, values: dict[str, Any], file: builtins.str = "config.json") -> None:
@@ -189,15 +189,15 @@ class ConfigReader:
 
     @classmethod
     def parse(cls, data: bytes | memoryview, file: builtins.str = "config.json") -> ConfigReader:
-        """A reader over the bytes of a JSON file; InvalidFileError when they are not one object."""
+        """Return a reader of the bytes of a JSON file; InvalidFileError when they are not one object."""
         return cls(parse_object(data, file), file)
 
     def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
-        """The error to raise when ``key`` holds something else than ``expected``."""
+        """Return the error to raise when the value of ``key`` is not as ``expected``."""
         return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}")
 
     def has(self, key: builtins.str) -> builtins.bool:
-        """Whether ``key`` is there and not null."""
+        """Return True if ``key`` exists and is not null."""
         return self.values.get(key) is not None
 
     def _get(self, key: builtins.str, default: object, expected: builtins.str) -> Any:
@@ -207,7 +207,7 @@ class ConfigReader:
         if isinstance(default, _Required):
             if key in self.values:
                 raise self.error(key, expected, None)
-            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, found no such key")
+            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, but the key is missing")
         return None
 
     def _read(
@@ -228,14 +228,14 @@ class ConfigReader:
         min: builtins.int = 1,
         max: builtins.int = MAX_INT,
     ) -> builtins.int:
-        """An integer in [min, max]; positive unless told."""
+        """Return an integer in [min, max]; by default it must be positive."""
         result: builtins.int = self._read(key, default, f"an integer from {min} to {max}", _integer_in(min, max))
         return result
 
     def optional_int(
         self, key: builtins.str, *, min: builtins.int = 1, max: builtins.int = MAX_INT
     ) -> builtins.int | None:
-        """As ``int``; None when the key is missing or null."""
+        """Return an integer as ``int`` does; None when the key is missing or null."""
         result: builtins.int | None = self._read(key, None, f"an integer from {min} to {max}", _integer_in(min, max))
         return result
 
@@ -247,18 +247,18 @@ class ConfigReader:
         min: builtins.float = 0.0,
         max: builtins.float = 1e30,
     ) -> builtins.float:
-        """A number in [min, max]; an integer counts, true and false do not."""
+        """Return a number in [min, max].  An integer is a number; true and false are not."""
         return builtins.float(self._read(key, default, f"a number from {min:g} to {max:g}", _number_in(min, max)))
 
     def optional_float(
         self, key: builtins.str, *, min: builtins.float = 0.0, max: builtins.float = 1e30
     ) -> builtins.float | None:
-        """As ``float``; None when the key is missing or null."""
+        """Return a number as ``float`` does; None when the key is missing or null."""
         value = self._read(key, None, f"a number from {min:g} to {max:g}", _number_in(min, max))
         return None if value is None else builtins.float(value)
 
     def bool(self, key: builtins.str, default: builtins.bool | _Required = _REQUIRED) -> builtins.bool:
-        """true or false."""
+        """Return true or false."""
         result: builtins.bool = self._read(
             key, default, "true or false", lambda value: isinstance(value, builtins.bool)
         )
@@ -267,21 +267,21 @@ class ConfigReader:
     def str(
         self, key: builtins.str, default: builtins.str | _Required = _REQUIRED, *, max_len: builtins.int = 4096
     ) -> builtins.str:
-        """A text of at most ``max_len`` characters."""
-        result: builtins.str = self._read(key, default, f"a text of at most {max_len} characters", _text_of(max_len))
+        """Return a string of at most ``max_len`` characters."""
+        result: builtins.str = self._read(key, default, f"a string of at most {max_len} characters", _text_of(max_len))
         return result
 
     def optional_str(self, key: builtins.str, *, max_len: builtins.int = 4096) -> builtins.str | None:
-        """As ``str``; None when the key is missing or null."""
+        """Return a string as ``str`` does; None when the key is missing or null."""
         result: builtins.str | None = self._read(
-            key, None, f"a text of at most {max_len} characters", _text_of(max_len)
+            key, None, f"a string of at most {max_len} characters", _text_of(max_len)
         )
         return result
 
     def one_of(
         self, key: builtins.str, choices: Iterable[builtins.str], default: builtins.str | _Required = _REQUIRED
     ) -> builtins.str:
-        """One of ``choices``; any other text is an UnsupportedError that lists them."""
+        """Return one of ``choices``; UnsupportedError lists them for any other string."""
         choices = tuple(choices)
         value = self.str(key, default)
         if value not in choices:
@@ -289,8 +289,8 @@ class ConfigReader:
         return value
 
     def text_list(self, key: builtins.str, *, max_items: builtins.int = 100_000) -> list[builtins.str] | None:
-        """A list of texts; None when the key is missing or null."""
-        value = self._get(key, None, "a list of texts")
+        """Return a list of strings; None when the key is missing or null."""
+        value = self._get(key, None, "a list of strings")
         if value is None:
             return None
         if (
@@ -298,24 +298,24 @@ class ConfigReader:
             or len(value) > max_items
             or not all(isinstance(item, builtins.str) for item in value)
         ):
-            raise self.error(key, f"a list of at most {max_items} texts", value)
+            raise self.error(key, f"a list of at most {max_items} strings", value)
         return list(value)
 
     def int_or_list(
         self, key: builtins.str, *, min: builtins.int = 0, max: builtins.int = MAX_INT
     ) -> tuple[builtins.int, ...]:
-        """One integer or a list of them, as eos_token_id is written; empty when missing or null."""
+        """Return one integer or a list of integers (such as eos_token_id) as a tuple; empty when missing or null."""
         value = self._get(key, None, "an integer or a list of integers")
         if value is None:
             return ()
         items = value if isinstance(value, list) else [value]
         accept = _integer_in(min, max)
         if len(items) > 1024 or not all(accept(item) for item in items):
-            raise self.error(key, f"an integer from {min} to {max}, or a list of them", value)
+            raise self.error(key, f"an integer from {min} to {max}, or a list of such integers", value)
         return tuple(items)
 
     def object(self, key: builtins.str) -> ConfigReader | None:
-        """A reader over the object under ``key``; None when the key is missing or null."""
+        """Return a reader of the object under ``key``; None when the key is missing or null."""
         value = self._get(key, None, "an object")
         if value is None:
             return None
@@ -324,9 +324,9 @@ class ConfigReader:
         return ConfigReader(value, f"{self.file}: {key}")
 
     def dtype(self) -> builtins.str:
-        """The checkpoint's element type from ``dtype`` or ``torch_dtype``: "f32", "f16" or "bf16".
+        """Return the checkpoint's element type from ``dtype`` or ``torch_dtype``: "f32", "f16" or "bf16".
 
-        "" when neither key is there, or it says "auto": then the tensors decide.
+        Returns "" when neither key exists or its value is "auto"; the tensors then determine the type.
         """
         key = "dtype" if self.has("dtype") else "torch_dtype"
         value = self.str(key, "auto").removeprefix("torch.")
@@ -338,9 +338,9 @@ class ConfigReader:
         return known[value]
 
     def quantization(self) -> ConfigReader | None:
-        """The ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
+        """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
 
-        Any other quantization_config is an UnsupportedError that says what to use instead.
+        Raises UnsupportedError, which names the alternative, for the quantization_config of another tool.
         """
         section = self.object("quantization_config")
         if section is None:
@@ -349,15 +349,15 @@ class ConfigReader:
         if method == "penstock":
             return section
         raise UnsupportedError(
-            f"{self.file}: quantization_config: quant_method {show(method)} is not supported; use the original "
-            "float32, float16 or bfloat16 checkpoint and quantize it with --scheme w8a8 or w4a8"
+            f"{self.file}: quantization_config: quant_method {show(method)} is not supported. Use the original "
+            "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8."
         )
 
     def rope(self, head_dim: builtins.int) -> RopeConfig:
-        """Rotary positions of heads of ``head_dim``, in the old style (rope_theta, rope_scaling) and the new
-        (rope_parameters).
+        """Return the rotary positions of heads of ``head_dim``.
 
-        UnsupportedError names a rope type other than default, linear, llama3 and yarn.
+        Reads the old keys (rope_theta, rope_scaling) and the new one (rope_parameters).  Raises UnsupportedError for a
+        rope type other than default, linear, llama3 and yarn.
         """
         section = _rope_section(self)
         theta = section.float("rope_theta", self.float("rope_theta", 10000.0, min=1.0), min=1.0)
@@ -412,7 +412,10 @@ _ROPE_KEYS: Final = frozenset(field.name for field in fields(RopeConfig)) | froz
 
 
 def _rope_section(reader: ConfigReader) -> ConfigReader:
-    """The object that holds the scaling, empty when there is none; one per layer type only if all are equal."""
+    """Return the object that holds the scaling, empty when there is none.
+
+    Objects per layer type are accepted only if they are equal.
+    """
     key = "rope_scaling" if reader.has("rope_scaling") else "rope_parameters"
     section = reader.object(key) or ConfigReader({}, f"{reader.file}: {key}")
     nested = [value for value in section.values.values() if isinstance(value, dict)]

@@ -13,7 +13,7 @@ from penstock.servables.api.declare import InputError, collect_declarations
 from penstock.servables.lifecycle.folder_scan import scan_folder
 
 
-def test_a_servable_that_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_new_servable_runs_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "servable", "my-own_1", "--into", str(tmp_path / "models")]) == 0
     assert "penstock serve" in capsys.readouterr().out
     found, refused = scan_folder(tmp_path / "models")
@@ -28,11 +28,11 @@ def test_a_servable_that_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert (list(declared.methods), list(declared.stages)) == (["predict"], ["double"])
     batch = np.ones((2, 4), np.float32)
     assert np.array_equal(module.double(batch), batch * 2)
-    with pytest.raises(InputError, match="negative"):
+    with pytest.raises(InputError, match="0 or more"):
         module.double(-batch)
 
 
-def test_existing_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("mine", "dangling"):
@@ -44,5 +44,5 @@ def test_existing_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("name", ["1a", "a.b", "a b", "../a", "", "a" * 129])
 def test_invalid_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["new", "servable", name, "--into", str(tmp_path)]) == 2
-    assert "expected a letter" in capsys.readouterr().err
+    assert "NAME must be a letter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -157,9 +157,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_served_is_said_in_a_line_and_nothing_is_left(
-    case: str, tmp_path: Path, penstock_command
-) -> None:
+def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path: Path, penstock_command) -> None:
     (tmp_path / "key").write_text("x\n")
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "temporary").mkdir()
@@ -231,7 +229,7 @@ def test_the_document_has_every_option_and_its_default() -> None:
     assert told == own
 
 
-def test_nothing_but_the_service_imports_grpc() -> None:
+def test_only_the_service_imports_grpc() -> None:
     script = (
         "import sys, penstock, penstock.cli.main as m\n"
         "m.make_parser()\n"
@@ -242,7 +240,7 @@ def test_nothing_but_the_service_imports_grpc() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_service_without_workers_from_elsewhere_and_without_its_port_needs_no_grpc() -> None:
+def test_a_service_without_a_grpc_port_does_not_import_grpc() -> None:
     script = "import sys, penstock.serving.service, penstock.serving.workers.worker; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -53,7 +53,7 @@ def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> No
 @pytest.mark.parametrize("way", ["bytes", "grpc"])
 def test_what_may_pass_is_tried_again(serve: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request may be open, and one is: the next is refused until that has ended."""
-    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.01)
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
     service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
     until(lambda: service.num_open == 1)

@@ -14,7 +14,7 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError
 
 
-def test_min_tokens_above_the_models_default_of_max_tokens_are_refused():
+def test_min_tokens_above_default_max_tokens_is_refused():
     defaults = ResolvedSampling(max_tokens=9)
     with pytest.raises(InvalidArgumentError, match=r"min_tokens must be at most max_tokens .*default, 9\), not 10"):
         ResolvedSampling.of(SamplingParams(min_tokens=10), defaults)
@@ -138,7 +138,7 @@ def test_what_a_request_runs_with_is_checked_by_name(field, value):
         ResolvedSampling(**{field: value})
 
 
-def test_what_a_request_runs_with_is_plain_and_bad_words_keep_their_order():
+def test_resolved_sampling_is_plain_and_keeps_word_order():
     plain = ResolvedSampling(7, 0.5, 3, logit_bias=((5, 1.0),), allowed_token_ids=(1, 2), bad_words=((3, 3), (4,)))
     same = ResolvedSampling(
         np.int64(7), np.float32(0.5), np.uint8(3), logit_bias=[(5, 1)], allowed_token_ids=np.array([1, 2]),

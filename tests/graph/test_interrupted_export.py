@@ -67,7 +67,7 @@ def test_errors_of_the_child_come_back_as_they_were(tmp_path: Path) -> None:
     with pytest.raises(FileAccessError, match="expected a file name"):
         build_in_child(folder, tmp_path / "gone" / "out.psm")
     (tmp_path / "net.py").write_text("raise RuntimeError('a mistake in the script')")
-    with pytest.raises(InternalError, match=r"(?s)ended with status 1.*a mistake in the script"):
+    with pytest.raises(InternalError, match=r"(?s)exited with status 1.*a mistake in the script"):
         build_in_child(write_checkpoint(tmp_path / "other"), tmp_path / "out.psm", network=f"{tmp_path}/net.py:Net")
     assert not list(tmp_path.glob(".*"))
 

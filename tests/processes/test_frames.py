@@ -1,4 +1,4 @@
-"""Messages over a socket: in order, whole, from any thread, bounded, and kept for a reader who is slow."""
+"""Messages over a socket: in order, complete, from any thread, bounded, and buffered for a slow reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step(key: int, text: str = "") -> pb.FromWorker:
     return pb.FromWorker(step=pb.Step(events=[pb.StepEvent(key=key, text=text)]))
 
 
-def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
+def test_messages_arrive_whole_and_in_order_in_any_pieces() -> None:
     async def main() -> None:
         here, there = socket.socketpair()
         stream = FrameStream(here, pb.FromWorker.FromString, MOST)
@@ -45,7 +45,7 @@ def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
         heard: list[pb.FromWorker] = []
         await asyncio.get_running_loop().sock_sendall(there, framed(step(4)))
         await until(lambda: stream._unread)
-        stream.listen(heard.append)  # what came before it listened, too
+        stream.listen(heard.append)  # including messages that arrived before
         await asyncio.get_running_loop().sock_sendall(there, framed(step(5)))
         await until(lambda: len(heard) == 2)
         assert heard == [step(4), step(5)]
@@ -53,20 +53,20 @@ def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
         await stream.ended.wait()
         assert stream.error is None
         assert await stream.read() is None
-        assert stream.send(step(6)) is False, "nobody is there: nothing happens"
+        assert stream.send(step(6)) is False, "the stream has ended: nothing happens"
         stream.close()
 
     asyncio.run(main())
 
 
-def test_threads_send_and_a_slow_reader_gets_everything_later() -> None:
+def test_threads_never_wait_for_a_slow_reader() -> None:
     async def main() -> None:
         here, there = socket.socketpair()
         one = FrameStream(here, pb.ToWorker.FromString, MOST)
         other = FrameStream(there, pb.FromWorker.FromString, MOST)
         room: list[bool] = []
         one.on_room = lambda: room.append(one.has_room)
-        asyncio.get_running_loop().remove_reader(there)  # it does not read
+        asyncio.get_running_loop().remove_reader(there)  # it does not read yet
         text, num_each = "x" * 20_000, 50
 
         def send(start: int) -> None:
@@ -76,7 +76,7 @@ def test_threads_send_and_a_slow_reader_gets_everything_later() -> None:
         threads = [threading.Thread(target=send, args=(1000 * i,)) for i in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:  # none of them waits for the reader
+        for thread in threads:  # no thread waits for the reader
             await asyncio.to_thread(thread.join)
         assert not one.has_room
         assert room == []
@@ -168,9 +168,9 @@ def test_a_handshake_that_never_ends_is_bounded(certificate) -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [(struct.pack("<I", 101) + b"x" * 8, InternalError), (struct.pack("<I", 4) + b"\xff" * 4, DecodeError)],
-    ids=["too long", "no message"],
+    ids=["too long", "invalid"],
 )
-def test_what_is_no_message_ends_the_stream(data: bytes, kind: type[Exception]) -> None:
+def test_an_invalid_message_ends_the_stream(data: bytes, kind: type[Exception]) -> None:
     async def main() -> None:
         here, there = socket.socketpair()
         stream = FrameStream(here, pb.FromWorker.FromString, 100)

@@ -14,7 +14,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.quant.matrix import joined, quantize_rows, stored_values
+from penstock.quant.matrix import concatenate_rows, quantize_rows, stored_values
 from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
 
 QUANTIZING = ("w8a16", "w8a8", "w4a16", "w4a8")
@@ -89,7 +89,7 @@ def test_refusals(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
     with pytest.raises(InvalidArgumentError, match="expected one of w8a16, w8a8, w4a16, w4a8, found 'f16'"):
         quantize_checkpoint(source, tmp_path / "out", "f16")
-    with pytest.raises(InvalidArgumentError, match="does not exist yet"):
+    with pytest.raises(InvalidArgumentError, match="already exists"):
         quantize_checkpoint(source, source, "w8a8")
     with pytest.raises(FileAccessError):
         quantize_checkpoint(source, tmp_path / "gone" / "out", "w8a8")
@@ -173,7 +173,7 @@ def test_rows_are_quantized_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) 
             pieces = list(quantize_rows(context, SCHEMES[name], matrix, "f32"))
             monkeypatch.undo()
             assert len(pieces) == 7
-            for part, expected in zip(joined(pieces), whole[0], strict=True):
+            for part, expected in zip(concatenate_rows(pieces), whole[0], strict=True):
                 assert (part is None) == (expected is None)
                 assert part is None or part.tobytes() == expected.tobytes()
 

@@ -92,7 +92,7 @@ def test_overwritten_weights_are_made_again(
         assert path.read_bytes() == expected
     assert len(builds) == 2
     (line,) = caplog.messages
-    assert f"the cached bundle of {folder} is damaged and made again" in line
+    assert f"the cached bundle of {folder} is damaged and is built again" in line
 
 
 @pytest.mark.parametrize("record", [b"[" * 100_000, b'{"num_bytes": ' + b"1" * 100_000 + b"}", b"x" * (1 << 21), b"[]"])

@@ -112,7 +112,7 @@ def test_a_program_makes_its_pages_before_they_are_used_and_gives_the_same_token
     prompts = [[i % 900 + 3 for i in range(start, start + 900)] for start in range(0, 4000, 1000)]
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     with LLM(DEMO, limits=limits, prefix_cache=False) as llm:
-        ahead = llm.engine.program._ahead
+        ahead = llm.engine.program._prefault
         expected = llm.generate(prompts[0], params).token_ids
         assert ahead._thread is None  # 30 pages are a quarter of a run
         results = llm.generate(prompts * 2, params)

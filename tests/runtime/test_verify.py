@@ -209,11 +209,11 @@ def test_records_are_bounded(copy: Path, cache_dir: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("value", ["sometimes", True, None, 1, []])
 def test_other_modes_are_refused(value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="verify must be one of once, always, never"):
+    with pytest.raises(InvalidArgumentError, match="verify: expected one of once, always, never"):
         LLM(DEMO, verify=value)
     assert VERIFY_MODES == ("once", "always", "never")
 
 
 def test_eager_mode_has_no_checksums() -> None:
-    with pytest.raises(UnsupportedError, match="only a bundle has checksums"):
+    with pytest.raises(UnsupportedError, match="verify: expected a bundle"):
         LLM(FOLDER, mode="eager", verify="always")

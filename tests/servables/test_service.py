@@ -185,7 +185,7 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
         for name in ("one", "one.more"):
             status, answer = call(tmp_path / "admin", "POST", "/admin/models/load", {"path": str(DEMO), "name": name})
             assert (status, answer["error"]["message"]) == (
-                400, f"the name '{name}' is taken by the servable one: choose another one"
+                400, f"the name '{name}' is taken by the servable one. Choose another one"
             )  # fmt: skip
         assert ask(url, "/health/ready") == {"status": "ok"}
         line = said.partition("try: ")[2]

@@ -23,7 +23,6 @@ SHOWN = {
     "checkpoint/folder.py",
     "llm/local_backend.py",
     "logs.py",
-    "offline/batch_completions.py",
     "quant/folder.py",
     "runtime/cache.py",
     "runtime/verify.py",

@@ -147,7 +147,7 @@ def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch) -> None:
             ]
             for ask, expected in kinds:
                 assert not await left_by(ask, expected, backend)
-            (link,) = backend._links
+            (link,) = backend._connections
             most, link.max_open = link.max_open, -1  # as full as can be
             assert not await left_by(clients.http, b"429", backend)
             assert not await left_by(clients.grpc, "RESOURCE_EXHAUSTED", backend)

@@ -1,4 +1,4 @@
-"""``penstock serve ARGS`` for which no time is up, on a machine that stands still: ``patient_service.py ARGS``."""
+"""``penstock serve`` with very long timeouts, for stalled machines: ``patient_service.py ARGS``."""
 
 from __future__ import annotations
 

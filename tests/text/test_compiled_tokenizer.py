@@ -1,4 +1,4 @@
-"""The tokenizer that rides compiled in a bundle answers as the library does, which then is not even opened."""
+"""The compiled tokenizer of a bundle returns what the library returns, and the library is not opened."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_compiled_matches_library(kind: str) -> None:
     for token in range(720):
         assert compiled.decode([token]) == library.decode([token])
         assert compiled.is_special(token) == library.is_special(token)
-        if library._backend.is_byte_level:  # else the library knows the tokens of bytes by their names alone
+        if library._backend.is_byte_level:  # else the library knows byte tokens only by their names
             assert compiled.token_bytes(token) == library.token_bytes(token)
     assert compiled.longest_token >= max(map(len, KINDS[kind]().get_vocab(with_added_tokens=False)))
     assert compiled.token_id("a") == library.token_id("a")

@@ -25,6 +25,7 @@
 #include "simd/avx512.h"
 
 #include "base/build.h"
+#include "base/tiles.h"
 #include "simd/elementary.h"
 #include "rows/norms.h"
 #include "rows/activation.h"
@@ -164,7 +165,7 @@ __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Int
     if (s < pairs)
       PS_UNROLL for (int t = 0; t < N; ++t) {
         put_on_lines(w[t], ahead, ready[s % kSteps][t]);
-        w[t] += kI4Pair;
+        w[t] += kPairBytes;
       }
     if (s < kEarly) continue;
     const uint8_t* const at[2] = {ready[(s - kEarly) % kSteps][0], ready[(s - kEarly) % kSteps][N - 1]};
@@ -270,9 +271,9 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
 void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
   if (a.m * a.qx.planes <= (four ? 1 : kGroupRows)) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
-  const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64;
-  const Tiles tiles = four ? Tiles{kI4Header, kI4Header + pairs * kI4Pair, pairs * 16, true}
-                           : Tiles{kI8Header, kI8Header + steps * 64, steps, false};
+  const int64_t steps = num_i8_lines(a.weight.cols), pairs = num_pairs(a.weight.cols);
+  const Tiles tiles = four ? Tiles{kScaleBytes, i4_tile_bytes(a.weight.cols), pairs * 16, true}
+                           : Tiles{kScaleBytes, i8_tile_bytes(a.weight.cols), steps, false};
   linear_tiles<Integers>(a, tiles, a.qx.planes, begin, end);
 }
 
@@ -283,7 +284,7 @@ void quantize_rows_amx(const float* x, int64_t x_stride, int64_t cols, int64_t m
 
 int64_t linear_panel_bytes_amx(int32_t layout, int64_t cols, int64_t m, int32_t planes) {
   if (!is_int4(layout) || num_row_blocks(m, planes) <= 2) return 0;
-  const int64_t pairs = (cols + 63) / 64;
+  const int64_t pairs = num_pairs(cols);
   return pairs_at_once(pairs * 16, m * planes * pairs * 64) * pairs * 2 * kTileBytes;
 }
 

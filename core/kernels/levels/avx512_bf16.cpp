@@ -21,6 +21,7 @@
 #include "linear/store_lines.h"
 
 #include "base/build.h"
+#include "base/tiles.h"
 #include "simd/elementary.h"
 #include "rows/norms.h"
 #include "rows/quantize.h"

@@ -4,6 +4,7 @@
 #define PENSTOCK_KERNELS_LEVELS_TABLE_H
 
 #include "base/build.h"
+#include "base/tiles.h"
 #include "simd/elementary.h"
 #include "rows/norms.h"
 #include "rows/activation.h"

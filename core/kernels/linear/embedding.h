@@ -26,12 +26,12 @@ inline void int8_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
 inline void int4_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
   const float scale = ((const float*)tile)[lane];
   const uint8_t* pair = tile + kScaleBytes;
-  for (int64_t k = 0; k < cols; k += 32) {
-    const int half = int(k / 32 % 2), n = cols - k < 32 ? int(cols - k) : 32;
+  for (int64_t k = 0; k < cols; k += kGroupColumns) {
+    const int half = int(k / kGroupColumns % 2), n = cols - k < kGroupColumns ? int(cols - k) : kGroupColumns;
     const int step = pair[4 * lane + 2 * half], offset = pair[4 * lane + 2 * half + 1];
     const uint8_t* nibbles = pair + kParameterBytes + kGroupNibbleBytes * half + 4 * lane;
     for (int i = 0; i < n; ++i) {
-      const int byte = nibbles[i % 16 / 4 * 64 + i % 4];
+      const int byte = nibbles[i % 16 / kRowBytes * kLineBytes + i % kRowBytes];
       const int8_t v = int8_t(uint8_t(step * (i < 16 ? byte & 15 : byte >> 4) + offset));  // wraps: no undefined behaviour
       y[k + i] = float(v) * scale;
     }

@@ -10,7 +10,6 @@
 namespace ps {
 namespace {
 
-constexpr int kI8Header = 64, kI4Header = 64, kI4Pair = 576;  // bytes: before a tile's columns; of 64 columns
 // How far ahead a pass over weights asks for them: what memory delivers while it answers, and more, as few rows use a
 // line up sooner than it comes.
 constexpr int kI8PrefetchBytes = 8192, kI4PrefetchBytes = 16384;
@@ -85,18 +84,18 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
   const int8_t* q = x.q;
   I16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w8_start(x.sums[i]);
-  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, q += 64 * M) {
+  for (int64_t s = 0; s < pairs; ++s, w += kPairBytes, q += kPairColumns * M) {
     const I16 params = i_load(w);
     prefetch(w + ahead);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       const W4Line line = w4_line(params, g, true);
       PS_UNROLL for (int j = 0; j < 4; ++j) {
-        const uint8_t* p = w + 64 + 256 * g + 64 * j;
+        const uint8_t* p = w + kParameterBytes + kGroupNibbleBytes * g + kLineBytes * j;
         prefetch(p + ahead);
         const I16 bytes = i_load(p);
         const W8 low = w8_ready(w4_low(bytes, line)), high = w8_ready(w4_high(bytes, line));
         PS_UNROLL for (int i = 0; i < M; ++i) {
-          const int8_t* const x4 = q + 64 * i + 32 * g + 4 * j;
+          const int8_t* const x4 = q + kPairColumns * i + kGroupColumns * g + kRowBytes * j;
           acc[i] = w8_dot(w8_dot(acc[i], low, x4), high, x4 + 16);
         }
       }
@@ -118,7 +117,7 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
   const int16_t* group_sums = x.group_sums;
   I16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = i_set(0);
-  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, q += 64 * M, group_sums += 2 * M) {
+  for (int64_t s = 0; s < pairs; ++s, w += kPairBytes, q += kPairColumns * M, group_sums += 2 * M) {
     const I16 params = i_load(w);
     ask_for_weights<M>(w + ahead);
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w4_offsets(acc[i], params, group_sums + 2 * i);
@@ -126,11 +125,11 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
       G16 sum[M];
       PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
       PS_UNROLL for (int j = 0; j < 4; ++j) {
-        const uint8_t* p = w + 64 + 256 * g + 64 * j;
+        const uint8_t* p = w + kParameterBytes + kGroupNibbleBytes * g + kLineBytes * j;
         ask_for_weights<M>(p + ahead);
         const W4 v = w4_load(p);
         PS_UNROLL for (int i = 0; i < M; ++i) {
-          const int8_t* const x4 = q + 64 * i + 32 * g + 4 * j;
+          const int8_t* const x4 = q + kPairColumns * i + kGroupColumns * g + kRowBytes * j;
           sum[i] = w4_dot(sum[i], v, x4, x4 + 16);
         }
       }
@@ -148,7 +147,7 @@ PS_INLINE void put_on_lines(const uint8_t* w, int64_t ahead, uint8_t* y) {
   PS_UNROLL for (int g = 0; g < 2; ++g, y += 512) {
     const W4Line line = w4_line(params, g, false);
     PS_UNROLL for (int j = 0; j < 4; ++j) {
-      const uint8_t* p = w + 64 + 256 * g + 64 * j;
+      const uint8_t* p = w + kParameterBytes + kGroupNibbleBytes * g + kLineBytes * j;
       prefetch(p + ahead);
       const I16 bytes = i_load(p);
       i_store(y + 64 * j, w4_low(bytes, line));
@@ -159,7 +158,7 @@ PS_INLINE void put_on_lines(const uint8_t* w, int64_t ahead, uint8_t* y) {
 
 // All columns of a tile: int8 [pairs * 16][16][4].
 __attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64_t ahead, uint8_t* panel) {
-  for (int64_t s = 0; s < pairs; ++s, w += kI4Pair, panel += 1024) put_on_lines(w, ahead, panel);
+  for (int64_t s = 0; s < pairs; ++s, w += kPairBytes, panel += 1024) put_on_lines(w, ahead, panel);
 }
 
 // One or two tiles of int8 for a block of rows: out [rows][n].
@@ -250,7 +249,7 @@ constexpr int kStreamTiles = 8;
 // Tiles [begin, end), few, of 4-bit weights against one block of rows, which waits for memory: a single run of addresses;
 // gated: those of the gate, then those of `up`.
 void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t pairs = (a.weight.cols + 63) / 64, tile_bytes = kI4Header + pairs * kI4Pair, half = a.weight.rows / 32;
+  const int64_t pairs = num_pairs(a.weight.cols), tile_bytes = i4_tile_bytes(a.weight.cols), half = a.weight.rows / 32;
   const int n = a.gated ? 2 : 1;
   const Activations x = {a.qx.q, a.qx.sums, a.qx.group_sums, a.m * a.qx.planes};
   const int64_t ahead = prefetch_distance(a, 2 * x.rows, kI4PrefetchBytes);
@@ -261,7 +260,7 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
       const uint8_t* const w = a.weight.data + (tile + t * half) * tile_bytes;
       scales[tile - begin][t] = f_load((const float*)w);
       StoreLines(a, 0, tile, a.m, 1).ask_all();
-      dot4_tile(w + kI4Header, x, pairs, ahead, one);
+      dot4_tile(w + kScaleBytes, x, pairs, ahead, one);
       for (int i = 0; i < x.rows; ++i) sums[tile - begin][n * i + t] = one[i];
     }
   for (int64_t tile = begin; tile < end; ++tile) {
@@ -275,8 +274,8 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
 // Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
 void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
-  const int64_t steps = (a.weight.cols + 3) / 4, pairs = (a.weight.cols + 63) / 64, stride = a.qx.stride;
-  const int64_t tile_bytes = four ? kI4Header + pairs * kI4Pair : kI8Header + steps * 64;
+  const int64_t steps = num_i8_lines(a.weight.cols), pairs = num_pairs(a.weight.cols), stride = a.qx.stride;
+  const int64_t tile_bytes = four ? i4_tile_bytes(a.weight.cols) : i8_tile_bytes(a.weight.cols);
   const int64_t blocks = num_int_blocks(a.weight.layout, a.m, a.qx.planes);
   const bool pairwise = kIntTiles == 2 && (four || a.m * a.qx.planes > kStreamRows);
   const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
@@ -293,7 +292,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       tiles[t] = a.weight.data + at * tile_bytes;
       scales[t] = f_load((const float*)tiles[t]);
       next[t] = tiles[t] + (a.gated ? 1 : n) * tile_bytes;
-      w[t] = tiles[t] + (four ? kI4Header : kI8Header);
+      w[t] = tiles[t] + kScaleBytes;
       if (panel) {
         uint8_t* const memory = a.panel + t * (pairs * 1024 + 64);  // not in the same banks
         fill_panel(w[t], pairs, prefetch_distance(a, 2, kI4PrefetchBytes), memory);
@@ -304,7 +303,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
     for (int64_t b = 0; b < blocks; ++b) {
       const RowBlock block = row_block(a.m, blocks, b);
       const int64_t first = block.first * a.qx.planes;
-      const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / 32),
+      const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / kGroupColumns),
                              block.count * a.qx.planes};
       I16 sums[kIntRows * 2];
       StoreLines lines(a, block.first, tile, block.count, a.gated ? 1 : n);
@@ -333,7 +332,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
 // Bytes of the panel that a call may need.
 int64_t linear_panel_bytes(int32_t layout, int64_t cols, int64_t m, int32_t planes) {
   if (layout != PS_T16_I4G32 || kGroupRows >= kIntRows || num_int_blocks(layout, m, planes) <= 1) return 0;
-  return (cols + 63) / 64 * 2048 + 128;
+  return num_pairs(cols) * 2048 + 128;
 }
 
 }  // namespace

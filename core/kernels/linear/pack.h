@@ -1,4 +1,4 @@
-// Packing row-major weights into the layouts of penstock_dev.h.
+// Packing row-major weights into the layouts of penstock_dev.h.  The numbers of the integer layouts are in base/tiles.h.
 //
 // Bytes of a tile of 16 rows (row r of the weight is lane r % 16 of tile r / 16; all numbers little-endian):
 //   T16_F32   float  [cols][16]
@@ -18,17 +18,13 @@ namespace {
 
 PS_INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-constexpr int kScaleBytes = 64;  // integers come after the scales of the 16 rows
-constexpr int kParameterBytes = 64, kGroupNibbleBytes = 256;
-constexpr int kPairBytes = kParameterBytes + 2 * kGroupNibbleBytes;  // two groups of 32 columns
-
 inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
   switch (layout) {
     case PS_T16_F32: return cols * 64;
     case PS_T16_F16: return cols * 32;
     case PS_T16_BF16: return round_up(cols, 2) * 32;
-    case PS_T16_I8: return kScaleBytes + round_up(cols, 4) * 16;
-    default: return kScaleBytes + round_up(cols, 64) / 64 * kPairBytes;
+    case PS_T16_I8: return i8_tile_bytes(cols);
+    default: return i4_tile_bytes(cols);
   }
 }
 
@@ -62,7 +58,7 @@ PS_LONG Line line_of(F16 step, F16 offset) {
   Line l = {step, clamp(f_round(offset), -128.f, 127.f), f_set(1.f) / step, f_set(0.f)};
   // floor((127 - offset) / step): half a step less one is taken off, so that no quotient lies near a tie.
   F16 room = f_fma(step, f_set(-0.5f), f_set(127.5f) - l.offset);
-  l.top = f_min(f_round(room * l.inverse), f_set(15.f));
+  l.top = f_min(f_round(room * l.inverse), f_set(float(kMaxNibble)));
   return l;
 }
 
@@ -105,12 +101,12 @@ inline Line best_line(const Group& g) {
     high = f_max(high, g.w[k]);
     sum = sum + g.w[k];
   }
-  const F16 range = high - low, share = f_set(1.f / float(g.n)), first = f_round(range * f_set(1.f / 15.f));
+  const F16 range = high - low, share = f_set(1.f / float(g.n)), first = f_round(range * f_set(1.f / float(kMaxNibble)));
   const F16 one = f_set(1.f), zero = f_set(0.f);
   const Fit none = {{one, zero, one, zero}, f_set(3e38f), zero};
   Fit best = none;
   for (float change : kSteps) {
-    const F16 step = clamp(first + f_set(change), 1.f, 17.f), slack = f_fma(step, f_set(-15.f), range);
+    const F16 step = clamp(first + f_set(change), 1.f, float(kMaxStep)), slack = f_fma(step, f_set(-float(kMaxNibble)), range);
     Fit fit = none;
     for (float part : kSlacks) keep_better(fit, fit_of(g, line_of(step, f_fma(slack, f_set(part), low))));
     F16 offset = f_fma(step, zero - fit.sum, sum) * share;
@@ -197,8 +193,8 @@ inline void pack_int4(const Step& s, const float* scales) {
   Group g;
   load_group(s, scales, &g);
   const Line line = best_line(g);
-  uint8_t* pair = s.tile + kScaleBytes + s.k / 64 * kPairBytes;
-  const int half = int(s.k / 32 % 2), lanes = s.lane_end - s.lane_begin;
+  uint8_t* pair = s.tile + kScaleBytes + s.k / kPairColumns * kPairBytes;
+  const int half = int(s.k / kGroupColumns % 2), lanes = s.lane_end - s.lane_begin;
   const I16 parameters = i_from_f(line.step) | i_shl<8>(i_from_f(line.offset) & i_set(255));
   int32_t words[16];
   i_store(words, parameters);
@@ -214,7 +210,7 @@ inline void pack_int4(const Step& s, const float* scales) {
     }
     uint8_t bytes[64];
     i_store(bytes, word);
-    uint8_t* nibbles = pair + kParameterBytes + kGroupNibbleBytes * half + 64 * j;
+    uint8_t* nibbles = pair + kParameterBytes + kGroupNibbleBytes * half + kLineBytes * j;
     __builtin_memcpy(nibbles + 4 * s.lane_begin, bytes + 4 * s.lane_begin, size_t(4 * lanes));
   }
 }

@@ -88,10 +88,10 @@ inline void quantize_row(const float* x, const float* next, int64_t cols, int64_
                          int32_t* sums) {
   I16 total[kPlanes];
   for (int p = 0; p < kPlanes; ++p) total[p] = i_set(0);
-  for (int64_t i = 0; i < stride; i += 32) {
+  for (int64_t i = 0; i < stride; i += kGroupColumns) {
     I16 group[kPlanes];
     for (int p = 0; p < kPlanes; ++p) group[p] = i_set(0);
-    for (int64_t j = i; j < i + 32; j += 16) {
+    for (int64_t j = i; j < i + kGroupColumns; j += 16) {
       __builtin_prefetch(next + j, 0, 3);
       const int n = cols - j >= 16 ? 16 : cols > j ? int(cols - j) : 0;
       F16 whole = f_set(0.f);
@@ -112,7 +112,7 @@ inline void quantize_row(const float* x, const float* next, int64_t cols, int64_
     }
     for (int p = 0; p < kPlanes; ++p) {
       total[p] = total[p] + group[p];
-      if (t[p].group_sums) t[p].group_sums[i / 64 * 2 * t[p].rows + i / 32 % 2] = int16_t(lane_sum(group[p]));
+      if (t[p].group_sums) t[p].group_sums[i / kPairColumns * 2 * t[p].rows + i / kGroupColumns % 2] = int16_t(lane_sum(group[p]));
     }
   }
   for (int p = 0; p < kPlanes; ++p) sums[p] = lane_sum(total[p]);
@@ -137,7 +137,7 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, in
     for (int p = 0; p < out.planes; ++p) {
       const int64_t index = (row - block.first) * out.planes + p;
       targets[p] = {out.q + first * out.stride + 64 * index,
-                    by_groups ? out.group_sums + first * (out.stride / 32) + 2 * index : nullptr, rows};
+                    by_groups ? out.group_sums + first * (out.stride / kGroupColumns) + 2 * index : nullptr, rows};
     }
     int32_t* sums = out.sums + row * out.planes;
     if (has_two(out)) {

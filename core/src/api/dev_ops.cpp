@@ -151,8 +151,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
   }
   Spec in[kMaxOperands], out[kMaxOutputs] = {};
   for (int32_t i = 0; i < sig.num_arguments; ++i) PS_TRY(read_tensor(tensors[i], sig.arguments[i], &in[i], &c.in[i]));
-  if (strcmp(op_name(run->op), "gather_rows") == 0 &&
-      in[1].bound.offset >= 1 && in[1].bound.offset <= in[0].dims[0].offset) {
+  if (run->op == OP_GATHER_ROWS && in[1].bound.offset >= 1 && in[1].bound.offset <= in[0].dims[0].offset) {
     in[1].bound = in[0].dims[0];  // the indices were looked at: all are below the number of rows
   }
   PS_TRY(check_operands(run->op, in, sig.num_arguments));
@@ -234,26 +233,26 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   if (!is_built(run.op)) return fail(PS_UNSUPPORTED, "op: this build leaves out \"%s\"", op);
   ps_status status = read_attrs(run.op, attrs, num_attrs, run.call.attrs);
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
-  const Str name{op, static_cast<uint32_t>(strlen(op))};
-  if (status == PS_OK && equal(name, "kv_append"))
-    status = check_ragged(&run, 3, 2, 0, 1);  // of older pages it reads nothing
-  if (status == PS_OK && equal(name, "attention")) {
-    status = check_ragged(&run, 2, 1, 1, static_cast<int32_t>(run.call.attrs[3].i));
+  if (status == PS_OK && run.op == OP_KV_APPEND)  // of older pages it reads nothing
+    status = check_ragged(&run, kKvAppendPositions, kKvAppendState, kKvAppendGroup, 1);
+  if (status == PS_OK && run.op == OP_ATTENTION) {
+    const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
+    status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);
   }
   if (status == PS_OK) status = run_op(&run, context);
   return status == PS_OK ? PS_OK : prefix(status, "%s: ", op);
 }
 
 const char* ps_op_schema(int32_t index) {
-  static char texts[kNumOps][256];
+  static char texts[NUM_OPS][256];
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, [] {
-    for (int32_t i = 0; i < kNumOps; ++i) {
+    for (int32_t i = 0; i < NUM_OPS; ++i) {
       snprintf(texts[i], sizeof(texts[i]), "%s.%d %s", kOps[i].name, kOps[i].version, kOps[i].schema);
     }
   });
-  if (index < 0 || index >= kNumOps + num_loaded_ops()) return nullptr;
-  return index < kNumOps ? texts[index] : loaded_op(index - kNumOps).text;
+  if (index < 0 || index >= NUM_OPS + num_loaded_ops()) return nullptr;
+  return index < NUM_OPS ? texts[index] : loaded_op(index - NUM_OPS).text;
 }
 
 ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,

@@ -10,7 +10,7 @@ namespace {
 const char* text(Str s) { return s.data ? s.data : ""; }  // strings of the metadata are terminated
 
 void describe_weights(const Graph& graph, const Node& node, ps_node_info* info) {
-  const bool is_table = strcmp(info->op, "embedding") == 0;
+  const bool is_table = node.op == OP_EMBEDDING;
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     if (node.inputs[i].kind != OPERAND_WEIGHT) continue;
     const Weight& weight = graph.weights[node.inputs[i].index];

@@ -156,7 +156,7 @@ int32_t find_tail(const Graph& graph) {
   const int32_t producer = graph.values[graph.output].producer;
   if (producer < 0) return -1;
   const Node& node = graph.nodes[producer];
-  const bool is_tail = strcmp(op_name(node.op), "argmax") == 0 || strcmp(op_name(node.op), "topk") == 0;
+  const bool is_tail = node.op == OP_ARGMAX || node.op == OP_TOPK;
   if (!is_tail || node.outputs[node.num_outputs - 1] != graph.output) return -1;
   return same_type(spec_of(graph, node.inputs[0]), logits_spec(graph)) ? producer : -1;
 }
@@ -183,10 +183,10 @@ ps_status validate_output(Graph* g) {
 // Whether tokens see later ones of their request, which must then be in the same step.
 ps_status find_bidirectional(const Graph& graph, bool* found) {
   for (const Node& node : graph.nodes) {
-    if (strcmp(op_name(node.op), "attention") != 0) continue;
+    if (node.op != OP_ATTENTION) continue;
     AttrValue attrs[kMaxAttrs] = {};
     PS_TRY(bind_node_attrs(node, attrs));
-    *found |= attrs[2].i == 0;  // causal
+    *found |= attrs[kAttentionCausal].i == 0;
   }
   return PS_OK;
 }
@@ -195,7 +195,7 @@ ps_status find_bidirectional(const Graph& graph, bool* found) {
 int32_t find_hidden(const Graph& graph) {
   int32_t found = -1;
   for (const Node& node : graph.nodes) {
-    if (strcmp(op_name(node.op), "gather_rows") != 0 || node.inputs[1].index != graph.inputs[INPUT_OUTPUT_ROWS])
+    if (node.op != OP_GATHER_ROWS || node.inputs[kGatherRowsRows].index != graph.inputs[INPUT_OUTPUT_ROWS])
       continue;
     if (found >= 0) return -1;
     found = node.inputs[0].index;

@@ -51,18 +51,17 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
 
 // A window wider than its page group's would read pages that were freed.
 ps_status check_window(const Graph& graph, const AttrValue* attrs) {
-  const int32_t kept = graph.page_groups[attrs[1].i];
-  const int64_t window = attrs[3].i;
+  const int32_t kept = graph.page_groups[attrs[kAttentionGroup].i];
+  const int64_t window = attrs[kAttentionWindow].i;
   if (kept == 0 || (window > 0 && window <= kept)) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", kept,
-              ll(attrs[1].i), ll(window));
+              ll(attrs[kAttentionGroup].i), ll(window));
 }
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
-  const Str op{op_name(node.op), static_cast<uint32_t>(strlen(op_name(node.op)))};
-  if (equal(op, "kv_append")) return check_batch_inputs(graph, node, 3);
-  if (!equal(op, "attention")) return PS_OK;
-  PS_TRY(check_batch_inputs(graph, node, 2));
+  if (node.op == OP_KV_APPEND) return check_batch_inputs(graph, node, kKvAppendPositions);
+  if (node.op != OP_ATTENTION) return PS_OK;
+  PS_TRY(check_batch_inputs(graph, node, kAttentionPositions));
   return check_window(graph, attrs);
 }
 

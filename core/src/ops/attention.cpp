@@ -66,7 +66,7 @@ void run_kv_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   args.v = f32(c.in[1]);
   args.v_stride = c.in[1].row_stride;
   args.kv = kv_view(c.in[2]);
-  args.batch = ragged_view(c, 3, c.attrs[0].i);
+  args.batch = ragged_view(c, kKvAppendPositions, c.attrs[kKvAppendGroup].i);
   c.kernels->kv_append(args, begin, end);
 }
 
@@ -77,13 +77,13 @@ AttentionArgs attention_args(const Call& c) {
   args.out = f32(c.out[0]);
   args.out_stride = c.out[0].row_stride;
   args.kv = kv_view(c.in[1]);
-  args.batch = ragged_view(c, 2, c.attrs[1].i);
+  args.batch = ragged_view(c, kAttentionPositions, c.attrs[kAttentionGroup].i);
   args.num_heads = num_heads(c);
-  args.scale = static_cast<float>(c.attrs[0].f);
-  args.softcap = static_cast<float>(c.attrs[4].f);
+  args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
+  args.softcap = static_cast<float>(c.attrs[kAttentionSoftcap].f);
   args.alibi = f32(c.in[5]);
-  args.causal = static_cast<int32_t>(c.attrs[2].i);
-  args.window = static_cast<int32_t>(c.attrs[3].i);
+  args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
+  args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
   if (is_shared(c)) {
     args.partials = reinterpret_cast<float*>(c.scratch);
     args.num_parts = static_cast<int32_t>(sharing(c).parts);

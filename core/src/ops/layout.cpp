@@ -2,6 +2,7 @@
 #include "ops/layout.h"
 
 #include "base/memory.h"
+#include "base/tiles.h"
 
 namespace ps {
 namespace {
@@ -10,16 +11,17 @@ struct LayoutRow {
   int32_t layout;
   const char* name;
   int64_t row_step, col_step;  // padding
-  int64_t tile_bytes;          // per 16 rows, before the columns
+  int64_t tile_bytes;          // per kTileRows rows, before the columns
   int64_t step_bytes;          // per row_step rows x col_step columns
 };
 
 constexpr LayoutRow kLayouts[] = {
     {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4},       {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2},
     {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2},     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4},
-    {PS_T16_F32, "t16_f32", 16, 1, 0, 64},       {PS_T16_F16, "t16_f16", 16, 1, 0, 32},
-    {PS_T16_BF16, "t16_bf16", 16, 2, 0, 64},     {PS_T16_I8, "t16_i8", 16, 4, 64, 64},
-    {PS_T16_I4G32, "t16_i4g32", 16, 64, 64, 576},
+    {PS_T16_F32, "t16_f32", kTileRows, 1, 0, 64},       {PS_T16_F16, "t16_f16", kTileRows, 1, 0, 32},
+    {PS_T16_BF16, "t16_bf16", kTileRows, 2, 0, 64},
+    {PS_T16_I8, "t16_i8", kTileRows, kI8LineColumns, kScaleBytes, kLineBytes},
+    {PS_T16_I4G32, "t16_i4g32", kTileRows, kPairColumns, kScaleBytes, kPairBytes},
 };
 
 constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // numbers are never given a second meaning

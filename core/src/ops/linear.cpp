@@ -1,5 +1,6 @@
 // The phases of linear and embedding.
 #include "base/memory.h"
+#include "base/tiles.h"
 #include "ops/ops.h"
 
 namespace ps {
@@ -14,15 +15,15 @@ struct QuantizedBytes {
 };
 
 int32_t planes(const Call& c) {
-  const int64_t scheme = c.attrs[1].i;
+  const int64_t scheme = c.attrs[kLinearScheme].i;
   return scheme == LINEAR_W8A8 || scheme == LINEAR_W4A8 ? 1 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 0;
 }
 
 ps_status quantized_bytes(int64_t tokens, int32_t planes, int64_t cols, QuantizedBytes* out) {
-  const int64_t stride = round_up(cols, 64);  // cols of a weight are bounded
+  const int64_t stride = round_up(cols, kPairColumns);  // cols of a weight are bounded
   int64_t rows, scales;
   if (!checked_mul(tokens, planes, &rows) || !checked_mul(rows, stride, &out->q) || !checked_align(out->q, 64, &out->q) ||
-      !checked_mul(rows, stride / 16, &out->group_sums) || !checked_align(out->group_sums, 64, &out->group_sums) ||
+      !checked_mul(rows, stride / kGroupColumns * 2, &out->group_sums) || !checked_align(out->group_sums, 64, &out->group_sums) ||
       !checked_mul(rows, 4, &out->sums) || !checked_align(out->sums, 64, &out->sums) || !checked_mul(tokens, 4, &scales) ||
       !checked_add(out->q, out->group_sums, &out->total) || !checked_add(out->total, out->sums, &out->total) ||
       !checked_add(out->total, scales + 64, &out->total)) {
@@ -38,10 +39,10 @@ QuantizedRows quantized_rows(const Call& c) {
   uint8_t* const sums = group_sums + bytes.group_sums;
   return QuantizedRows{reinterpret_cast<int8_t*>(c.scratch), reinterpret_cast<float*>(sums + bytes.sums),
                        reinterpret_cast<int32_t*>(sums), reinterpret_cast<int16_t*>(group_sums),
-                       round_up(c.in[0].dims[1], 64), planes(c)};
+                       round_up(c.in[0].dims[1], kPairColumns), planes(c)};
 }
 
-bool is_bf16(const Call& c) { return c.attrs[1].i == LINEAR_BF16; }
+bool is_bf16(const Call& c) { return c.attrs[kLinearScheme].i == LINEAR_BF16; }
 
 // Activations rounded to bf16 lie in the shared scratch.
 ps_status rounded_bytes(const Call& c, int64_t* stride, int64_t* total) {
@@ -60,7 +61,7 @@ QuantizedRows rounded_rows(const Call& c) {
 }
 
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
-int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + 15) / 16 : 0; }
+int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + kTileRows - 1) / kTileRows : 0; }
 
 void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0], c.in[1].layout,
@@ -88,7 +89,7 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   args.gated = c.gated;
   args.residual = f32(c.in[kResidual]);
   args.residual_stride = c.in[kResidual].row_stride;
-  c.kernels->linear[c.attrs[1].i](args, begin, end);
+  c.kernels->linear[c.attrs[kLinearScheme].i](args, begin, end);
 }
 
 void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {

@@ -141,7 +141,7 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
   for (int32_t i = 0; i < out->signature.num_arguments; ++i) values |= uint32_t{out->signature.arguments[i].kind == OPERAND_VALUE} << i;
   if (given->row_inputs & ~values)
     return fail(PS_INVALID_ARGUMENT, "row_inputs: expected bits of Tensor arguments, 0x%x, found 0x%x", values, given->row_inputs);
-  out->row = OpRow{out->name, given->version, out->schema, nullptr, nullptr, nullptr};
+  out->row = OpRow{out->name, given->version, out->schema, nullptr, nullptr, nullptr, false};
   const uint32_t others = values & ~given->row_inputs;
   out->phase = Phase{SPLIT_ROWS, output_rows, run_loaded, given->row_inputs, others, true, false, false, false, false};
   snprintf(out->source, sizeof(out->source), "%s", source);

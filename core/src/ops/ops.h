@@ -1,4 +1,4 @@
-// The op table of the core: one row per op of src/penstock/ops/table.py.
+// The op table of the core: one row per op of src/penstock/ops/table.py.  op_list.inc lists them.
 //
 // A row is a schema, a rule that infers the outputs from the inputs, and phases.  A phase is a range of
 // independent items; threads share the range, and all of them finish a phase before one that needs it
@@ -9,6 +9,7 @@
 #include "base/kernels.h"
 #include "ops/graph.h"
 #include "ops/layout.h"
+#include "ops/op_ids.h"
 
 namespace ps {
 
@@ -106,11 +107,10 @@ struct OpRow {
   ps_status (*infer)(const Spec* in, AttrValue* attrs, Spec* out);
   Phases (*phases)(const Call&);
   ps_status (*scratch)(const Call&, Scratch* out);  // null: none.  Monotonic in every dim
+  bool row_wise;
 };
 
-// An op is a number: a row of the table, or after those a custom op, in the order of loading.
-constexpr int32_t kNumOps = 17;
-extern const OpRow kOps[kNumOps];
+extern const OpRow kOps[NUM_OPS];
 const OpRow& op_row(int32_t op);
 inline const char* op_name(int32_t op) { return op_row(op).name; }
 const Signature& signature(int32_t op);
@@ -137,43 +137,13 @@ struct TypeText {
 TypeText describe(const Spec& spec);
 extern const char* const kRoleNames[NUM_ROLES];
 
-// Shape rules, by file.
-ps_status infer_embedding(const Spec*, AttrValue*, Spec*);
-ps_status infer_linear(const Spec*, AttrValue*, Spec*);
-ps_status infer_rms_norm(const Spec*, AttrValue*, Spec*);
-ps_status infer_add_rms_norm(const Spec*, AttrValue*, Spec*);
-ps_status infer_layer_norm(const Spec*, AttrValue*, Spec*);
-ps_status infer_rotary_embedding(const Spec*, AttrValue*, Spec*);
-ps_status infer_rope(const Spec*, AttrValue*, Spec*);
-ps_status infer_kv_append(const Spec*, AttrValue*, Spec*);
-ps_status infer_attention(const Spec*, AttrValue*, Spec*);
-ps_status infer_binary(const Spec*, AttrValue*, Spec*);
-ps_status infer_gelu(const Spec*, AttrValue*, Spec*);
-ps_status infer_gather_rows(const Spec*, AttrValue*, Spec*);
-ps_status infer_all_reduce(const Spec*, AttrValue*, Spec*);
-ps_status infer_argmax(const Spec*, AttrValue*, Spec*);
-ps_status infer_topk(const Spec*, AttrValue*, Spec*);
-
-// Phases, by file.
-Phases linear_phases(const Call&);
+// The functions of each row.
+#define PS_OP(id, name, version, schema, infer, phases, scratch, row_wise) \
+  ps_status infer(const Spec*, AttrValue*, Spec*);                         \
+  Phases phases(const Call&);
+#include "ops/op_list.inc"
 ps_status linear_scratch(const Call&, Scratch*);
-Phases embedding_phases(const Call&);
-Phases rms_norm_phases(const Call&);
-Phases add_rms_norm_phases(const Call&);
-Phases layer_norm_phases(const Call&);
-Phases rotary_embedding_phases(const Call&);
-Phases rope_phases(const Call&);
-Phases kv_append_phases(const Call&);
-Phases attention_phases(const Call&);
 ps_status attention_scratch(const Call&, Scratch*);
-Phases silu_mul_phases(const Call&);
-Phases gelu_phases(const Call&);
-Phases add_phases(const Call&);
-Phases mul_phases(const Call&);
-Phases gather_rows_phases(const Call&);
-Phases all_reduce_phases(const Call&);
-Phases argmax_phases(const Call&);
-Phases topk_phases(const Call&);
 ps_status topk_scratch(const Call&, Scratch*);
 
 // Elements of one row: the product of the dims after the first.

@@ -6,14 +6,10 @@
 #include <atomic>
 
 #include "base/memory.h"
+#include "base/tiles.h"
 
 namespace ps {
 namespace {
-
-constexpr int64_t kTileRows = 16, kGroup = 32;
-constexpr int64_t kScaleBytes = 64, kParameterBytes = 64, kGroupNibbleBytes = 256;
-constexpr int64_t kPairBytes = kParameterBytes + 2 * kGroupNibbleBytes;
-constexpr int kMaxStep = 17, kMaxNibble = 15;
 
 struct Job;
 using TileWork = void (*)(Job* job, int64_t row_start, int64_t num_rows);
@@ -93,55 +89,50 @@ void unpack_tile(Job* job, int64_t row_start, int64_t num_rows) {
                                 static_cast<float*>(job->dst) + (row_start - r.row_start) * r.cols);
 }
 
-int64_t num_groups(const PackRange& r) { return (r.cols + kGroup - 1) / kGroup; }
+int64_t num_groups(const PackRange& r) { return (r.cols + kGroupColumns - 1) / kGroupColumns; }
 
 // The tile of a row; `lane` is the row within it.
 template <typename Byte>
 Byte* tile_of(const PackRange& r, Byte* data, int64_t row, int64_t* lane) {
-  const int64_t values = r.layout == PS_T16_I8 ? round_up(r.cols, 4) * kTileRows : (num_groups(r) + 1) / 2 * kPairBytes;
   *lane = row % kTileRows;
-  return data + row / kTileRows * (kScaleBytes + values);
+  return data + row / kTileRows * (r.layout == PS_T16_I8 ? i8_tile_bytes(r.cols) : i4_tile_bytes(r.cols));
 }
 
 void put_i8_row(const PackRange& r, uint8_t* tile, int64_t lane, const int8_t* q) {
-  uint8_t* values = tile + kScaleBytes + lane * 4;
-  for (int64_t k = 0; k < r.cols; ++k) values[k / 4 * 64 + k % 4] = static_cast<uint8_t>(q[k]);
+  uint8_t* values = tile + kScaleBytes;
+  for (int64_t k = 0; k < r.cols; ++k) values[byte_at(k, lane)] = static_cast<uint8_t>(q[k]);
 }
 
 void get_i8_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q) {
-  const uint8_t* values = tile + kScaleBytes + lane * 4;
-  for (int64_t k = 0; k < r.cols; ++k) q[k] = static_cast<int8_t>(values[k / 4 * 64 + k % 4]);
+  const uint8_t* values = tile + kScaleBytes;
+  for (int64_t k = 0; k < r.cols; ++k) q[k] = static_cast<int8_t>(values[byte_at(k, lane)]);
 }
 
-// Where a group of a row has its step and offset, and its nibbles: byte b (of 16) of a lane lies 64 * (b / 4) + b % 4
-// further on and holds columns b and 16 + b of the group.
-int64_t parameters_at(int64_t group, int64_t lane) {
-  return kScaleBytes + group / 2 * kPairBytes + lane * 4 + group % 2 * 2;
-}
-
-int64_t nibbles_at(int64_t group, int64_t lane) {
-  return kScaleBytes + group / 2 * kPairBytes + kParameterBytes + group % 2 * kGroupNibbleBytes + lane * 4;
+// The pair of a group.
+template <typename Byte>
+Byte* pair_of(Byte* tile, int64_t group) {
+  return tile + kScaleBytes + group / 2 * kPairBytes;
 }
 
 void put_i4_row(const PackRange& r, uint8_t* tile, int64_t lane, const int8_t* q, const int8_t* groups) {
   for (int64_t g = 0; g < num_groups(r); ++g) {
-    memcpy(tile + parameters_at(g, lane), groups + 2 * g, 2);
-    uint8_t* nibbles = tile + nibbles_at(g, lane);
-    for (int64_t b = 0; b < 16; ++b) {
-      const int64_t low = g * kGroup + b, high = low + 16;
+    memcpy(pair_of(tile, g) + parameters_at(g, lane), groups + 2 * g, 2);
+    uint8_t* nibbles = pair_of(tile, g) + nibbles_at(g);
+    for (int64_t b = 0; b < kGroupColumns / 2; ++b) {
+      const int64_t low = g * kGroupColumns + b, high = low + kGroupColumns / 2;
       const int v_low = low < r.cols ? q[low] : 0, v_high = high < r.cols ? q[high] : 0;
-      nibbles[b / 4 * 64 + b % 4] = static_cast<uint8_t>(v_low | v_high << 4);
+      nibbles[byte_at(b, lane)] = static_cast<uint8_t>(v_low | v_high << 4);
     }
   }
 }
 
 void get_i4_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q, int8_t* groups) {
   for (int64_t g = 0; g < num_groups(r); ++g) {
-    memcpy(groups + 2 * g, tile + parameters_at(g, lane), 2);
-    const uint8_t* nibbles = tile + nibbles_at(g, lane);
-    for (int64_t b = 0; b < 16; ++b) {
-      const int64_t low = g * kGroup + b, high = low + 16;
-      const uint8_t byte = nibbles[b / 4 * 64 + b % 4];
+    memcpy(groups + 2 * g, pair_of(tile, g) + parameters_at(g, lane), 2);
+    const uint8_t* nibbles = pair_of(tile, g) + nibbles_at(g);
+    for (int64_t b = 0; b < kGroupColumns / 2; ++b) {
+      const int64_t low = g * kGroupColumns + b, high = low + kGroupColumns / 2;
+      const uint8_t byte = nibbles[byte_at(b, lane)];
       if (low < r.cols) q[low] = static_cast<int8_t>(byte & 15);
       if (high < r.cols) q[high] = static_cast<int8_t>(byte >> 4);
     }
@@ -151,7 +142,7 @@ void get_i4_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q
 bool is_int4_row(const PackRange& r, const int8_t* q, const int8_t* groups) {
   bool good = true;
   for (int64_t k = 0; k < r.cols; ++k) {
-    const int step = static_cast<uint8_t>(groups[k / kGroup * 2]), offset = groups[k / kGroup * 2 + 1];
+    const int step = static_cast<uint8_t>(groups[k / kGroupColumns * 2]), offset = groups[k / kGroupColumns * 2 + 1];
     const int value = step * q[k] + offset;
     good &= step >= 1 && step <= kMaxStep && q[k] >= 0 && q[k] <= kMaxNibble && value >= -128 && value <= 127;
   }
@@ -182,7 +173,7 @@ void pack_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
     const int8_t* q = job->q_in + i * r.cols;
     int64_t lane;
     uint8_t* tile = tile_of(r, static_cast<uint8_t*>(job->dst), row, &lane);
-    memcpy(tile + lane * 4, job->scales_in + i, 4);
+    memcpy(tile + scale_at(lane), job->scales_in + i, 4);
     if (r.layout == PS_T16_I8) {
       put_i8_row(r, tile, lane, q);
     } else {
@@ -198,7 +189,7 @@ void unpack_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
     int8_t* q = job->q_out + i * r.cols;
     int64_t lane;
     const uint8_t* tile = tile_of(r, static_cast<const uint8_t*>(job->src), row, &lane);
-    memcpy(job->scales_out + i, tile + lane * 4, 4);
+    memcpy(job->scales_out + i, tile + scale_at(lane), 4);
     if (r.layout == PS_T16_I8) {
       get_i8_row(r, tile, lane, q);
     } else {

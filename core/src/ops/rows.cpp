@@ -19,7 +19,7 @@ NormArgs norm_args(const Call& c, const Tensor& weight) {
   args.y_stride = c.out[0].row_stride;
   args.dim = x.dims[x.rank - 1];
   args.groups = x.rank == 3 ? x.dims[1] : 1;
-  args.eps = static_cast<float>(c.attrs[0].f);
+  args.eps = static_cast<float>(c.attrs[kNormEps].f);
   return args;
 }
 
@@ -43,7 +43,7 @@ void run_layer_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[1]), c.in[1].dims[1], static_cast<float>(c.attrs[0].f),
+  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[1]), c.in[1].dims[1], static_cast<float>(c.attrs[kRotaryScaling].f),
                               f32(c.out[0]), c.out[0].row_stride, begin, end);
 }
 
@@ -58,7 +58,7 @@ void run_rope(const Call& c, int64_t begin, int64_t end, int32_t) {
   args.num_heads = c.in[0].dims[1];
   args.head_dim = c.in[0].dims[2];
   args.half = c.in[1].dims[1] / 2;
-  args.interleaved = static_cast<int32_t>(c.attrs[0].i);
+  args.interleaved = static_cast<int32_t>(c.attrs[kRopeInterleaved].i);
   c.kernels->rope(args, begin, end);
 }
 
@@ -74,7 +74,7 @@ void run_mul(const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->mu
 
 void run_gelu(const Call& c, int64_t begin, int64_t end, int32_t) {
   const UnaryArgs args{f32(c.in[0]), c.in[0].row_stride, f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
-  c.kernels->gelu(args, static_cast<int32_t>(c.attrs[0].i), begin, end);
+  c.kernels->gelu(args, static_cast<int32_t>(c.attrs[kGeluApproximate].i), begin, end);
 }
 
 void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {

@@ -110,9 +110,9 @@ ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_UNSUPPORTED, "weight: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
                 layout_name(w.layout) ? layout_name(w.layout) : "its layout");
   }
-  if (attrs[0].i != w.dims[1].offset) {
+  if (attrs[kEmbeddingDim].i != w.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "dim: expected the weight's %lld columns, found %lld",
-                static_cast<long long>(w.dims[1].offset), static_cast<long long>(attrs[0].i));
+                static_cast<long long>(w.dims[1].offset), static_cast<long long>(attrs[kEmbeddingDim].i));
   }
   if (!is_constant(in[0].bound) || in[0].bound.offset < 1 || in[0].bound.offset > w.dims[0].offset) {
     return fail(PS_INVALID_ARGUMENT, "ids: expected token ids or positions that the weight's %lld rows cover",
@@ -125,14 +125,14 @@ ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
 ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
   const Spec& w = in[1];
-  attrs[1].i = -1;
+  attrs[kLinearScheme].i = -1;
   for (int32_t i = 0; i < NUM_LINEAR_SCHEMES; ++i) {
-    if (equal(attrs[1].s, kSchemes[i].name)) attrs[1].i = i;
+    if (equal(attrs[kLinearScheme].s, kSchemes[i].name)) attrs[kLinearScheme].i = i;
   }
-  if (attrs[1].i < 0) {
-    return fail(PS_UNSUPPORTED, "scheme: \"%.*s\" is not a linear scheme that this version knows", PS_STR(attrs[1].s));
+  if (attrs[kLinearScheme].i < 0) {
+    return fail(PS_UNSUPPORTED, "scheme: \"%.*s\" is not a linear scheme that this version knows", PS_STR(attrs[kLinearScheme].s));
   }
-  const SchemeRow& scheme = kSchemes[attrs[1].i];
+  const SchemeRow& scheme = kSchemes[attrs[kLinearScheme].i];
   if (!scheme.built) {
     return fail(PS_UNSUPPORTED, "scheme: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
                 scheme.name);
@@ -141,9 +141,9 @@ ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "weight: expected layout %s for scheme %s, found %s", layout_name(scheme.layout),
                 scheme.name, layout_name(w.layout) ? layout_name(w.layout) : "unknown");
   }
-  if (attrs[0].i != w.dims[0].offset) {
+  if (attrs[kLinearOutFeatures].i != w.dims[0].offset) {
     return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, found %lld",
-                static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[0].i));
+                static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[kLinearOutFeatures].i));
   }
   if (!equal(in[0].dims[1], w.dims[1])) {
     return fail(PS_INVALID_ARGUMENT, "x: expected rows of %lld, the weight's columns, found %s",
@@ -162,7 +162,7 @@ ps_status infer_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
   PS_TRY(expect_vector(in[1], "weight", last_dim(in[0])));
   copy_type(in[0], out);
-  return expect_eps(attrs[0]);
+  return expect_eps(attrs[kNormEps]);
 }
 
 ps_status infer_add_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
@@ -171,7 +171,7 @@ ps_status infer_add_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_vector(in[2], "weight", last_dim(in[0])));
   copy_type(in[0], &out[0]);
   copy_type(in[0], &out[1]);
-  return expect_eps(attrs[0]);
+  return expect_eps(attrs[kNormEps]);
 }
 
 ps_status infer_layer_norm(const Spec* in, AttrValue* attrs, Spec* out) {
@@ -212,8 +212,8 @@ ps_status infer_kv_append(const Spec* in, AttrValue* attrs, Spec*) {
                 static_cast<long long>(state.dims[1].offset), describe(in[0]).text);
   }
   PS_TRY(expect_same(in[1], in[0], "v", "k"));
-  PS_TRY(expect_batch(in, 3, in[0], "k"));
-  return expect_group(attrs[0], state, in[5]);
+  PS_TRY(expect_batch(in, kKvAppendPositions, in[0], "k"));
+  return expect_group(attrs[kKvAppendGroup], state, in[5]);
 }
 
 ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
@@ -224,15 +224,15 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "q: expected a multiple of the state's %lld heads, found %lld heads",
                 static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
   }
-  PS_TRY(expect_batch(in, 2, in[0], "q"));
+  PS_TRY(expect_batch(in, kAttentionPositions, in[0], "q"));
   if (in[5].kind != OPERAND_NONE) PS_TRY(expect_vector(in[5], "alibi", heads));
-  PS_TRY(expect_group(attrs[1], state, in[4]));
-  if (attrs[3].i < 0 || attrs[3].i > kMaxContextLen) {
+  PS_TRY(expect_group(attrs[kAttentionGroup], state, in[4]));
+  if (attrs[kAttentionWindow].i < 0 || attrs[kAttentionWindow].i > kMaxContextLen) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
-                static_cast<long long>(attrs[3].i));
+                static_cast<long long>(attrs[kAttentionWindow].i));
   }
-  if (attrs[3].i && !attrs[2].i) return fail(PS_UNSUPPORTED, "window: a window needs causal attention");
-  if (attrs[4].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[4].f);
+  if (attrs[kAttentionWindow].i && !attrs[kAttentionCausal].i) return fail(PS_UNSUPPORTED, "window: a window needs causal attention");
+  if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
   copy_type(in[0], out);
   return PS_OK;
 }
@@ -246,11 +246,11 @@ ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
 
 ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
-  const bool tanh_form = equal(attrs[0].s, "tanh");
-  if (!tanh_form && !equal(attrs[0].s, "none")) {
-    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"", PS_STR(attrs[0].s));
+  const bool tanh_form = equal(attrs[kGeluApproximate].s, "tanh");
+  if (!tanh_form && !equal(attrs[kGeluApproximate].s, "none")) {
+    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"", PS_STR(attrs[kGeluApproximate].s));
   }
-  attrs[0].i = tanh_form;
+  attrs[kGeluApproximate].i = tanh_form;
   copy_type(in[0], out);
   return PS_OK;
 }
@@ -281,12 +281,12 @@ ps_status infer_argmax(const Spec* in, AttrValue*, Spec* out) {
 
 ps_status infer_topk(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "logits", 2, 2));
-  if (attrs[0].i < 1 || attrs[0].i > last_dim(in[0])) {
+  if (attrs[kTopkK].i < 1 || attrs[kTopkK].i > last_dim(in[0])) {
     return fail(PS_INVALID_ARGUMENT, "k: expected 1 to %lld, found %lld", static_cast<long long>(last_dim(in[0])),
-                static_cast<long long>(attrs[0].i));
+                static_cast<long long>(attrs[kTopkK].i));
   }
-  out[0] = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(attrs[0].i)}, 0, -1, constant(0)};
-  out[1] = Spec{OPERAND_VALUE, PS_I32, 2, {in[0].dims[0], constant(attrs[0].i)}, 0, -1, in[0].dims[1]};
+  out[0] = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(attrs[kTopkK].i)}, 0, -1, constant(0)};
+  out[1] = Spec{OPERAND_VALUE, PS_I32, 2, {in[0].dims[0], constant(attrs[kTopkK].i)}, 0, -1, in[0].dims[1]};
   return PS_OK;
 }
 

@@ -12,68 +12,33 @@ namespace ps {
 namespace {
 
 // An op that the build leaves out keeps its name and schema, for messages.
-constexpr OpRow row(const char* name, int32_t version, const char* schema, decltype(OpRow::infer) infer,
-                    decltype(OpRow::phases) phases, decltype(OpRow::scratch) scratch) {
-  return builds_op(name) ? OpRow{name, version, schema, infer, phases, scratch}
-                         : OpRow{name, version, schema, nullptr, nullptr, nullptr};
+constexpr OpRow make_row(const char* name, int32_t version, const char* schema, decltype(OpRow::infer) infer,
+                         decltype(OpRow::phases) phases, decltype(OpRow::scratch) scratch, bool row_wise) {
+  return builds_op(name) ? OpRow{name, version, schema, infer, phases, scratch, row_wise}
+                         : OpRow{name, version, schema, nullptr, nullptr, nullptr, row_wise};
 }
-#ifdef PENSTOCK_OP_NAMES  // core/tools/generate/bundle_ops.cpp reads bundles and runs nothing
-#define row(name, version, schema, infer, phases, scratch) \
-  OpRow { name, version, schema, nullptr, nullptr, nullptr }
-#endif
 
 }  // namespace
 
-#define PS_BATCH "Tensor positions, Tensor request_starts, Tensor page_tables"
-const OpRow kOps[kNumOps] = {
-    row("embedding", 1, "(Tensor ids, Weight weight, *, int dim) -> Tensor",
-        infer_embedding, embedding_phases, nullptr),
-    row("linear", 1, "(Tensor x, Weight weight, Weight? bias, *, int out_features, str scheme) -> Tensor",
-        infer_linear, linear_phases, linear_scratch),
-    row("rms_norm", 1, "(Tensor x, Weight weight, *, float eps) -> Tensor",
-        infer_rms_norm, rms_norm_phases, nullptr),
-    row("add_rms_norm", 1, "(Tensor x, Tensor residual, Weight weight, *, float eps) -> (Tensor, Tensor)",
-        infer_add_rms_norm, add_rms_norm_phases, nullptr),
-    row("layer_norm", 1, "(Tensor x, Weight weight, Weight? bias, *, float eps) -> Tensor",
-        infer_layer_norm, layer_norm_phases, nullptr),
-    row("rotary_embedding", 1, "(Tensor positions, Weight inv_freq, *, float scaling) -> Tensor",
-        infer_rotary_embedding, rotary_embedding_phases, nullptr),
-    row("rope", 1, "(Tensor x, Tensor cos_sin, *, bool interleaved) -> Tensor",
-        infer_rope, rope_phases, nullptr),
-    row("kv_append", 1, "(Tensor k, Tensor v, State(a!) state, " PS_BATCH ", *, int group) -> ()",
-        infer_kv_append, kv_append_phases, nullptr),
-    row("attention", 1, "(Tensor q, State state, " PS_BATCH
-        ", Weight? alibi, *, float scale, int group, bool causal, int window, float softcap) -> Tensor",
-        infer_attention, attention_phases, attention_scratch),
-    row("silu_mul", 1, "(Tensor gate, Tensor up) -> Tensor",
-        infer_binary, silu_mul_phases, nullptr),
-    row("gelu", 1, "(Tensor x, *, str approximate) -> Tensor",
-        infer_gelu, gelu_phases, nullptr),
-    row("add", 1, "(Tensor a, Tensor b) -> Tensor",
-        infer_binary, add_phases, nullptr),
-    row("mul", 1, "(Tensor a, Tensor b) -> Tensor",
-        infer_binary, mul_phases, nullptr),
-    row("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor",
-        infer_gather_rows, gather_rows_phases, nullptr),
-    row("all_reduce", 1, "(Tensor x) -> Tensor",
-        infer_all_reduce, all_reduce_phases, nullptr),
-    row("argmax", 1, "(Tensor logits) -> Tensor",
-        infer_argmax, argmax_phases, nullptr),
-    row("topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)",
-        infer_topk, topk_phases, topk_scratch),
+const OpRow kOps[NUM_OPS] = {
+#ifdef PENSTOCK_OP_NAMES  // core/tools/generate/bundle_ops.cpp reads bundles and runs nothing
+#define PS_OP(id, name, version, schema, ...) OpRow{#name, version, schema, nullptr, nullptr, nullptr, false},
+#else
+#define PS_OP(id, name, version, schema, infer, phases, scratch, row_wise) \
+  make_row(#name, version, schema, infer, phases, scratch, row_wise),
+#endif
+#include "ops/op_list.inc"
 };
-#undef PS_BATCH
-#undef row
 
 const char* const kRoleNames[NUM_ROLES] = {"T", "B", "P", "R"};
 
 namespace {
 
-Signature signatures[kNumOps];
+Signature signatures[NUM_OPS];
 pthread_once_t parse_once = PTHREAD_ONCE_INIT;
 
 void parse_all() {
-  for (int32_t i = 0; i < kNumOps; ++i) parse_schema(kOps[i].schema, false, &signatures[i]);
+  for (int32_t i = 0; i < NUM_OPS; ++i) parse_schema(kOps[i].schema, false, &signatures[i]);
 }
 
 const char* type_name(int32_t type) {
@@ -101,38 +66,38 @@ ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
 }  // namespace
 
 const Signature& signature(int32_t op) {
-  if (op >= kNumOps) return loaded_op(op - kNumOps).signature;
+  if (op >= NUM_OPS) return loaded_op(op - NUM_OPS).signature;
   pthread_once(&parse_once, parse_all);
   return signatures[op];
 }
 
-const LoadedOp* as_loaded(int32_t op) { return op < kNumOps ? nullptr : &loaded_op(op - kNumOps); }
-const OpRow& op_row(int32_t op) { return op < kNumOps ? kOps[op] : loaded_op(op - kNumOps).row; }
-bool is_built(int32_t op) { return op >= kNumOps || kOps[op].infer; }
+const LoadedOp* as_loaded(int32_t op) { return op < NUM_OPS ? nullptr : &loaded_op(op - NUM_OPS); }
+const OpRow& op_row(int32_t op) { return op < NUM_OPS ? kOps[op] : loaded_op(op - NUM_OPS).row; }
+bool is_built(int32_t op) { return op >= NUM_OPS || kOps[op].infer; }
 
 ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out) {
-  return op < kNumOps ? kOps[op].infer(in, attrs, out) : infer_loaded(loaded_op(op - kNumOps), in, attrs, out);
+  return op < NUM_OPS ? kOps[op].infer(in, attrs, out) : infer_loaded(loaded_op(op - NUM_OPS), in, attrs, out);
 }
 
 Phases phases_of(int32_t op, const Call& call) {
-  return op < kNumOps ? kOps[op].phases(call) : Phases{&loaded_op(op - kNumOps).phase, 1};
+  return op < NUM_OPS ? kOps[op].phases(call) : Phases{&loaded_op(op - NUM_OPS).phase, 1};
 }
 
 bool takes_scratch(int32_t op) {
-  return op < kNumOps ? kOps[op].scratch != nullptr : loaded_op(op - kNumOps).op.scratch != nullptr;
+  return op < NUM_OPS ? kOps[op].scratch != nullptr : loaded_op(op - NUM_OPS).op.scratch != nullptr;
 }
 
 ps_status scratch_of(int32_t op, const Call& call, Scratch* out) {
-  if (op >= kNumOps) return loaded_scratch(loaded_op(op - kNumOps), call, out);
+  if (op >= NUM_OPS) return loaded_scratch(loaded_op(op - NUM_OPS), call, out);
   return kOps[op].scratch ? kOps[op].scratch(call, out) : PS_OK;
 }
 
 int32_t find_op(Str name) {
-  for (int32_t i = 0; i < kNumOps; ++i) {
+  for (int32_t i = 0; i < NUM_OPS; ++i) {
     if (equal(name, kOps[i].name)) return i;
   }
   const int32_t loaded = find_loaded_op(name);
-  return loaded < 0 ? -1 : kNumOps + loaded;
+  return loaded < 0 ? -1 : NUM_OPS + loaded;
 }
 
 ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* out) {

@@ -19,7 +19,7 @@ void run_topk(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   Candidate* const best = reinterpret_cast<Candidate*>(c.thread_scratch + thread * c.thread_scratch_bytes);
   for (int64_t r = begin; r < end; ++r) {
     const float* x = f32(c.in[0]) + r * c.in[0].row_stride;
-    const int64_t found = take_best(x, c.in[0].dims[1], c.attrs[0].i, best);
+    const int64_t found = take_best(x, c.in[0].dims[1], c.attrs[kTopkK].i, best);
     for (int64_t i = 0; i < found; ++i) {
       f32(c.out[0])[r * c.out[0].row_stride + i] = x[best[i].id];
       i32(c.out[1])[r * c.out[1].row_stride + i] = best[i].id;
@@ -35,7 +35,7 @@ constexpr Phase kTopk = {SPLIT_ROWS, rows, run_topk, 1, 0, true, false, false, f
 Phases argmax_phases(const Call&) { return Phases{&kArgmax, 1}; }
 Phases topk_phases(const Call&) { return Phases{&kTopk, 1}; }
 ps_status topk_scratch(const Call& c, Scratch* out) {
-  out->per_thread = c.attrs[0].i * static_cast<int64_t>(sizeof(Candidate));  // k is at most the number of columns
+  out->per_thread = c.attrs[kTopkK].i * static_cast<int64_t>(sizeof(Candidate));  // k is at most the number of columns
   return PS_OK;
 }
 

@@ -1,17 +1,16 @@
 // Fusion into linears: silu_mul of gate and up, and the residual sum at the start of add_rms_norm.
 #include "program/fuse.h"
 
+#include "base/tiles.h"
+
 namespace ps {
 namespace {
 
-constexpr int64_t kTileColumns = 16;
 // The kernels of integers and of bf16 dot products compute the tile of a gate beside its tile of up.  Others would do each
 // without company, which costs them more than silu_mul does.
 bool is_gated_layout(int32_t layout, const Kernels& kernels) {
   return layout == PS_T16_I8 || layout == PS_T16_I4G32 || (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
 }
-
-bool is_op(const RunNode& n, const char* name) { return strcmp(op_name(n.node.op), name) == 0; }
 
 class Fuser {
  public:
@@ -26,8 +25,8 @@ class Fuser {
       }
     }
     for (RunNode& n : nodes_) {
-      if (is_op(n, "silu_mul")) fuse_gate(&n);
-      if (is_op(n, "add_rms_norm")) fuse_residual(&n);
+      if (n.node.op == OP_SILU_MUL) fuse_gate(&n);
+      if (n.node.op == OP_ADD_RMS_NORM) fuse_residual(&n);
     }
     return PS_OK;
   }
@@ -42,7 +41,7 @@ class Fuser {
     const int32_t producer = graph_.values[root].producer;
     if (producer < 0 || root == graph_.output || readers_[root] != readers) return nullptr;
     RunNode* n = &nodes_[producer];
-    return is_op(*n, "linear") && n->node.outputs[0] == root ? n : nullptr;
+    return n->node.op == OP_LINEAR && n->node.outputs[0] == root ? n : nullptr;
   }
 
   // linear, silu_mul(left half, right half): the linear makes the product.
@@ -53,7 +52,7 @@ class Fuser {
     if (!is_gated_layout(graph_.weights[linear->node.inputs[1].index].layout, kernels_)) return;
     const int64_t half = value(gate).row_elements;
     const bool halves = value(gate).rank == 2 && value(gate).root_offset == 0 && value(up).root_offset == half &&
-                        value(gate).row_stride == 2 * half && half % kTileColumns == 0;
+                        value(gate).row_stride == 2 * half && half % kTileRows == 0;
     if (!halves) return;
     linear->gated = true;
     linear->node.outputs[0] = product->node.outputs[0];

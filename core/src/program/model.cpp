@@ -86,7 +86,7 @@ int64_t bytes_per_token(const ps_model& model) {
   if (!whole.resize(graph.weights.size())) return 0;
   int64_t bytes = 0;
   for (const Node& node : graph.nodes) {
-    const bool is_table = strcmp(op_name(node.op), "embedding") == 0;
+    const bool is_table = node.op == OP_EMBEDDING;
     for (int32_t i = 0; i < node.num_inputs; ++i) {
       if (node.inputs[i].kind != OPERAND_WEIGHT) continue;
       const Weight& weight = graph.weights[node.inputs[i].index];

@@ -10,28 +10,23 @@ namespace ps {
 namespace {
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "nodes: out of memory"); }
-bool is_op(const Node& node, const char* name) { return strcmp(op_name(node.op), name) == 0; }
 
 // Whether row i of the outputs needs only row i of the inputs.
 bool is_row_wise(const Node& node) {
-  static const char* const kNames[] = {"linear", "rms_norm", "add_rms_norm", "layer_norm", "rope",
-                                       "silu_mul", "gelu",   "add",          "mul"};
-  for (const char* name : kNames) {
-    if (is_op(node, name)) return true;
-  }
   const LoadedOp* loaded = as_loaded(node.op);
-  return loaded && loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
+  if (!loaded) return op_row(node.op).row_wise;
+  return loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
 }
 
 // Whether the node is causal attention: a query then needs nothing of its step but its own position.
 bool is_causal_attention(const Graph& graph, const Node& node) {
-  if (!is_op(node, "attention")) return false;
+  if (node.op != OP_ATTENTION) return false;
   AttrValue attrs[kMaxAttrs] = {};
   const int32_t inputs[] = {INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_TABLES};
   for (int32_t i = 0; i < 3; ++i) {
-    if (node.inputs[2 + i].index != graph.inputs[inputs[i]]) return false;
+    if (node.inputs[kAttentionPositions + i].index != graph.inputs[inputs[i]]) return false;
   }
-  return bind_node_attrs(node, attrs) == PS_OK && attrs[2].i != 0;
+  return bind_node_attrs(node, attrs) == PS_OK && attrs[kAttentionCausal].i != 0;
 }
 
 bool is_rows_of_tokens(const Value& v) { return v.dtype == PS_F32 && equal(v.dims[0], Dim{ROLE_TOKENS, 1, 0}); }
@@ -58,7 +53,7 @@ struct Readers {
 int64_t find_gather(const Graph& graph) {
   for (int64_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
-    if (is_op(node, "gather_rows") && node.inputs[1].index == graph.inputs[INPUT_OUTPUT_ROWS]) return n;
+    if (node.op == OP_GATHER_ROWS && node.inputs[kGatherRowsRows].index == graph.inputs[INPUT_OUTPUT_ROWS]) return n;
   }
   return -1;
 }
@@ -92,8 +87,8 @@ ps_status check_order(const Graph& graph, bool* sound) {
   *sound = true;
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
-    if (is_op(node, "kv_append")) written_later[node.inputs[2].index] = 1;
-    if (node.wanted_only && is_op(node, "attention") && written_later[node.inputs[1].index]) *sound = false;
+    if (node.op == OP_KV_APPEND) written_later[node.inputs[kKvAppendState].index] = 1;
+    if (node.wanted_only && node.op == OP_ATTENTION && written_later[node.inputs[kAttentionState].index]) *sound = false;
   }
   return PS_OK;
 }

@@ -13,6 +13,7 @@ using Half = _Float16;
 #endif
 
 
+// Written out again, so that a slip in base/tiles.h is found.
 inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
   int64_t tiles = (rows + 15) / 16;
   switch (layout) {

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kSchemeNames[] = {"f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8"};
 
 struct Needs {
-  bool ops[kNumOps];
+  bool ops[NUM_OPS];
   bool schemes[sizeof(kSchemeNames) / sizeof(*kSchemeNames)];
   uint32_t layouts, kv_layouts;
 };
@@ -46,7 +46,7 @@ ps_status add_bundle(const char* path, bool chooses_kv, Needs* needs) {
   const ps_status status = read_graph(path, &metadata, &graph);
   if (status != PS_OK) return prefix(status, "%s: ", path);
   for (const Node& node : graph.nodes) {
-    if (node.op >= 0 && node.op < kNumOps) needs->ops[node.op] = true;  // else a user's own, which is loaded
+    if (node.op >= 0 && node.op < NUM_OPS) needs->ops[node.op] = true;  // else a user's own, which is loaded
     add_scheme(node, needs);
   }
   for (const Weight& weight : graph.weights) {
@@ -75,7 +75,7 @@ ps_status write_header(const char* path, const Needs& needs) {
   FILE* out = fopen(path, "w");
   if (!out) return fail(PS_IO_ERROR, "%s: it cannot be written", path);
   fprintf(out, "// Written by core/tools/generate/bundle_ops.cpp.\n#define PS_BUILD_OPS \"");
-  for (int32_t i = 0; i < kNumOps; ++i) {
+  for (int32_t i = 0; i < NUM_OPS; ++i) {
     if (needs.ops[i]) fprintf(out, " %s", kOps[i].name), printf("%s ", kOps[i].name);
   }
   printf("with");

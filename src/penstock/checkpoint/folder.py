@@ -206,7 +206,7 @@ class Checkpoint:
                 f"{found.dtype.upper()} of {list(found.shape)}"
             )
 
-    def beside(self, name: str) -> set[str]:
+    def companions(self, name: str) -> set[str]:
         """The tensors that belong to a quantized one: its scales and, of 4 bit, its groups."""
         if not self.is_quantized(name):
             return set()

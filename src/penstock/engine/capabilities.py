@@ -1,5 +1,7 @@
-"""What a program can be asked for.  A bundle that ends in argmax or topk chooses the tokens itself, and keeps no
-logits."""
+"""Checks of what a program can do for a request.
+
+A bundle that ends in argmax or topk chooses the tokens itself and keeps no logits.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def refuse_sampling(params: SamplingParams, tail: str) -> None:
 
 
 def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
-    """What a request runs with, greedy decoding when nobody said; refuses what the program cannot do, because in a step
-    it would end the neighbours, too.
+    """Return the sampling parameters of a request; greedy decoding if None.
+
+    Raises UnsupportedError for what the program cannot do, because in a step it would end the other requests as well.
     """
     if sampling is None:
         return ResolvedSampling(max_tokens=1) if info.bidirectional else ResolvedSampling()
@@ -54,9 +57,10 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
 
 
 def check_continues(max_tokens: int) -> None:
-    """UnsupportedError for a second token of a network whose attention is not causal.
+    """Raise UnsupportedError if a network whose attention is not causal is asked for more than one token.
 
-    The tokens before it would have to be computed again with it in view, which no cache of keys and values can give.
+    The second token would need all earlier tokens computed again with the first in view, which no cache of keys and
+    values can give.
     """
     if max_tokens > 1:
         raise UnsupportedError(
@@ -67,18 +71,22 @@ def check_continues(max_tokens: int) -> None:
 
 
 def refuse_logits(name: str, tail: str) -> None:
-    """UnsupportedError when there is a tail."""
+    """Raise UnsupportedError naming ``name`` if the bundle keeps no logits."""
     if tail:
         raise _refusal(name, tail)
 
 
 def check_scoring(tail: str, options: object) -> RequestOptions:
-    """The options of a text that is scored; UnsupportedError when there is a tail, and no text is scored in part."""
+    """Return the options of a prompt that is scored.
+
+    Raises UnsupportedError if the bundle keeps no logits.  ``truncate_prompt`` is refused, because a text is scored
+    whole.
+    """
     refuse_logits("score", tail)
     fixed = check_options(options)
     if fixed.truncate_prompt:
         raise InvalidArgumentError(
-            "truncate_prompt must be False here: a text is scored whole", param="truncate_prompt"
+            "truncate_prompt must be False here, because a text is scored whole", param="truncate_prompt"
         )
     return fixed
 

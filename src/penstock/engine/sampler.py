@@ -1,4 +1,4 @@
-"""Sampling numbers of a step's rows as arrays.  The drawing itself is native code."""
+"""The sampling parameters of a step's rows as arrays.  The native core samples."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _OPTIONAL: Final = {field.name for field in fields(Sampling) if field.default is
 _PENALTIES: Final[dict[str, float]] = {
     row.name.removesuffix("_penalty"): row.off for row in NATIVE_FIELDS if row.is_penalty
 }
-"""The same of Penalties."""
+"""The arrays of Penalties with one number per row, and the value that switches each off."""
 
 
 class SamplingRows:
-    """The arrays of each step's rows.  Those of the same requests again are the same object with other numbers."""
+    """Creates the arrays of each step's rows.  A step with the same requests as the last one reuses its arrays."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._states: list[RowState] = []  # no requests: they may end
+        self._states: list[RowState] = []  # states, not requests, which may end
         self._sampling: Sampling | None = None
 
     def of(self, requests: Sequence[Request]) -> Sampling:
-        """One row per request that samples in this step, R in all; the arrays hold until the next step's.
+        """Return the arrays with one row for each request that samples; they are valid until the next call.
 
-        The random number of a token is a function of (seed, position) alone: each answer has a seed of its own, and the
+        The random number of a token is a function of (seed, position) only.  Each answer has its own seed, and the
         counter's other word stays 0.
         """
         sampling = self._sampling
@@ -62,8 +62,10 @@ class SamplingRows:
 
 
 def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
-    """A row for every one that the chunks want, in their order: the last of a chunk that samples draws the next token,
-    as ``sampling`` has it, the others score the token that follows in the prompt.
+    """Return a row for every row that the chunks need, in their order.
+
+    The last row of a chunk that samples draws the next token with the parameters in ``sampling``.  The others score the
+    token that follows in the prompt.
     """
     num_rows = sum(chunk.num_rows for chunk in chunks)
     if num_rows == len(sampling.temperature):
@@ -87,7 +89,10 @@ def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
 def _among_scored(
     sampling: Sampling, drawn: NDArray[np.bool_], target: NDArray[np.int32], listed: NDArray[np.int32]
 ) -> Sampling:
-    """The rows of ``sampling`` where ``drawn`` says; the others score ``target`` and list so many of the likeliest."""
+    """Spread the rows of ``sampling`` to where ``drawn`` is set.
+
+    The other rows score ``target`` and list ``listed`` of the likeliest tokens.
+    """
     num_rows = len(drawn)
 
     def spread(values: NDArray[Any], off: float) -> NDArray[Any]:
@@ -124,7 +129,7 @@ def _among_scored(
 
 
 def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> tuple[Sampling, bool]:
-    """The arrays, and whether some depend on more than the request and its position."""
+    """Return the arrays, and whether some depend on more than the request and its position."""
     numbers = np.frombuffer(b"".join([state.numbers for state in states]), ROW_DTYPE)
     counter = np.array([(0, r.num_tokens) for r in requests], np.int64)
 
@@ -185,7 +190,7 @@ def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases |
 
 
 def accept_row(request: Request, rows: Sampled, row: int) -> None:
-    """Give a request the token of its row; raises when the row failed."""
+    """Append the token of a row to a request; raises if the row failed."""
     check_row(rows, row)
     if request.sampling.num_logprobs >= 0:
         request.logprobs.append(row_logprobs(rows, row, request.sampling.num_logprobs))

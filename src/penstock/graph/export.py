@@ -132,7 +132,7 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
         raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
-    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.beside(name) for name in wanted))
+    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.companions(name) for name in wanted))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:

@@ -23,7 +23,7 @@ from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import Request, Status
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.embed import embed_prompts
-from penstock.llm.open_requests import finish_all, run_prompts, when_room
+from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.llm.resolve import answer_text, end_ids, resolve_params
 from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
@@ -48,15 +48,18 @@ _OPTIONS: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache"
 class LLM:
     """A model that continues text.
 
-    ``model``: a ``.psm`` bundle or a checkpoint folder.  ``scheme``: how weights are stored ("w8a8" ...; None: as in
-    the file).  ``mode``: "graph" (the native core) or "eager" (PyTorch, for debugging).  ``threads``: 0 for as many
-    as the machine allows.  ``network``: "file.py:Class", a network script of your own.  ``limits``: the sizes that
-    memory is planned for.  ``use_cache``: keep the bundle that a folder makes for the next time.  ``verify``: check the
-    checksums of a bundle "once" (default; a verified file is remembered in the cache folder), "always" or "never";
-    damage is an InvalidFileError that names the segment.  ``prefix_cache``,
-    ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``: see EngineOptions.
+    ``model``: a ``.psm`` bundle or a checkpoint folder.
+    ``scheme``: how weights are stored ("w8a8", ...); None keeps the scheme of the file.
+    ``mode``: "graph" (the native core) or "eager" (PyTorch, for debugging).
+    ``threads``: number of threads; 0 uses as many as the machine allows.
+    ``network``: "file.py:Class", a network script of your own.
+    ``limits``: the sizes that memory is planned for.
+    ``use_cache``: keep the bundle that is made of a folder for the next time.
+    ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
+    "always" or "never".  Damage raises InvalidFileError with the name of the segment.
+    ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
-    Any number of threads may use one LLM; their requests share each step and get the tokens they would get alone.
+    Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
     """
 
     def __init__(
@@ -86,10 +89,10 @@ class LLM:
             options=OpenOptions(use_cache, progress, verify),
         )
         try:
-            longest = opened.program.info.context_len
-            if limits is not None and limits.context_len > longest:
+            context_len = opened.program.info.context_len
+            if limits is not None and limits.context_len > context_len:
                 raise InvalidArgumentError(
-                    f"context_len {limits.context_len} is more than the model's {longest}", param="context_len"
+                    f"context_len {limits.context_len} is more than the model's {context_len}", param="context_len"
                 )
             self._start(opened, options)
         except BaseException:
@@ -100,7 +103,7 @@ class LLM:
 
     @classmethod
     def of_program(cls, opened: Opened, options: EngineOptions | None = None) -> LLM:
-        """An LLM over a program that is open already."""
+        """Create an LLM over a program that is already open."""
         llm = cls.__new__(cls)
         llm.load_s, llm.populate_s, llm.verify_s = 0.0, opened.populate_s, opened.verify_s
         llm._start(opened, options)
@@ -120,24 +123,24 @@ class LLM:
 
     @property
     def info(self) -> ProgramInfo:
-        """What runs: network, scheme, context length, threads, the memory plan."""
+        """The description of the running model: network, scheme, context length, threads, memory plan."""
         return self.engine.program.info
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The files beside the weights by name: tokenizer.json and what goes with it."""
+        """The files beside the weights by name: tokenizer.json and related files."""
         return dict(self._files)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; UnsupportedError when it has none."""
+        """The model's tokenizer.  Raises UnsupportedError if it has none."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._files)
         return self._tokenizer
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Another one that writes the same ids."""
+        """Use another tokenizer with the same ids."""
         self._tokenizer = tokenizer
 
     @overload
@@ -171,12 +174,16 @@ class LLM:
         options: RequestOptions | None = None,
         streamer: Streamer | None = None,
     ) -> Result | list[Result]:
-        """Continue one prompt (a Result) or several (a list of Results in their order).
+        """Continue one prompt (returns a Result) or several (returns a list of Results in their order).
 
-        A prompt is text or a list of token ids.  ``params`` goes for all prompts, or is a list with one for each;
-        ``options`` go for all.  ``progress`` shows on stderr how far it is.  All prompts are checked before any runs;
-        errors name the prompt.  An error of one ends the call; ``generate_each`` gives the others' results, too.
-        ``streamer``: of one prompt, gets its token ids and each one of the answer as it comes (see Streamer).
+        A prompt is a string or a list of token ids.
+        ``params``: for all prompts, or a list with one for each.  ``options``: for all prompts.
+        ``progress``: show the progress on stderr.
+        ``streamer``: for one prompt; gets its token ids and then those of the answer as they are generated (see
+        Streamer).
+
+        All prompts are checked before any runs, and errors name the prompt.  An error of one prompt ends the call;
+        ``generate_each`` returns the results of the others, too.
         """
         if streamer is not None:
             result, is_one = self._generate_into(prompts, params, options, streamer, progress)
@@ -190,7 +197,7 @@ class LLM:
             for submits in prepared:
                 requests.append([])
                 for submit in submits:
-                    requests[-1].append(when_room(self.engine, submit))
+                    requests[-1].append(submit_when_room(self.engine, submit))
             finish_all(self.engine, [request for group in requests for request in group], progress and bool(several))
         except BaseException:
             for group in requests:
@@ -211,18 +218,20 @@ class LLM:
         """
         if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
             raise InvalidArgumentError(
-                f"streamer must have put(token_ids) and end(), which {streamer!r:.60} has not", param="streamer"
+                f"streamer must have put(token_ids) and end(); {streamer!r:.60} does not", param="streamer"
             )
         try:
             if progress:
                 raise InvalidArgumentError(
-                    "progress must be False beside a streamer, which shows how far it is", param="progress"
+                    "progress must be False with a streamer, which shows the progress itself", param="progress"
                 )
             several, is_one = split_prompts(prompts)
             each = split_params(params, len(several))
             if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
                 answers = sum(one.best_of or one.n for one in each)
-                raise InvalidArgumentError(f"a streamer takes one answer, n and best_of being 1: here are {answers}")
+                raise InvalidArgumentError(
+                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}."
+                )
             stream = self.stream(several[0], each[0], options)
             streamer.put(np.array([stream.prompt_token_ids], np.int64))
             for delta in stream:
@@ -241,22 +250,22 @@ class LLM:
         max_open: int = 0,
         options: RequestOptions | None = None,
     ) -> Iterator[tuple[int, Result | PenstockError]]:
-        """Continue prompts as they come: pairs of an item's number and its result or error, in the order they end.
+        """Continue prompts as they arrive, and yield each item's index with its result or error, in the order they end.
 
-        An error ends its own item alone.  At most ``max_open`` items are taken ahead (0: four times the requests of a
-        step).  An item that is an error already is handed on.  ``options`` go for all that bring none of their own.
-        Leaving the loop early aborts what is still open.
+        An error ends only its own item.  At most ``max_open`` items are read ahead (0: four times the requests of a
+        step).  An item that is an error is passed on.  ``options`` apply to items that have none of their own.  Leaving
+        the loop early aborts what is still open.
         """
         options = check_options(options)
         source = enumerate(check_items(items))
-        most = given_number("max_open", whole("max_open", max_open, 0, 2**31 - 1))
-        most = most or 4 * self.engine.scheduler.max_requests
+        max_open = given_number("max_open", whole("max_open", max_open, 0, 2**31 - 1))
+        max_open = max_open or 4 * self.engine.scheduler.max_requests
         unfinished: dict[int, tuple[list[Request], SamplingParams]] = {}
         try:
             is_exhausted = False
             while unfinished or not is_exhausted:
-                batch = list(islice(source, most - len(unfinished)))
-                is_exhausted = is_exhausted or len(batch) < most - len(unfinished)
+                batch = list(islice(source, max_open - len(unfinished)))
+                is_exhausted = is_exhausted or len(batch) < max_open - len(unfinished)
                 for index, item in batch:
                     try:
                         unfinished[index] = self._submit_all(item, options)
@@ -266,7 +275,7 @@ class LLM:
                     continue
                 group = next(iter(unfinished.values()))[0]
                 oldest = next((r for r in group if r.status is not Status.FINISHED), None)
-                if oldest is not None:  # another thread's step may have ended the group
+                if oldest is not None:  # else another thread's step ended the group
                     self.engine.wait(oldest, len(oldest.output_ids))
                 for index in [i for i, (group, _) in unfinished.items() if all_finished(group)]:
                     yield index, outcome(*unfinished.pop(index))
@@ -280,7 +289,7 @@ class LLM:
         requests: list[Request] = []
         try:
             for submit in self.prepare(prompt, params, options):
-                requests.append(when_room(self.engine, submit))
+                requests.append(submit_when_room(self.engine, submit))
         except PenstockError:
             for request in requests:
                 self.engine.abort(request)
@@ -305,26 +314,26 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Stream:
-        """Continue one prompt, piece by piece.  The prompt is checked now; a stream that is dropped is aborted."""
+        """Continue one prompt, piece by piece.  The prompt is checked now.  A stream that is dropped is aborted."""
         several, is_one = split_prompts(prompt)
         if not several:
-            raise InvalidArgumentError("prompt is empty: it must have at least one token", param="prompt")
+            raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
         if not is_one:
-            raise InvalidArgumentError("stream takes one prompt; generate takes several", param="stream")
+            raise InvalidArgumentError("stream takes one prompt; use generate for several", param="stream")
         one = split_params(params, 1)[0]
         if (one.best_of or one.n) > 1:
-            raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer")
         request = self._submit(self.prompt_ids(several[0]), one, self._resolve(one), several[0], options)
         return Stream(self.engine, request, one)
 
     def score(
         self, prompts: Prompt | Iterable[Prompt], num_top: int = 0, *, options: RequestOptions | None = None
     ) -> Score | list[Score]:
-        """How likely texts are: a Score for one prompt, a list of them for several.
+        """Return how likely texts are: a Score for one prompt, a list of Scores for several.
 
-        Each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest alternatives.
-        ``options`` go for all, but a text is scored whole: ``truncate_prompt`` is refused.  All prompts are checked
-        before any runs; errors name the prompt.
+        A Score has each token's log-probability given those before, and its ``num_top`` (0 to 20) likeliest
+        alternatives. ``options`` apply to all prompts.  A text is scored whole, so ``truncate_prompt`` is refused.  All
+        prompts are checked before any runs, and errors name the prompt.
         """
         return score_prompts(self.engine, self.prompt_ids, prompts, num_top, options)
 
@@ -336,11 +345,12 @@ class LLM:
         *,
         options: RequestOptions | None = None,
     ) -> Embedding | list[Embedding]:
-        """Texts as vectors: an Embedding for one prompt, a list of them for several.
+        """Return texts as vectors: an Embedding for one prompt, a list of Embeddings for several.
 
-        The hidden rows behind the last norm, ``pooling`` them by "mean" or taking the "last"; with ``normalize`` of
-        length 1.  ``options`` go for all; of a prompt that is too long ``truncate_prompt`` keeps a context's worth of
-        its end.  UnsupportedError for a network that has no such rows; errors name the prompt.
+        ``pooling`` takes the "mean" of the hidden rows after the last norm, or the "last" one.  ``normalize`` scales
+        the vector to length 1.  ``options`` apply to all prompts; of a prompt that is too long ``truncate_prompt``
+        keeps the end, as much as a context holds.  Raises UnsupportedError for a network without such rows.  Errors
+        name the prompt.
         """
         return embed_prompts(self.engine, self.prompt_ids, prompts, pooling, normalize, options)
 
@@ -351,27 +361,27 @@ class LLM:
         *,
         options: RequestOptions | None = None,
     ) -> Result:
-        """Answer messages with "role" and "content", rendered by the model's own chat template.  They are encoded anew
-        each time: for several turns see ``conversation``.
+        """Answer messages with "role" and "content", rendered by the model's own chat template.
 
-        UnsupportedError when the model has no template.
+        All messages are encoded in each call; for several turns see ``conversation``.  Raises UnsupportedError if the
+        model has no template.
         """
         return self.generate(self.chat_prompt(messages), params, options=options)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> Conversation:
-        """A conversation that begins with ``messages``, remembers, and computes only what is new: see Conversation."""
+        """Return a conversation that begins with ``messages``.  It computes only what is new: see Conversation."""
         from penstock.llm.conversation import Conversation
 
         return Conversation(self, messages, drop_oldest=drop_oldest)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The token ids that a conversation becomes, the opening of the answer included."""
+        """Return the token ids of messages, including the opening of the answer."""
         from penstock.text.chat_template import encode_chat
 
         return encode_chat(self.tokenizer, messages)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
-        """Logits [len, vocab] float32, one row per position of the prompt."""
+        """Return logits [len, vocab] float32, one row for each position of the prompt."""
         refuse_logits("logits", self.info.tail)
         ids = self.engine.check_prompt(self.prompt_ids(prompt), answer_len=0)
         rows = PromptLogits(len(ids), self.info.vocab_size)
@@ -383,7 +393,7 @@ class LLM:
         self.engine.abort_all()
 
     def close(self) -> None:
-        """End every request and give the memory back.  Calling it again, or in a forked child, does nothing."""
+        """End every request and free the memory.  Calling it again, or in a forked child, does nothing."""
         self.engine.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
@@ -402,7 +412,10 @@ class LLM:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _resolve(self, params: SamplingParams) -> ResolvedSampling:
-        """What a request runs with; refuses what this model cannot honour, by name."""
+        """Return the parameters that a request runs with.
+
+        Raises an error naming the field that this model cannot do.
+        """
         if self.info.bidirectional:
             check_continues(params.max_tokens or 1)
         return resolve_params(
@@ -416,7 +429,7 @@ class LLM:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a tokenizer."""
+        """True if the model has a tokenizer."""
         return self._tokenizer is not None or "tokenizer.json" in self._files
 
     def _submit(

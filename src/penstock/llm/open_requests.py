@@ -1,4 +1,4 @@
-"""Submitting when the queue is full, and waiting for many requests: what every call with several prompts does."""
+"""Submit requests when the queue is full, and wait for many of them: for all calls with several prompts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.request import Request
 
-__all__ = ["OpenRequests", "finish_all", "run_prompts", "when_room"]
+__all__ = ["OpenRequests", "finish_all", "run_prompts", "submit_when_room"]
 
 
-def when_room(engine: Engine, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
-    """Submit; while the queue is full, drive the loop until it has room."""
+def submit_when_room(engine: Engine, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
+    """Submit a request.  While the queue is full, drive the loop until it has room."""
     while True:
         engine.make_room()
-        with suppress(QueueFullError):  # another thread was faster
+        with suppress(QueueFullError):  # another thread took the place
             return submit(*arguments, **options)
 
 
 class OpenRequests:
-    """The requests of one call, which another thread may end together: those that are open, and those still to come."""
+    """The requests of one call, which another thread may abort together, including those still to be submitted."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -39,29 +39,29 @@ class OpenRequests:
         self._aborted = False
 
     def submit(self, *arguments: Any, **options: Any) -> Request:
-        """Submit when there is room; InvalidArgumentError once all were ended."""
-        return when_room(self._engine, self._submit, *arguments, **options)
+        """Submit when there is room.  Raises InvalidArgumentError once all were aborted."""
+        return submit_when_room(self._engine, self._submit, *arguments, **options)
 
     def _submit(self, *arguments: Any, **options: Any) -> Request:
         if self._aborted:
-            raise InvalidArgumentError("the call was cancelled")
+            raise InvalidArgumentError("The call was cancelled.")
         request = self._engine.submit(*arguments, **options)
         while self._requests and self._requests[0].status is Status.FINISHED:
             self._requests.popleft()
         self._requests.append(request)
-        if self._aborted:  # meanwhile: it may have been looked for before it was here
+        if self._aborted:  # by another thread, which may have missed this request
             self._engine.abort(request)
         return request
 
     def abort(self) -> None:
-        """End them all, from any thread."""
+        """Abort all requests, from any thread."""
         self._aborted = True
         for request in self._requests.copy():
             self._engine.abort(request)
 
 
 def finish_all(engine: Engine, requests: Sequence[Request], progress: bool = False) -> None:
-    """Drive the loop until all have ended; ``progress`` shows on stderr how far it is."""
+    """Drive the loop until all requests have ended.  ``progress`` shows the progress on stderr."""
     shown = PromptProgress(requests) if progress else None
     for request in requests:
         while engine.wait(request, len(request.output_ids)):
@@ -78,9 +78,10 @@ def run_prompts(
     options: RequestOptions,
     opened: OpenRequests | None = None,
 ) -> list[Request]:
-    """Prompts of which rows are wanted and no answer; raises the error that one of them ended with, naming it.
+    """Run prompts whose rows are collected and that have no answer.
 
-    ``opened`` takes the requests, so that another thread may end them.
+    ``opened`` holds the requests, so that another thread can abort them.  Raises the error of the first request that
+    failed, with the index of its prompt.
     """
     opened = opened or OpenRequests(engine)
     requests: list[Request] = []
@@ -97,5 +98,5 @@ def run_prompts(
         if request.error is not None:
             raise of_prompt(index, is_one, request.error)
         if request.finish_reason != "length":
-            raise of_prompt(index, is_one, InvalidArgumentError("the prompt was aborted before its end"))
+            raise of_prompt(index, is_one, InvalidArgumentError("The prompt was aborted before its end."))
     return requests

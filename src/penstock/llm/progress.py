@@ -1,4 +1,4 @@
-"""Progress of many prompts, one line on stderr."""
+"""A progress line on stderr for many prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _REDRAW_SECONDS = 0.2
 
 
 class PromptProgress:
-    """Counts finished requests: on a terminal drawn again five times a second, elsewhere once at the end."""
+    """Counts finished requests.
+
+    On a terminal the line is redrawn five times a second; elsewhere it is written at the end.
+    """
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._open = list(requests)
@@ -23,17 +26,17 @@ class PromptProgress:
         self._start = self._drawn = time.monotonic()
 
     def update(self, *, last: bool = False) -> None:
-        """Look at the requests and draw, unless it was drawn a moment ago."""
+        """Look at the requests and draw the line, unless it was drawn a moment ago."""
         now = time.monotonic()
         if not last and (now - self._drawn < _REDRAW_SECONDS or not sys.stderr.isatty()):
             return
         self._drawn = now
-        still = [request for request in self._open if request.status is not Status.FINISHED]
+        unfinished = [request for request in self._open if request.status is not Status.FINISHED]
         self._num_tokens += sum(len(r.output_ids) for r in self._open if r.status is Status.FINISHED)
-        self._open = still
+        self._open = unfinished
         seconds = max(now - self._start, 1e-9)
-        tokens = self._num_tokens + sum(len(request.output_ids) for request in still)
-        done = self._total - len(still)
+        tokens = self._num_tokens + sum(len(request.output_ids) for request in unfinished)
+        done = self._total - len(unfinished)
         line = f"{done:,}/{self._total:,} prompts, {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s, {seconds:.0f} s"
         end = "\n" if last else ""
         sys.stderr.write((f"\r{line:<78}" if sys.stderr.isatty() else line) + end)

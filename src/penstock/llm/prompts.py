@@ -1,4 +1,4 @@
-"""Prompts and their sampling parameters as lists, whatever the caller gave."""
+"""Turn the prompts and sampling parameters of a call into lists."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _Checked = TypeVar("_Checked")
 
 
 def split_prompts(prompts: object) -> tuple[list[Any], bool]:
-    """Prompts as a list, and whether it was a single one.  An empty list is no prompt, not one without tokens."""
+    """Return prompts as a list, and whether it was a single prompt.  An empty list is no prompt, not an empty one."""
     if isinstance(prompts, str):
         return [prompts], True
     if hasattr(prompts, "tolist"):  # a numpy array
         prompts = prompts.tolist()
     if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
         raise InvalidArgumentError(
-            f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}", param="prompts"
+            f"prompts must be a string, token ids, or a list of those, not {type(prompts).__name__}", param="prompts"
         )
     several = list(prompts)
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
@@ -41,7 +41,7 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
 
 
 def check_items(items: object) -> Iterable[object]:
-    """What gives a prompt with its parameters again and again."""
+    """Return an iterable of prompts with their parameters.  Raises InvalidArgumentError for another type."""
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
         raise InvalidArgumentError(
             f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}", param="items"
@@ -50,17 +50,22 @@ def check_items(items: object) -> Iterable[object]:
 
 
 def split_item(item: object, options: RequestOptions) -> tuple[Any, SamplingParams, RequestOptions]:
-    """A prompt, its parameters and its options, ``options`` where it brings none; raises an item that is an error."""
+    """Return a prompt, its parameters and its options
+
+    ``options`` if it has none.  An item that is an error is raised.
+    """
     if isinstance(item, PenstockError):
         raise item
     if not isinstance(item, (list, tuple)) or not 2 <= len(item) <= 3:
-        raise InvalidArgumentError(f"an item must be (prompt, SamplingParams) or with RequestOptions, not {item!r:.60}")
+        raise InvalidArgumentError(
+            f"an item must be (prompt, SamplingParams) or with RequestOptions, not {item!r:.60}", param="items"
+        )
     prompt, params, *own = item
     return prompt, split_params(params, 1)[0], check_options(own[0]) if own and own[0] is not None else options
 
 
 def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") -> PenstockError:
-    """An error as that of one of several prompts; a single prompt's own."""
+    """Return the error with the index of its prompt among several; unchanged for a single prompt."""
     if is_one:
         return error
     named = type(error)(f"prompts[{index}]: {error}{note}")
@@ -69,7 +74,7 @@ def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") ->
 
 
 def check_each(items: Iterable[_Item], is_one: bool, check: Callable[[_Item], _Checked]) -> list[_Checked]:
-    """What ``check`` makes of each prompt; an InvalidArgumentError names it."""
+    """Apply ``check`` to each prompt and return the results.  An InvalidArgumentError names the prompt."""
     checked = []
     for index, item in enumerate(items):
         try:
@@ -80,7 +85,7 @@ def check_each(items: Iterable[_Item], is_one: bool, check: Callable[[_Item], _C
 
 
 def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt."""
+    """Return sampling parameters for each prompt."""
     if params is None:
         return [SamplingParams()] * num_prompts
     if isinstance(params, SamplingParams):

@@ -1,4 +1,4 @@
-"""Streamers as transformers has them: objects with ``put(token_ids)`` and ``end()`` that an answer is pushed into."""
+"""Streamers like those of transformers: objects with ``put(token_ids)`` and ``end()`` that an answer is pushed into."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["Streamer", "TextStreamer"]
 
 
 class Streamer(Protocol):
-    """Takes token ids as they come; transformers' TextStreamer and TextIteratorStreamer are ones."""
+    """Takes token ids as they are generated.  transformers' TextStreamer and TextIteratorStreamer are streamers."""
 
     def put(self, value: Any) -> None:
-        """Token ids [1, len] int64 of the prompt, at first; then [1] of each token of the answer."""
+        """Take token ids: first [1, len] int64 of the prompt, then [1] for each token of the answer."""
 
     def end(self) -> None:
-        """No more will come."""
+        """Note that no more will come."""
 
 
 class TextStreamer:
-    """Prints what is put into it as soon as no later token can change it, without special tokens.
+    """Prints text as soon as no later token can change it, without special tokens.
 
-    For ``LLM.generate(..., streamer=TextStreamer(llm.tokenizer))``, as transformers' class of this name is used there.
-    ``skip_prompt``: print the answer alone.  ``file``: standard output unless given.  What a stop string cuts off the
-    result is printed: it is tokens that come here.  ``on_finalized_text`` may be overridden to do something else with
-    the text.
+    For ``LLM.generate(..., streamer=TextStreamer(llm.tokenizer))``, like the class of the same name in transformers.
+    ``skip_prompt``: print only the answer.  ``file``: where to print (default: standard output).  It receives tokens,
+    so it also prints the text that a stop string removes from the result.  Override ``on_finalized_text`` to do
+    something else with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_prompt: bool = False, *, file: TextIO | None = None) -> None:
         if not callable(getattr(tokenizer, "detokenizer", None)):
             raise InvalidArgumentError(
-                f"tokenizer must be a model's (llm.tokenizer), not {type(tokenizer).__name__}", param="tokenizer"
+                f"tokenizer must be that of a model (llm.tokenizer), not {type(tokenizer).__name__}", param="tokenizer"
             )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
@@ -58,16 +58,16 @@ class TextStreamer:
         self.on_finalized_text(rest, stream_end=True)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Print text that is final; ``stream_end`` with the last."""
+        """Print text that is final.  ``stream_end`` marks the last one."""
         write_text(text + "\n" * stream_end, self._file)
 
 
 def _one_row(value: Any) -> Sequence[int]:
-    """Token ids as a list."""
+    """Return token ids as a list."""
     ids = value.tolist() if hasattr(value, "tolist") else value
     ids = [ids] if isinstance(ids, int) else ids
     if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
         ids = ids[0]
     if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
-        raise InvalidArgumentError(f"put takes the token ids of one text, not {value!r:.100}")
+        raise InvalidArgumentError(f"put expects the token ids of one text, got {value!r:.100}")
     return ids

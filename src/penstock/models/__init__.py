@@ -1,1 +1,1 @@
-"""Model families, one file per model_type, and the registry that finds them."""
+"""The model families, one file per model_type, and the registry that finds them."""

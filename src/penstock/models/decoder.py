@@ -1,6 +1,7 @@
-"""What decoder-only language models share: sizes, the feed-forward layer, the residual stream.
+"""The parts that decoder-only language models share: sizes, the feed-forward layer, the residual stream.
 
-A family brings its attention (``src/penstock/models/llama.py`` and others); module paths are the checkpoint's names.
+Each family adds its own attention (``src/penstock/models/llama.py`` and others).  Module paths are the checkpoint's
+names.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from penstock.nn import (
 __all__ = ["CausalLM", "DecoderConfig", "GatedMLP", "read_decoder", "read_num_layers"]
 
 MAX_LAYERS = 1024
-"""More is a damaged config: the layers are made before the weights are looked at."""
+"""A limit against damaged configs: the layers are constructed before the weights are checked."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What config.json says of the network.  ``windows`` has one entry per layer, 0 where every position is seen."""
+    """The sizes of the network in config.json.  ``windows`` has one entry per layer; 0 attends to every position."""
 
     vocab_size: int
     hidden_size: int
@@ -49,16 +50,17 @@ class DecoderConfig:
 
 
 def read_num_layers(reader: ConfigReader) -> int:
-    """The number of layers, bounded."""
+    """Return the number of layers; InvalidFileError beyond MAX_LAYERS."""
     return reader.int("num_hidden_layers", max=MAX_LAYERS)
 
 
 def read_decoder(
     reader: ConfigReader, windows: tuple[int, ...], *, head_dim: int | None = None, context_len: int
 ) -> DecoderConfig:
-    """Reads and checks config.json; errors name the key.
+    """Read and check config.json; errors name the key.
 
-    ``head_dim`` and ``context_len`` are the family's defaults; without the first, the heads share ``hidden_size``.
+    ``head_dim`` and ``context_len`` are the family's defaults.  Without ``head_dim`` it is ``hidden_size`` divided by
+    the number of heads.
     """
     reader.one_of("hidden_act", ("silu",), "silu")
     hidden_size, num_heads = reader.int("hidden_size"), reader.int("num_attention_heads")
@@ -93,12 +95,12 @@ class GatedMLP(Module):
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, hidden]: [T, hidden]."""
+        """Return the layer's output [T, hidden] for x [T, hidden]."""
         return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
 
 
 class DecoderLayer(Module):
-    """Attention and feed-forward, each behind a norm and around a residual."""
+    """Attention and feed-forward, each after a norm and with a residual connection."""
 
     def __init__(self, config: DecoderConfig, attention: Module) -> None:
         super().__init__()
@@ -108,13 +110,13 @@ class DecoderLayer(Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """x [T, hidden]: [T, hidden]."""
+        """Return the layer's output [T, hidden] for x [T, hidden]."""
         x = x + self.self_attn(self.input_layernorm(x), cos_sin, batch)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(Module):
-    """Token ids to hidden rows."""
+    """The decoder without its output head: token ids to hidden rows."""
 
     def __init__(self, config: DecoderConfig, attentions: Sequence[Module]) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Decoder(Module):
         self.rotary_emb = RotaryEmbedding(config.rope)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The hidden rows of a step, [T, hidden]."""
+        """Return the hidden rows of a step, [T, hidden]."""
         x = self.embed_tokens(batch.token_ids)
         cos_sin = self.rotary_emb(batch.positions)
         for layer in self.layers:
@@ -133,7 +135,7 @@ class Decoder(Module):
 
 
 class CausalLM(Module):
-    """The language model; ``attentions`` are its layers' own, called with (x, cos_sin, batch)."""
+    """A language model.  ``attentions`` has one module per layer, which is called with (x, cos_sin, batch)."""
 
     def __init__(self, config: DecoderConfig, attentions: Sequence[Module]) -> None:
         super().__init__()
@@ -143,5 +145,5 @@ class CausalLM(Module):
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=tied)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of the wanted rows, [R, vocab]."""
+        """Return the logits of the wanted rows, [R, vocab]."""
         return self.lm_head(self.model(batch), batch.output_rows)

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what shares their shape (Mistral by config)."""
+"""Llama 2 and 3, and models of the same structure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Config:
 
     @staticmethod
     def read(reader: ConfigReader) -> DecoderConfig:
-        """Reads and checks config.json; errors name the key."""
+        """Read and check config.json; errors name the key."""
         if reader.has("sliding_window"):
             raise UnsupportedError(
-                f"{reader.file}: sliding_window: expected null in a llama, whose layers see everything"
+                f"{reader.file}: sliding_window: expected null for model_type llama, which has no sliding window"
             )
         return read_decoder(reader, (0,) * read_num_layers(reader), context_len=2048)
 
@@ -40,7 +40,7 @@ class LlamaAttention(Module):
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """x [T, hidden]: [T, hidden]."""
+        """Return attention over x [T, hidden]: [T, hidden]."""
         q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
         k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
         v = self.v_proj(x)

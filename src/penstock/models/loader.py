@@ -1,4 +1,4 @@
-"""A checkpoint folder as a PyTorch network with float weights: to look at, to measure, to quantize."""
+"""Load a checkpoint folder as a PyTorch network with float weights, to inspect, measure or quantize it; and save it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BITS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module:
-    """The network of a checkpoint folder, every parameter in the checkpoint's own type, tied ones shared.
+    """Return the network of a checkpoint folder: every parameter has the checkpoint's own type, tied ones are shared.
 
-    ``network`` is "file.py:Class".  The result remembers the folder's config and tokenizer files as
-    ``side_files``, so that ``RoundToNearest.save`` can write a folder that loads again.  Raises UnsupportedError for a
-    quantized folder and InvalidFileError for missing, left-over or misshapen tensors, by name.
+    ``network`` is "file.py:Class".  The result keeps the folder's config and tokenizer files as ``side_files``, so that
+    ``RoundToNearest.save`` can write a folder that loads again.  Raises UnsupportedError for a quantized folder, and
+    InvalidFileError, which names the tensor, for a tensor that is missing, unused or of another shape.
     """
     checkpoint = Checkpoint.open(folder)
     if checkpoint.scheme is not None:
@@ -59,31 +59,33 @@ def _read(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
         )
     if info.dtype != "f32" and info.dtype not in _BITS:
         raise UnsupportedError(
-            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, found {info.dtype}"
+            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}"
         )
     values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
 
 
 def save_network(network: nn.Module, folder: Path | str) -> None:
-    """Write a network of ``load_network``, its weights as they are now, as a checkpoint folder that must not exist.
+    """Write a network of ``load_network``, with its current weights, to a new checkpoint folder.
 
-    Parameters that are one are written once, under the first name.  InvalidArgumentError for a network that does not
-    remember its config, and for weights that were quantized (``RoundToNearest.save`` writes those).
+    A parameter that is shared is written once, under its first name.  Raises InvalidArgumentError when ``folder``
+    exists, for a network without ``side_files``, and for quantized weights, which ``RoundToNearest.save`` writes.
     """
     side_files = getattr(network, "side_files", None)
     if not isinstance(side_files, dict) or "config.json" not in side_files:
-        raise InvalidArgumentError("network: expected one of penstock.load_network, which remembers its config.json")
+        raise InvalidArgumentError("network: expected a network from penstock.load_network, found one without config")
     parameters = dict(network.named_parameters())
     for name, parameter in parameters.items():
         if not parameter.dtype.is_floating_point:
-            raise InvalidArgumentError(f"network: {show(name)} holds {parameter.dtype}: RoundToNearest.save writes it")
+            raise InvalidArgumentError(
+                f"network: {show(name)}: expected float values, found {parameter.dtype}; use RoundToNearest.save"
+            )
     arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
-    with new_folder(Path(folder)) as making:
+    with new_folder(Path(folder)) as temporary:
         for name, data in side_files.items():
-            (making / name).write_bytes(data)
+            (temporary / name).write_bytes(data)
         entries = [TensorEntry(name, kind.upper(), array.shape) for name, (array, kind) in arrays.items()]
-        writer = TensorWriter(making / "model.safetensors", entries)
+        writer = TensorWriter(temporary / "model.safetensors", entries)
         for name, (array, _) in arrays.items():
             writer.add(name, array)
         writer.close()

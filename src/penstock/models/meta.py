@@ -1,4 +1,4 @@
-"""A checkpoint's network without its weights, ready to be captured."""
+"""Construct a checkpoint's network without its weights, on PyTorch's meta device, for capture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MetaNetwork", "construct_on_meta"]
 
 
 class MetaNetwork(NamedTuple):
-    """A network whose parameters are on the meta device, and the figures that capture wants."""
+    """A network whose parameters are on the meta device, and the sizes that capture needs."""
 
     network: nn.Module
     name: str
@@ -24,10 +24,10 @@ class MetaNetwork(NamedTuple):
 
 
 def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNetwork:
-    """The network that config.json's model_type names, or the class of ``script`` ("file.py:Class").
+    """Construct the network of config.json's model_type, or the class that ``script`` ("file.py:Class") names.
 
-    Raises UnsupportedError for a model_type that there is no network for, InvalidFileError for sizes that no network
-    has, InvalidArgumentError for a bad script.
+    Raises UnsupportedError for an unknown model_type, InvalidFileError for sizes that a layer refuses, and
+    InvalidArgumentError for an invalid script.
     """
     definition = load_network_script(script) if script is not None else find_network(reader.str("model_type"))
     name = reader.str("model_type", definition.Network.__name__)
@@ -35,9 +35,9 @@ def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNe
     try:
         with torch.device("meta"):
             network = definition.Network(config)
-    except InvalidArgumentError as error:  # of a layer, whose sizes come from the config
+    except InvalidArgumentError as error:  # from a layer, whose sizes come from the config
         raise InvalidFileError(f"{reader.file}: {error}") from None
-    for figure in ("context_len", "vocab_size"):
-        if not isinstance(getattr(config, figure, None), int):
-            raise InvalidArgumentError(f"network {name}: expected a config with an integer {figure}, found none")
+    for field in ("context_len", "vocab_size"):
+        if not isinstance(getattr(config, field, None), int):
+            raise InvalidArgumentError(f"network {name}: expected a config with an integer {field}, found none")
     return MetaNetwork(network.eval(), name, config.context_len, config.vocab_size)

@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers all see a window of positions."""
+"""Mistral: Llama with a sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.models.llama import Network
 
 __all__ = ["Config", "Network"]
 
-_DEFAULT_WINDOW = 4096  # where the key is missing; null means no window
+_DEFAULT_WINDOW = 4096  # when the key is missing; null means no window
 
 
 class Config:
@@ -16,7 +16,7 @@ class Config:
 
     @staticmethod
     def read(reader: ConfigReader) -> DecoderConfig:
-        """Reads and checks config.json; errors name the key."""
+        """Read and check config.json; errors name the key."""
         window = reader.int("sliding_window", _DEFAULT_WINDOW)
         if "sliding_window" in reader.values and not reader.has("sliding_window"):
             window = 0

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: biases on q, k and v, windows on the later layers by config."""
+"""Qwen 2 and 2.5: biases on q, k and v, and optional sliding windows on the later layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Config:
 
     @staticmethod
     def read(reader: ConfigReader) -> DecoderConfig:
-        """Reads and checks config.json; errors name the key."""
+        """Read and check config.json; errors name the key."""
         return read_decoder(reader, read_windows(reader), context_len=32768)
 
 
 def read_windows(reader: ConfigReader) -> tuple[int, ...]:
-    """The window of each layer: from layer_types, else from max_window_layers on."""
+    """Return the window of each layer, from layer_types or else from max_window_layers."""
     num_layers = read_num_layers(reader)
     window = reader.int("sliding_window", 4096) if reader.bool("use_sliding_window", False) else 0
     if "sliding_window" in reader.values and not reader.has("sliding_window"):
@@ -37,7 +37,7 @@ def read_windows(reader: ConfigReader) -> tuple[int, ...]:
         if kind not in ("full_attention", "sliding_attention"):
             raise reader.error("layer_types", "full_attention or sliding_attention", kind)
         if kind == "sliding_attention" and not window:
-            raise reader.error("layer_types", "full_attention, for there is no sliding_window", kind)
+            raise reader.error("layer_types", "full_attention, because sliding_window is not set", kind)
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
@@ -55,7 +55,7 @@ class Qwen2Attention(Module):
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """x [T, hidden]: [T, hidden]."""
+        """Return attention over x [T, hidden]: [T, hidden]."""
         q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
         k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
         v = self.v_proj(x)

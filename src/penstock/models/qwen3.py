@@ -1,4 +1,4 @@
-"""Qwen 3: q and k are normalised head by head, head_dim is free of hidden_size."""
+"""Qwen 3: q and k are normalised per head, and head_dim is independent of hidden_size."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Config:
 
     @staticmethod
     def read(reader: ConfigReader) -> DecoderConfig:
-        """Reads and checks config.json; errors name the key."""
+        """Read and check config.json; errors name the key."""
         return read_decoder(reader, read_windows(reader), head_dim=128, context_len=32768)
 
 
 class Qwen3Attention(Module):
-    """Grouped-query attention with rotary positions; q and k are normalised before they turn."""
+    """Grouped-query attention with rotary positions; q and k are normalised before the rotation."""
 
     def __init__(self, config: DecoderConfig, window: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Qwen3Attention(Module):
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """x [T, hidden]: [T, hidden]."""
+        """Return attention over x [T, hidden]: [T, hidden]."""
         q = self.q_norm(self.q_proj(x).view(-1, self.num_heads, self.head_dim))
         k = self.k_norm(self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim))
         v = self.v_proj(x)

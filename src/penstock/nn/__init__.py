@@ -1,4 +1,4 @@
-"""What networks are written with.  Every layer computes by ops of the table alone, so that it can be captured."""
+"""The layers that networks are written with.  Every layer uses only ops of the table, so that it can be captured."""
 
 from torch.nn import ModuleList
 

@@ -1,4 +1,4 @@
-"""Activations."""
+"""Activation functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["gelu", "silu_mul"]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """gate * sigmoid(gate) * up, the gated activation of most decoders: both [T, dim]."""
+    """Return gate * sigmoid(gate) * up, the gated activation of most decoders; both are [T, dim]."""
     y: Tensor = ops.silu_mul(gate, up)
     return y
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """The Gaussian error linear unit of x [T, dim]; ``approximate`` is "none" (erf) or "tanh"."""
+    """Return the Gaussian error linear unit of x [T, dim]; ``approximate`` is "none" (erf) or "tanh"."""
     y: Tensor = ops.gelu(x, approximate=approximate)
     return y

@@ -1,4 +1,4 @@
-"""Attention over KV pages, and the states that hold them."""
+"""The attention layer, and the states that hold its KV pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Attention", "PageGroup", "allocate_states", "assign_page_groups", "a
 
 
 class PageGroup(NamedTuple):
-    """Layers that share page tables: those of equal window and heads."""
+    """The key of a page group: layers with equal window and heads share page tables."""
 
     window: int
     num_kv_heads: int
@@ -24,10 +24,10 @@ class PageGroup(NamedTuple):
 
 
 class Attention(Module):
-    """Stores a step's keys and values in pages and attends over the pages of each token's request.
+    """Stores a step's keys and values in pages, and attends over the pages of each token's request.
 
-    Owns ``state`` [num_pages, page_elements]: a declaration of one page until ``allocate_states`` sizes it.
-    ``window`` counts the positions that a query sees, its own included; 0 is all of them.
+    ``state`` [num_pages, page_elements] has one page until ``allocate_states`` sizes it.  ``window`` is the number of
+    positions that a query attends to, including its own; 0 is every position.
     """
 
     state: Tensor
@@ -52,7 +52,10 @@ class Attention(Module):
         self.register_buffer("state", torch.zeros(1, elements), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or heads apart: [T, heads * head_dim]."""
+        """Attend: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or with heads as a dimension of their own.
+
+        Returns [T, heads * head_dim].
+        """
         q = q.view(-1, self.num_heads, self.head_dim)
         k = k.view(-1, self.num_kv_heads, self.head_dim)
         v = v.view(-1, self.num_kv_heads, self.head_dim)
@@ -72,11 +75,11 @@ class Attention(Module):
         return y.view(-1, self.num_heads * self.head_dim)
 
     def page_group(self) -> PageGroup:
-        """What decides which layers share page tables."""
+        """Return the page group of this layer."""
         return PageGroup(self.window, self.num_kv_heads, self.head_dim)
 
     def extra_repr(self) -> str:
-        """Heads and window, for print."""
+        """Return heads and window, for ``print``."""
         return (
             f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
             f"window={self.window}, group={self.group}, state={list(self.state.shape)}"
@@ -84,12 +87,12 @@ class Attention(Module):
 
 
 def attention_layers(network: nn.Module) -> dict[str, Attention]:
-    """The attention layers by module path, in order."""
+    """Return the attention layers by module path, in order."""
     return {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
 
 
 def assign_page_groups(network: nn.Module) -> list[PageGroup]:
-    """Numbers the page groups of a network in order of first use and tells each attention layer its own."""
+    """Number the page groups of a network in order of first use, and set the ``group`` of each attention layer."""
     groups: list[PageGroup] = []
     for layer in attention_layers(network).values():
         group = layer.page_group()
@@ -100,7 +103,7 @@ def assign_page_groups(network: nn.Module) -> list[PageGroup]:
 
 
 def allocate_states(network: nn.Module, num_pages: int, dtype: torch.dtype = torch.float32) -> int:
-    """Gives every attention layer ``num_pages`` zeroed pages of float32, bfloat16 or int8; returns the bytes taken."""
+    """Give every attention layer ``num_pages`` zeroed pages of float32, bfloat16 or int8; return the total bytes."""
     num_bytes = 0
     for layer in attention_layers(network).values():
         elements = page_elements(dtype, layer.num_kv_heads, layer.head_dim)

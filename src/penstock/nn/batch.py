@@ -1,4 +1,4 @@
-"""One step as a network sees it: the tokens of several requests, flat."""
+"""The input of a network: one step, with the tokens of several requests in flat arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Batch", "gather_rows"]
 
 
 class Batch(NamedTuple):
-    """T tokens of B requests, all int32.
+    """T tokens of B requests; every tensor is int32.
 
     token_ids       [T]
     positions       [T]; ascending by one within a request
@@ -29,6 +29,6 @@ class Batch(NamedTuple):
 
 
 def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows ``rows`` [R] of x [T, dim]: [R, dim]."""
+    """Return the rows of x [T, dim] that ``rows`` [R] selects: [R, dim]."""
     y: Tensor = ops.gather_rows(x, rows)
     return y

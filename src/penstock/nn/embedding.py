@@ -1,4 +1,4 @@
-"""The two ends of a language model: token ids to rows, rows to logits."""
+"""The embedding and the output head: token ids to rows, and rows to logits."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["Embedding", "LMHead", "VocabParallelEmbedding"]
 
 
 class Embedding(MatrixLayer):
-    """A table: ``weight`` [num_rows, dim]."""
+    """An embedding table: ``weight`` [num_rows, dim]."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [T] int32: [T, dim]."""
+        """Return the rows of ids [T] int32: [T, dim]."""
         y: Tensor = ops.embedding(ids, self.kernel_weight(), dim=self.cols)
         return y
 
 
 class VocabParallelEmbedding(Embedding):
-    """The token table, its rows split over the ranks; the partial results are summed."""
+    """The token table with its rows split over the ranks; the partial results are summed."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [T] int32: [T, dim], the same on every rank."""
+        """Return the rows of ids [T] int32: [T, dim], equal on every rank."""
         y: Tensor = ops.all_reduce(super().forward(ids))
         return y
 
 
 class LMHead(Linear):
-    """Hidden rows to logits, for the wanted rows alone.  ``tied`` shares that embedding's weight."""
+    """Hidden rows to logits, for only the wanted rows.  ``tied`` is an embedding whose weight is shared."""
 
     def __init__(
         self, in_features: int, vocab_size: int, bias: bool = False, *, tied: MatrixLayer | None = None
@@ -41,5 +41,5 @@ class LMHead(Linear):
             self.weight = tied.weight
 
     def forward(self, x: Tensor, output_rows: Tensor | None = None) -> Tensor:
-        """x [T, in_features], output_rows [R]: logits [R, vocab]."""
+        """Return the logits [R, vocab] of the rows ``output_rows`` [R] of x [T, in_features]; None selects all rows."""
         return super().forward(x if output_rows is None else gather_rows(x, output_rows))

@@ -1,4 +1,4 @@
-"""Linear layers, whole and split over ranks.  The world is one so far: a split layer holds every row or column."""
+"""Linear layers, whole or split over ranks.  There is one rank today, so a split layer holds every row or column."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["ColumnParallelLinear", "Linear", "RowParallelLinear"]
 
 
 class Linear(MatrixLayer):
-    """y = x W^T + b with ``weight`` [out_features, in_features] and ``bias`` [out_features] or None.
+    """A linear layer, y = x W^T + b, with ``weight`` [out_features, in_features] and ``bias`` [out_features] or None.
 
-    ``adapter``, when set, is called on x [T, in_features] and its result [T, out_features] is added to y.
+    ``adapter``, when set, is called with x [T, in_features], and its result [T, out_features] is added to y.
     """
 
     adapter: Callable[[Tensor], Tensor] | None
@@ -27,25 +27,25 @@ class Linear(MatrixLayer):
         self.adapter = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, in_features]: [T, out_features]."""
+        """Return y [T, out_features] of x [T, in_features]."""
         y: Tensor = ops.linear(x, self.kernel_weight(), self.bias, out_features=self.rows, scheme=self.scheme)
         if self.adapter is not None:
             y = y + self.adapter(x)
         return y
 
     def extra_repr(self) -> str:
-        """Shape and scheme, for print."""
+        """Return shape and scheme, for ``print``."""
         return f"{super().extra_repr()}, bias={self.bias is not None}"
 
 
 class ColumnParallelLinear(Linear):
-    """A linear whose output features are split over the ranks; each rank goes on with its own."""
+    """A linear whose output features are split over the ranks; each rank continues with its own part."""
 
 
 class RowParallelLinear(Linear):
     """A linear whose input features are split over the ranks; the partial results are summed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, this rank's in_features]: [T, out_features], the same on every rank."""
+        """Return y [T, out_features], equal on every rank, of x [T, this rank's in_features]."""
         y: Tensor = ops.all_reduce(super().forward(x))
         return y

@@ -1,4 +1,4 @@
-"""The base of layers and networks."""
+"""The base class of layers and networks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["Module"]
 
 
 class Module(nn.Module):
-    """``torch.nn.Module``, known to return a tensor when called."""
+    """``torch.nn.Module``, typed to return a tensor when called."""
 
     __call__: Callable[..., Tensor]

@@ -12,7 +12,7 @@ __all__ = ["LayerNorm", "RMSNorm"]
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [T, dim] or [T, heads, dim]."""
+    """The norm x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [T, dim] or [T, heads, dim]."""
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -20,17 +20,17 @@ class RMSNorm(Module):
         self.weight = nn.Parameter(torch.ones(dim), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, dim] or [T, heads, dim]: the same shape."""
+        """Normalise x [T, dim] or [T, heads, dim]; the result has the same shape."""
         y: Tensor = ops.rms_norm(x, self.weight, eps=self.eps)
         return y
 
     def extra_repr(self) -> str:
-        """Shapes, for print."""
+        """Return sizes, for ``print``."""
         return f"dim={self.dim}, eps={self.eps:g}"
 
 
 class LayerNorm(Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension of x [T, dim]."""
+    """The norm (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension of x [T, dim]."""
 
     def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class LayerNorm(Module):
         self.bias = nn.Parameter(torch.zeros(dim), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, dim]: the same shape."""
+        """Normalise x [T, dim]; the result has the same shape."""
         y: Tensor = ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
         return y
 
     def extra_repr(self) -> str:
-        """Shapes, for print."""
+        """Return sizes, for ``print``."""
         return f"dim={self.dim}, eps={self.eps:g}, bias={self.bias is not None}"

@@ -1,7 +1,7 @@
-"""Packing the matrices of a network for the kernels: which scheme each gets, and the bytes.
+"""Pack the matrices of a network for the kernels: the scheme of each, and its bytes.
 
-A linear gets the network's scheme, an output head the scheme's ``head``; a table that is not shared with a linear
-keeps the checkpoint's own float type.  The same rules as ``penstock.graph.passes.assign_scheme``, so that eager mode
+A linear gets the network's scheme, and an output head the scheme's ``head``.  A table that is not shared with a linear
+keeps the checkpoint's own float type.  ``penstock.graph.passes.assign_scheme`` has the same rules, so that eager mode
 and a bundle compute with the same bytes.
 """
 
@@ -30,23 +30,23 @@ _DTYPES = {torch.float32: layouts.F32, torch.float16: layouts.F16, torch.bfloat1
 
 @dataclass(frozen=True)
 class SharedMatrix:
-    """A matrix and the layers that compute with it: more than one when they are tied.  ``name`` is its first name."""
+    """A matrix and the layers that use it, more than one when they are tied.  ``name`` is its first name."""
 
     name: str
     layers: tuple[MatrixLayer, ...]
 
     @property
     def rows(self) -> int:
-        """Logical rows."""
+        """The number of logical rows."""
         return self.layers[0].rows
 
     @property
     def cols(self) -> int:
-        """Logical columns."""
+        """The number of logical columns."""
         return self.layers[0].cols
 
     def placement(self, scheme: str, table_dtype: str) -> tuple[str, int]:
-        """The scheme and the ``ps_layout`` that the matrix gets under the network's ``scheme``."""
+        """Return the scheme and the ``ps_layout`` of the matrix in a network with ``scheme``."""
         row = find_scheme(scheme)
         if any(isinstance(layer, LMHead) for layer in self.layers):
             row = find_scheme(row.head)
@@ -55,13 +55,13 @@ class SharedMatrix:
         return row.name, row.layout
 
     def set_packed(self, packed: Tensor, scheme: str) -> None:
-        """Hands the packed matrix to every layer."""
+        """Set the packed matrix in every layer."""
         for layer in self.layers:
             layer.set_packed(packed, scheme)
 
 
 def shared_matrices(network: nn.Module) -> Iterator[SharedMatrix]:
-    """The logical matrices of a network, tied layers together, in order of first use."""
+    """Yield the logical matrices of a network in order of first use; tied layers share one."""
     layers: dict[int, list[MatrixLayer]] = {}
     names: dict[int, str] = {}
     for path, module in network.named_modules():
@@ -77,7 +77,7 @@ def _empty(layout: int, rows: int, cols: int) -> Tensor:
 
 
 def pack_matrix(values: Tensor, layout: int) -> Tensor:
-    """``values`` [rows, cols] of float32, float16 or bfloat16 in ``layout``, quantized to nearest if it is integer."""
+    """Pack ``values`` [rows, cols] of float32, float16 or bfloat16; an integer ``layout`` rounds to nearest."""
     rows, cols = values.shape
     values = values.detach().contiguous()
     packed = _empty(layout, rows, cols)
@@ -88,7 +88,7 @@ def pack_matrix(values: Tensor, layout: int) -> Tensor:
 
 
 def pack_quantized(values: native.QuantizedRows, layout: int) -> Tensor:
-    """Values that are quantized already."""
+    """Pack values that are already quantized."""
     rows, cols = values.q.shape
     packed = _empty(layout, rows, cols)
     native.pack_quantized(core_context(), layout, rows, cols, 0, rows, values, packed.data_ptr())
@@ -101,10 +101,10 @@ def load_weights(
     table_dtype: str,
     read: Callable[[str, int], Tensor],
 ) -> None:
-    """Packs every matrix with what ``read(name, layout)`` makes of it, one at a time, and fills every vector.
+    """Set every matrix and vector of a network, one at a time, to what ``read(name, layout)`` returns.
 
-    ``read`` gets a checkpoint name and the layout wanted and returns the packed tensor, or for a vector (layout 0)
-    its float32 values; ``table_dtype`` ("f32", "f16", "bf16") is the type that embedding tables keep.
+    ``read`` gets a checkpoint name and a ``ps_layout`` and returns the packed tensor, or the float32 values of a vector
+    (layout 0).  ``table_dtype`` ("f32", "f16", "bf16") is the type that embedding tables keep.
     """
     for matrix in list(shared_matrices(network)):
         placed, layout = matrix.placement(scheme, table_dtype)
@@ -120,7 +120,7 @@ def load_weights(
 
 
 def pack_network(network: nn.Module, scheme: str, table_dtype: str = "f32") -> None:
-    """Packs the matrices of a network whose parameters are real."""
+    """Pack the matrices of a network whose parameters have values."""
     for matrix in list(shared_matrices(network)):
         placed, layout = matrix.placement(scheme, table_dtype)
         values: Tensor = matrix.layers[0].weight

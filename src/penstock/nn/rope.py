@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of a step, and turning heads by them."""
+"""Rotary positions: the angles of a step, and the rotation of heads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["RotaryEmbedding", "apply_rope", "inverse_frequencies"]
 
 
 class RotaryEmbedding(Module):
-    """Cosines and sines of the positions of a step.
+    """The cosines and sines of the positions of a step.
 
-    ``inv_freq`` [rotary_dim / 2] is a constant of the network: real even when the network is built on meta tensors.
+    ``inv_freq`` [rotary_dim / 2] is a constant of the network.  It has values even when the network is on meta tensors.
     """
 
     inv_freq: Tensor
@@ -30,25 +30,25 @@ class RotaryEmbedding(Module):
         self.register_buffer("inv_freq", torch.from_numpy(inverse_frequencies(rope)), persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """positions [T] int32: cosines, then sines, [T, rotary_dim]."""
+        """Return the cosines, then the sines, of positions [T] int32: [T, rotary_dim]."""
         y: Tensor = ops.rotary_embedding(positions, self.inv_freq, scaling=self.rope.attention_factor)
         return y
 
     def extra_repr(self) -> str:
-        """The kind of scaling, for print."""
+        """Return the type of scaling, for ``print``."""
         return f"type={self.rope.type}, theta={self.rope.theta:g}, rotary_dim={self.rope.rotary_dim}"
 
 
 def apply_rope(x: Tensor, cos_sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Turns x [T, heads, head_dim] by cos_sin [T, rotary_dim]: the same shape."""
+    """Rotate x [T, heads, head_dim] by cos_sin [T, rotary_dim]; the result has the same shape as x."""
     y: Tensor = ops.rope(x, cos_sin, interleaved=interleaved)
     return y
 
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """The angle per position of each pair of dimensions, float32 [rotary_dim / 2].
+    """Return the angle per position of each pair of dimensions, float32 [rotary_dim / 2].
 
-    Computed in double precision without vector instructions, so that an export has the same bytes everywhere.
+    Computed in double precision without vector instructions, so that an export has the same bytes on every machine.
     Raises UnsupportedError for an unknown rope type.
     """
     plain = [rope.theta ** -(2 * i / rope.rotary_dim) for i in range(rope.rotary_dim // 2)]
@@ -67,7 +67,7 @@ def _linear(plain: list[float], rope: RopeConfig) -> list[float]:
 
 
 def _llama3(plain: list[float], rope: RopeConfig) -> list[float]:
-    """Slow pairs are interpolated, fast ones kept, those between blended."""
+    """Llama 3's scaling: low frequencies are interpolated, high ones are kept, those between are blended."""
     scaled = []
     for frequency in plain:
         turns = rope.original_max_position_embeddings * frequency / (2 * math.pi)
@@ -78,7 +78,7 @@ def _llama3(plain: list[float], rope: RopeConfig) -> list[float]:
 
 
 def _yarn(plain: list[float], rope: RopeConfig) -> list[float]:
-    """As llama3, with a ramp over the index of the pair."""
+    """YaRN (Peng et al., arXiv 2309.00071): as llama3, but with a ramp over the index of the pair."""
     dim = rope.rotary_dim
 
     def pair_with(turns: float) -> float:
@@ -90,7 +90,7 @@ def _yarn(plain: list[float], rope: RopeConfig) -> list[float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
-        high += 0.001  # no division by zero
+        high += 0.001  # avoids a division by zero
     scaled = []
     for index, frequency in enumerate(plain):
         ramp = min(max((index - low) / (high - low), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""A layer with one weight matrix, logical when constructed, packed for the kernels in eager mode."""
+"""The base of layers with one weight matrix: logical when constructed, packed for the kernels in eager mode."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_ELEMENTS = 1 << 44
 class MatrixLayer(Module):
     """A layer whose parameter ``weight`` is a matrix [rows, cols].
 
-    Constructed, ``weight`` is a float parameter (meta under ``torch.device("meta")``).  After ``set_packed`` the
-    kernels read the packed bytes and ``weight`` is the dequantized float32 matrix, made anew at each look.
+    After construction ``weight`` is a float parameter (meta under ``torch.device("meta")``).  After ``set_packed`` the
+    kernels read the packed bytes, and each access to ``weight`` computes the dequantized float32 matrix.
     """
 
     scheme: str
@@ -36,18 +36,18 @@ class MatrixLayer(Module):
         self.register_buffer("packed_weight", None, persistent=False)
 
     def set_packed(self, packed: Tensor, scheme: str) -> None:
-        """Swaps the logical weight for ``packed``, a tensor as ``penstock.ops.reference.packing`` shapes it."""
+        """Replace the logical weight by ``packed``, a tensor in a shape of ``penstock.ops.reference.packing``."""
         self._parameters.pop("weight", None)
         self.packed_weight = packed
         self.scheme = scheme
 
     @property
     def is_packed(self) -> bool:
-        """Whether the kernels read packed bytes."""
+        """True if the kernels read packed bytes."""
         return self.packed_weight is not None
 
     def kernel_weight(self) -> Tensor:
-        """What ops read: the packed tensor, or the logical matrix."""
+        """Return the tensor that ops read: the packed one, or else the logical matrix."""
         return self.weight if self.packed_weight is None else self.packed_weight
 
     def __getattr__(self, name: str) -> Any:
@@ -57,5 +57,5 @@ class MatrixLayer(Module):
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:
-        """Shape and scheme, for print."""
+        """Return shape and scheme, for ``print``."""
         return f"weight=[{self.rows}, {self.cols}], scheme={self.scheme}"

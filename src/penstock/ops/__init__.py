@@ -1,1 +1,1 @@
-"""The op table: names, schemas, shape rules, references, and eager kernels."""
+"""The op table: names, schemas, shape rules, PyTorch references, and the native kernels as PyTorch ops."""

@@ -1,8 +1,8 @@
-"""Ops of users' own: written in PyTorch, run natively by the C function of the same name.
+"""Custom ops: written in PyTorch, and run natively by the C function of the same name.
 
-An op is declared by ``custom_op``, as in examples/custom_op/network.py.  Networks call what it returns; eager mode runs
-the kernel of a library that ``penstock.load_ops`` loaded, or the PyTorch function while there is none.  Capture writes
-the op's name and version into the graph, and whoever runs the bundle loads the library (docs/custom-ops.md).
+``custom_op`` declares an op, as in examples/custom_op/network.py, and returns the function that networks call.  Eager
+mode runs the kernel of a library that ``penstock.load_ops`` loaded, or else the PyTorch function.  Capture writes the
+op's name and version into the graph, and a process that runs the bundle loads the library (docs/custom-ops.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ops: dict[str, _CustomOp] = {}
 
 
 class _CustomOp(EagerOp):
-    """One op of a user's own: outputs are shaped as its PyTorch function shapes them."""
+    """One custom op.  The PyTorch function determines the shapes of its outputs."""
 
     def __init__(self, op: Op, reference: Callable[..., Any]) -> None:
         super().__init__(op, reference)
@@ -44,73 +44,77 @@ class _CustomOp(EagerOp):
         self._types = lru_cache(256)(self._infer)
 
     def _infer(self, inputs: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]) -> list[tuple[Any, torch.dtype]]:
-        metas = [None if one is None else torch.empty(one[0], dtype=one[1], device="meta") for one in inputs]
+        metas = [None if spec is None else torch.empty(spec[0], dtype=spec[1], device="meta") for spec in inputs]
         return [(tensor.shape, tensor.dtype) for tensor in _tuple_of(self.reference(*metas, **dict(attrs)))]
 
     def replace_reference(self, reference: Callable[..., Any]) -> None:
-        """From now on the op is this function, and has its shapes."""
+        """Replace the PyTorch function, and with it the shapes of the outputs."""
         self.reference = reference
         self._types.cache_clear()
 
     def allocate(self, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Fresh outputs, of the shapes that the PyTorch function gives."""
+        """Return new outputs with the shapes that the PyTorch function gives."""
         inputs = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
         return tuple(torch.empty(shape, dtype=dtype) for shape, dtype in self._types(inputs, tuple(attrs.items())))
 
     def fake(self, *tensors: Tensor | None, **attrs: Any) -> Any:
-        """The function itself, on tensors without values."""
+        """Run the PyTorch function on tensors without values."""
         return self.reference(*tensors, **attrs)
 
     def run(self, *tensors: Tensor | None, **attrs: Any) -> Any:
-        """The kernel of the loaded library, else the function."""
-        found = None if use_reference() else loaded_version(self.name)
-        if found is None:
+        """Run the kernel of a loaded library, or else the PyTorch function."""
+        loaded = None if use_reference() else loaded_version(self.name)
+        if loaded is None:
             return self.reference(*tensors, **attrs)
-        if found != (self.op.version, self.op.schema):
+        if loaded != (self.op.version, self.op.schema):
             raise UnsupportedError(
-                f"[{self.name}] expected version {self.op.version} {self.op.schema}, as declared, found version "
-                f"{found[0]} {found[1]} in the library that is loaded"
+                f"[{self.name}] expected version {self.op.version} {self.op.schema} as declared, found version "
+                f"{loaded[0]} {loaded[1]} in the loaded library"
             )
         return super().run(*tensors, **attrs)
 
 
-def _tuple_of(found: Any) -> tuple[Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _tuple_of(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def custom_op(
     name: str, *, version: int, schema: str, reference: Callable[..., Any], tolerance: float = 0.0
 ) -> Callable[..., Any]:
-    """Declares an op of one's own and returns it as a function of tensors (positional) and attributes (by keyword).
+    """Declare a custom op and return it as a function of tensors (positional) and attributes (by keyword).
 
     ``name`` is "owner::op"; ``version`` and ``schema`` are those of the library's op (core/include/penstock_op.h).
-    ``reference`` is the op in plain PyTorch, which says what it computes and what shapes come out: all outputs are new,
-    contiguous float32 or int32 tensors with equally many rows.  ``tolerance`` bounds the kernel's relative error
-    against it; 0 promises the same bits.  Declaring the same again, as a script that is read twice does, takes the
-    newer ``reference``.
+    ``reference`` is the op in plain PyTorch, which defines what it computes and the shapes of its outputs.  All outputs
+    are new, contiguous float32 or int32 tensors with the same number of rows.  ``tolerance`` bounds the relative error
+    of the kernel against the reference; 0 promises the same bits.  Declaring the same op again, as a script does that
+    is imported twice, replaces its ``reference``.
 
-    Raises InvalidArgumentError for a malformed name, version, schema or tolerance, and for another version or schema of
-    an op that is declared.
+    Raises InvalidArgumentError for a malformed name, version, schema or tolerance, and for an op that is already
+    declared with another version or schema.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 63 or name.startswith("penstock::"):
-        raise InvalidArgumentError(f'name: expected "owner::op" of small letters, digits and _, found {name!r:.80}')
+        raise InvalidArgumentError(
+            f'name: expected "owner::op" of lower-case letters, digits and _, found {name!r:.80}'
+        )
     check_integer(f"{name}: version", version, 1, 2**31 - 1)
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise InvalidArgumentError(
-            f'{name}: schema: expected a line as "(Tensor x, Weight? bias, *, float limit) -> Tensor", found '
+            f'{name}: schema: expected a line such as "(Tensor x, Weight? bias, *, float limit) -> Tensor", found '
             f"{schema!r:.200}"
         )
     if not callable(reference):
         raise InvalidArgumentError(f"{name}: reference: expected a function, found {type(reference).__name__}")
     if not (isinstance(tolerance, (int, float)) and math.isfinite(tolerance) and tolerance >= 0):
-        raise InvalidArgumentError(f"{name}: tolerance: expected 0 or more, found {tolerance!r:.60}")
+        raise InvalidArgumentError(f"{name}: tolerance: expected a finite number from 0, found {tolerance!r:.60}")
     op = Op(name, version, schema, float(tolerance))
     known = _ops.get(name)
     if known is None:
         add_custom_op(op)
         _ops[name] = _register(op, reference)
     elif (known.op.version, known.op.schema) != (version, schema):
-        raise InvalidArgumentError(f"{name}: version {known.op.version} {known.op.schema} is declared already")
+        raise InvalidArgumentError(
+            f"{name}: already declared as version {known.op.version} {known.op.schema}, found {version} {schema}"
+        )
     else:
         known.replace_reference(reference)
     owner, short = name.split("::")
@@ -119,7 +123,7 @@ def custom_op(
 
 
 def _register(op: Op, reference: Callable[..., Any]) -> _CustomOp:
-    """With PyTorch, as an op that capture sees whole."""
+    """Register the op with PyTorch, so that capture sees it as one node."""
     owner, short = op.name.split("::")
     if owner not in _libraries:
         _libraries[owner] = torch.library.Library(owner, "FRAGMENT")  # type: ignore[no-untyped-call]

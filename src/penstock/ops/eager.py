@@ -1,7 +1,7 @@
 """Eager mode: every op of the table as a PyTorch op, ``torch.ops.penstock.<name>``.
 
-On the CPU an op runs the native kernel, or its plain PyTorch reference under ``PENSTOCK_REFERENCE=1``; on meta
-tensors it runs its shape rule.  A weight argument is a tensor whose shape and dtype tell its layout
+On the CPU an op runs its native kernel, or its PyTorch reference when ``PENSTOCK_REFERENCE=1``; on meta tensors it runs
+its shape rule.  A weight argument is a tensor whose shape and dtype determine its layout
 (``penstock.ops.reference.packing``); a state is [num_pages, page_elements] of float32, bfloat16 or int8.
 """
 
@@ -49,7 +49,8 @@ _context: ContextVar[native.Context | None] = ContextVar("penstock_context", def
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a schema: ``kind`` is "tensor", "weight", "state", or of an attribute int, float, bool or str."""
+    """An argument of a schema.  ``kind`` is "tensor", "weight" or "state", or "int", "float", "bool" or "str" for an
+    attribute."""
 
     name: str
     kind: str
@@ -57,22 +58,22 @@ class Argument:
 
     @property
     def is_attr(self) -> bool:
-        """Whether it is an attribute."""
+        """True for an attribute."""
         return self.kind not in ("tensor", "weight", "state")
 
 
 @cache
 def parse_arguments(schema: str) -> tuple[Argument, ...]:
-    """The arguments of a schema of the op table, in order."""
+    """Return the arguments of a schema of the op table, in order."""
     kinds = {"Tensor": "tensor", "Weight": "weight", "State": "state", "State(a!)": "state"}
     text = schema[1 : schema.index(") ->")]
-    found = []
+    arguments = []
     for item in text.split(", "):
         if item != "*":
             type_name, name = item.split(" ")
             plain = type_name.removesuffix("?")
-            found.append(Argument(name, kinds.get(plain, plain), plain != type_name))
-    return tuple(found)
+            arguments.append(Argument(name, kinds.get(plain, plain), plain != type_name))
+    return tuple(arguments)
 
 
 @cache
@@ -81,13 +82,13 @@ def _default_context() -> native.Context:
 
 
 def core_context() -> native.Context:
-    """The native context that eager ops run in: that of ``use_context``, else one with default threads."""
+    """Return the native context that eager ops run in: that of ``use_context``, or else one with default threads."""
     return _context.get() or _default_context()
 
 
 @contextlib.contextmanager
 def use_context(context: native.Context) -> Iterator[None]:
-    """Runs the eager ops of the block in ``context``."""
+    """Run the eager ops of the block in ``context``."""
     token = _context.set(context)
     try:
         yield
@@ -96,7 +97,7 @@ def use_context(context: native.Context) -> Iterator[None]:
 
 
 class EagerOp:
-    """One op bound to its schema: splits a call into tensors and attributes and runs it."""
+    """One op of the table, which runs a call given as tensors and attributes."""
 
     def __init__(self, op: Op, reference: Callable[..., Any]) -> None:
         self.name = op.name
@@ -107,7 +108,7 @@ class EagerOp:
         self.reference = reference
 
     def allocate(self, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Fresh outputs, of the shapes that the table's rule gives."""
+        """Return new outputs with the shapes that the op's shape rule gives."""
         shapes = {
             argument.name: None if tensor is None else tensor.shape
             for argument, tensor in zip(self.tensors, tensors, strict=True)
@@ -123,13 +124,13 @@ class EagerOp:
         return None if not outputs else outputs[0] if len(outputs) == 1 else outputs
 
     def fake(self, *tensors: Tensor | None, **attrs: Any) -> Any:
-        """The outputs' shapes alone."""
+        """Return outputs that have only shapes, for meta tensors."""
         return self._result(self.allocate(tensors, attrs))
 
     def run(self, *tensors: Tensor | None, **attrs: Any) -> Any:
-        """The op on CPU tensors."""
+        """Run the op on CPU tensors."""
         self._check(tensors)
-        tensors = tuple(  # copies live until the kernel is done; a state or weight is never copied
+        tensors = tuple(  # holds the copies until the kernel is done; a state or weight is never copied
             _with_whole_rows(tensor) if argument.kind == "tensor" else tensor
             for argument, tensor in zip(self.tensors, tensors, strict=True)
         )
@@ -166,7 +167,7 @@ def _describe(
 
 
 def _with_whole_rows(tensor: Tensor | None) -> Tensor | None:
-    """``tensor`` itself when only its first dimension is strided, as kernels take it; else a copy."""
+    """Return ``tensor`` itself if only its first dimension is strided, which kernels accept; else a contiguous copy."""
     if tensor is None or tensor.is_contiguous() or (tensor.ndim > 1 and tensor[0:1].is_contiguous()):
         return tensor
     return tensor.contiguous()
@@ -199,7 +200,7 @@ def _describe_weight(
     layout = reference.layout_of_tensor(weight)
     if op == "linear" and weight.ndim == 2 and weight.is_floating_point():
         raise InvalidArgumentError(
-            "[linear] weight: expected packed tiles, found a logical matrix; pack the network first"
+            "[linear] weight: expected packed tiles, found a logical matrix. Pack the network first."
         )
     return native.CoreTensor(weight.data_ptr(), _DTYPES[weight.dtype], dims, dims[1], layout)
 
@@ -207,7 +208,9 @@ def _describe_weight(
 def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) -> native.CoreTensor:
     first = tensors[0]
     if first is None or state.dtype not in _KV_LAYOUTS or not state.is_contiguous():
-        raise InvalidArgumentError(f"[{op}] state: expected contiguous float32, bfloat16 or int8, found {state.dtype}")
+        raise InvalidArgumentError(
+            f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, found {state.dtype}"
+        )
     head_dim = first.shape[2]
     num_kv_heads = first.shape[1] if op == "kv_append" else state.shape[1] // page_elements(state.dtype, 1, head_dim)
     expected = page_elements(state.dtype, num_kv_heads, head_dim)
@@ -218,7 +221,7 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
 
 
 def torch_schema(schema: str) -> str:
-    """The table's schema in the words of torch.library."""
+    """Return a schema of the table in the syntax of torch.library."""
     return schema.replace("Weight", "Tensor").replace("State(a!)", "Tensor(a!)").replace("State", "Tensor")
 
 
@@ -234,4 +237,4 @@ _LIBRARY: Final = torch.library.Library("penstock", "DEF")  # type: ignore[no-un
 _register(_LIBRARY)
 
 ops: Final[Any] = torch.ops.penstock
-"""The ops as functions; importing it from here makes sure that they are registered."""
+"""The ops as functions.  Importing this name makes sure that they are registered."""

@@ -1,10 +1,10 @@
-"""The shape rule of every op: shapes in, shapes out, or an error that names the op, what it expected and found.
+"""The shape rule of every op: from the shapes of its inputs to those of its outputs, or to an error.
 
-One rule serves the fakes of eager mode, capture and the tests; the native core infers the same again.  Sizes
-are ints or symbolic ints: a rule compares the sizes that a network fixes and leaves those that a step decides
-(tokens, requests, rows) alone, save where two arguments must agree.  Knows no tensors.
+One rule serves meta tensors in eager mode, capture and the tests; the native core infers the shapes again.  Sizes are
+ints or symbolic ints.  A rule checks the sizes that a network fixes.  It checks the sizes that a step decides (tokens,
+requests, rows) only where two arguments must agree.  This module works on shapes and does not import tensors.
 
-A weight's shape is checked when it is logical, that is [rows, cols] or [n]; packed bytes are the core's affair.
+A weight's shape is checked when it is logical, that is [rows, cols] or [n]; the core checks packed weights.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape | None]
 Attrs = Mapping[str, Any]
 
-# Every output is float32 but these.
+# Outputs are float32 except these.
 OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {"argmax": ("int32",), "topk": ("float32", "int32")}
 
 
 def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Attrs) -> list[Shape]:
-    """The shapes of the outputs of ``op``, given its tensor arguments' shapes by name and its attributes.
+    """Return the shapes of the outputs of ``op``, given the shapes of its tensor arguments by name and its attributes.
 
     Raises InvalidArgumentError ("[op] argument: expected ..., found ...").
     """
@@ -39,8 +39,8 @@ def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgume
 def _tensor(op: str, shapes: Shapes, name: str, *ranks: int) -> Shape:
     shape = shapes[name]
     if shape is None or len(shape) not in ranks:
-        wanted = " or ".join(str(rank) for rank in ranks)
-        raise _fail(op, name, f"{wanted} dimensions", "nothing" if shape is None else list(shape))
+        expected = " or ".join(str(rank) for rank in ranks)
+        raise _fail(op, name, f"{expected} dimensions", "none" if shape is None else list(shape))
     return shape
 
 
@@ -61,7 +61,7 @@ def _same(op: str, shapes: Shapes, first: str, second: str, *ranks: int) -> Shap
 def _step(op: str, shapes: Shapes, num_tokens: int, attrs: Attrs) -> None:
     positions = _tensor(op, shapes, "positions", 1)
     if positions[0] != num_tokens:
-        raise _fail(op, "positions", f"one of each of {num_tokens} tokens", list(positions))
+        raise _fail(op, "positions", f"shape [{num_tokens}], one position per token", list(positions))
     _tensor(op, shapes, "request_starts", 1)
     groups = _tensor(op, shapes, "page_tables", 3)[0]
     if not 0 <= attrs["group"] < groups:

@@ -1,12 +1,12 @@
-"""The op table: every op that a network may be made of.
+"""The op table: every op that a network can use.
 
-A row is a name, a version, a schema and a tolerance; the reference of op ``x`` is the function ``x`` of
-``penstock.ops.reference``, its kernel is found by the same name in the native core.  Eager mode, capture,
-the bundle and the op tests are driven from here.  This module knows no tensors and imports no PyTorch.
+A row is a name, a version, a schema and a tolerance.  The reference of op ``x`` is the function ``x`` of
+``penstock.ops.reference``; its kernel in the native core has the same name.  Eager mode, capture, the bundle format and
+the op tests are driven from this table.  This module does not import tensors or PyTorch.
 
 The schema language is that of ``torch.library`` with two more argument types: ``Weight`` (a parameter in a
-packed layout) and ``State`` (KV pages, written in place when marked ``(a!)``).  The native core carries the
-same strings; a test compares them.
+packed layout) and ``State`` (KV pages, written in place when marked ``(a!)``).  The native core contains the
+same strings, and a test compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 
 @dataclass(frozen=True)
 class Op:
-    """One row: ``tolerance`` bounds the relative error of a kernel against the float64 reference."""
+    """A row of the table.  ``tolerance`` bounds the relative error of a kernel against the float64 reference."""
 
     name: str
     version: int
@@ -61,35 +61,39 @@ _CUSTOM: dict[str, Op] = {}
 
 
 def find_op(name: str) -> Op:
-    """The row named ``name``, of the table, or of a user's own op that is declared or loaded; KeyError names it."""
-    found = _BY_NAME.get(name) or _CUSTOM.get(name)
-    if found is not None:
-        return found
+    """Return the row of an op of the table, or of a custom op that is declared or loaded.
+
+    Raises KeyError, which names the op and those that exist.
+    """
+    op = _BY_NAME.get(name) or _CUSTOM.get(name)
+    if op is not None:
+        return op
     loaded = loaded_version(name)
     if loaded is None:
-        raise KeyError(f"[{name}] is not in the op table; it has {', '.join(sorted({**_BY_NAME, **_CUSTOM}))}")
+        known = ", ".join(sorted({**_BY_NAME, **_CUSTOM}))
+        raise KeyError(f"[{name}] expected an op of the op table, which has {known}")
     return Op(name, *loaded, 0.0)
 
 
 def add_custom_op(op: Op) -> None:
-    """A row beside the table, of an op of a user's own: "owner::op"."""
+    """Add the row of a custom op, named "owner::op"."""
     _CUSTOM[op.name] = op
 
 
 def is_custom_op(name: str) -> bool:
-    """Whether a user's own op of that name is declared."""
+    """Return True if a custom op of that name is declared."""
     return name in _CUSTOM
 
 
 def loaded_version(name: str) -> tuple[int, str] | None:
-    """Version and schema of a user's own op in the libraries that are loaded; None where there is none."""
+    """Return the version and the schema of a custom op in the loaded libraries; None when no library has it."""
     if "::" not in name:
         return None
-    from penstock.core.native import op_schemas  # here: the table alone needs no core
+    from penstock.core.native import op_schemas  # imported here: the table must not load the core
 
     for text in op_schemas()[len(OPS) :]:
-        found, _, schema = text.partition(" ")
-        known, _, version = found.rpartition(".")
+        versioned, _, schema = text.partition(" ")
+        known, _, version = versioned.rpartition(".")
         if known == name:
             return int(version), schema
     return None

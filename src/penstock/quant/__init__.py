@@ -1,1 +1,1 @@
-"""Quantization: schemes, and the methods that choose integers and scales."""
+"""Quantization: the table of schemes, and the methods that choose integers and scales."""

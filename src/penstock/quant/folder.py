@@ -1,4 +1,4 @@
-"""How a quantized folder stores its weights, and how the folder appears: whole or not at all."""
+"""The tensors and the config of a quantized folder, and the atomic creation of folders."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 
 QUANTIZED_VERSION: Final = 2
 PARTIAL_SUFFIX: Final = ".partial"
-_RANDOM_CHARS: Final = 8  # of tempfile
+_RANDOM_CHARS: Final = 8  # that tempfile puts into a name
 _GRACE_SECONDS: Final = 5.0
 
 
 def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[TensorEntry]:
-    """The tensors that a quantized weight becomes: values, scales and, of 4 bit, steps and offsets."""
+    """Return the tensors that store a quantized weight: values, scales and, for 4 bit, steps and offsets."""
     scale = TensorEntry(f"{name}_scale", "F32", (rows,))
     if scheme.weight_bits == 8:
         return [TensorEntry(name, "I8", (rows, cols)), scale]
@@ -40,7 +40,7 @@ def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[T
 
 
 def add_quantized(writer: TensorWriter, name: str, scheme: Scheme, rows: QuantizedRows) -> None:
-    """Rows of a quantized weight, as the folder stores them."""
+    """Write rows of a quantized weight to the tensors of ``quantized_entries``."""
     writer.add(name, stored_values(scheme, rows.q))
     writer.add(f"{name}_scale", rows.scales)
     if rows.groups is not None:
@@ -48,16 +48,17 @@ def add_quantized(writer: TensorWriter, name: str, scheme: Scheme, rows: Quantiz
 
 
 def quantized_config(config: dict[str, Any], scheme: str, dtype: str) -> bytes:
-    """config.json of the quantized folder: the original's, and how it was quantized."""
+    """Return config.json of the quantized folder: the original's with a ``quantization_config``."""
     section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
     return (json.dumps(config | {"quantization_config": section}, indent=2) + "\n").encode()
 
 
 @contextlib.contextmanager
 def private_folder(final: Path) -> Iterator[Path]:
-    """A folder beside ``final`` for what is half made; it goes however the block ends, and with it all it holds.
+    """Make a temporary folder beside ``final`` and remove it, with its contents, at the end of the block.
 
-    It is locked meanwhile: what was killed left an unlocked one, which the next maker of ``final`` removes.
+    The folder is locked during the block.  A killed process leaves an unlocked one, which the next call for the same
+    ``final`` removes.
     """
     _remove_abandoned(final)
     try:
@@ -73,7 +74,7 @@ def private_folder(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether the folder's lock could be had, which is held for the block.  Not every file system has such locks."""
+    """Lock a folder for the block; yields False if that failed.  Some file systems do not support such locks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         try:
@@ -92,9 +93,9 @@ def _remove_abandoned(final: Path) -> None:
         for path in final.parent.iterdir():
             if not (path.name.startswith(prefix) and path.name.endswith(PARTIAL_SUFFIX) and len(path.name) == size):
                 continue
-            with contextlib.suppress(OSError):  # locked, or gone
+            with contextlib.suppress(OSError):  # locked or already removed
                 if time.time() - path.stat().st_mtime < _GRACE_SECONDS:
-                    continue  # it may not be locked yet
+                    continue  # just created, perhaps before its lock is taken
                 with _locked(path) as is_abandoned:
                     if is_abandoned:
                         shutil.rmtree(path, ignore_errors=True)
@@ -102,7 +103,7 @@ def _remove_abandoned(final: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """A folder that becomes ``final`` when the block ends well, and vanishes when it does not."""
+    """Make a folder that is renamed to ``final`` when the block succeeds, and removed when it raises."""
     _check_new(final)
     with private_folder(final) as temporary:
         try:
@@ -118,4 +119,4 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 def _check_new(final: Path) -> None:
     if final.exists() or final.is_symlink():
-        raise InvalidArgumentError(f"{final}: expected a folder that does not exist yet")
+        raise InvalidArgumentError(f"{final}: expected a new folder, but it already exists")

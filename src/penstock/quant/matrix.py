@@ -1,4 +1,4 @@
-"""One matrix to integers and scales, in pieces of rows, by the packer that makes bundles."""
+"""Quantize one matrix to integers and scales, in runs of rows, with the packer that also makes bundles."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from penstock.quant.scheme import GROUP_LEN, Scheme
 if TYPE_CHECKING:
     from penstock.core.native import Context
 
-__all__ = ["group_shape", "joined", "quantize_rows", "stored_values"]
+__all__ = ["concatenate_rows", "group_shape", "quantize_rows", "stored_values"]
 
 _PIECE_VALUES: Final = 1 << 23
 
 
 def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype: str) -> Iterator[QuantizedRows]:
-    """The matrix as integers, in runs of rows.
+    """Quantize a matrix and yield it in runs of rows.
 
-    ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  Rows are rounded by
-    the packer and taken out of its layout again, so that packing the result gives the same bytes as packing the
-    matrix.
+    ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  The packer rounds the
+    rows and they are unpacked again, so that packing the result gives the same bytes as packing the matrix.
     """
     rows, cols = matrix.shape
     step = max(TILE_ROWS, _PIECE_VALUES // max(cols, 1) // TILE_ROWS * TILE_ROWS)
@@ -39,8 +38,8 @@ def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype:
         yield native.unpack_quantized(context, scheme.layout, num_rows, cols, 0, num_rows, packed)
 
 
-def joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
-    """Runs of rows, one after another."""
+def concatenate_rows(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
+    """Concatenate runs of rows."""
     groups = [piece.groups for piece in pieces if piece.groups is not None]
     return QuantizedRows(
         np.concatenate([piece.q for piece in pieces]),
@@ -50,7 +49,8 @@ def joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
 
 
 def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:
-    """As a checkpoint stores them: int8 as they are; 4 bit two to a byte, the even column in the low half."""
+    """Return values as a checkpoint stores them: int8 unchanged; 4-bit values two per byte, the even column in the low
+    half."""
     if scheme.weight_bits == 8:
         return values
     rows, cols = values.shape
@@ -61,5 +61,5 @@ def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:
 
 
 def group_shape(rows: int, cols: int) -> tuple[int, int, int]:
-    """The shape of the steps and offsets of a 4-bit matrix."""
+    """Return the shape of the steps and offsets of a 4-bit matrix."""
     return (rows, -(-cols // GROUP_LEN), 2)

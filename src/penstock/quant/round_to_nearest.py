@@ -1,12 +1,12 @@
-"""Round to nearest: the quantization that needs no data.
+"""Round to nearest: quantization without calibration data.
 
     network = penstock.load_network("model")
     algorithm = RoundToNearest(RoundToNearestConfig(scheme="w4a8"))
-    algorithm.apply(network)     # weights on the grid of the scheme, still floats: look at them, measure them
+    algorithm.apply(network)     # weights on the grid of the scheme, still floats: inspect or measure them
     algorithm.convert(network)   # the kernels read integers
     algorithm.save("model-w4a8")
 
-Layers are told apart by what they are called and what they have, because ``penstock.nn`` lies above this package.
+Layers are recognised by their class names and attributes, because ``penstock.nn`` is above this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.ops.reference import shape_packed
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
-from penstock.quant.matrix import joined, quantize_rows
+from penstock.quant.matrix import concatenate_rows, quantize_rows
 from penstock.quant.scheme import GROUP_LEN, Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
@@ -38,7 +38,7 @@ _DTYPES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "b
 
 @dataclass(frozen=True)
 class RoundToNearestConfig:
-    """``scheme`` is w8a16, w8a8, w4a16 or w4a8."""
+    """The configuration: ``scheme`` is w8a16, w8a8, w4a16 or w4a8."""
 
     scheme: str
 
@@ -59,7 +59,7 @@ def _is_a(layer: nn.Module, kind: str) -> bool:
 
 
 def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
-    """The tensor's bytes for the packer, and its element type."""
+    """Return a tensor's values (f16 and bf16 as their bits) for the packer, and the name of its element type."""
     tensor = tensor.detach().cpu().contiguous()
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -70,7 +70,7 @@ def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
 
 
 def _values_of(rows: QuantizedRows) -> NDArray[np.float32]:
-    """The float32 values that a kernel computes with."""
+    """Return the float32 values that a kernel computes with."""
     integers = rows.q.astype(np.float32)
     if rows.groups is not None:
         steps, offsets = rows.groups[..., 0].view(np.uint8), rows.groups[..., 1]
@@ -80,7 +80,10 @@ def _values_of(rows: QuantizedRows) -> NDArray[np.float32]:
 
 
 class RoundToNearest:
-    """Quantizes the linear layers of a network; the output head as the scheme says, embeddings only when tied to it."""
+    """Quantizes the linear layers of a network.
+
+    The output head gets the scheme's ``head``.  An embedding is quantized only when it is tied to the output head.
+    """
 
     def __init__(self, config: RoundToNearestConfig) -> None:
         self.config = config
@@ -90,7 +93,7 @@ class RoundToNearest:
     def apply(self, network: nn.Module) -> nn.Module:
         """Round every linear weight to the grid of its scheme, in place; the network still computes in floats.
 
-        Raises InvalidArgumentError when there is nothing to quantize: no linear layers, or packed ones.
+        Raises InvalidArgumentError when the network has no linear layer with float weights.
         """
         scheme = find_scheme(self.config.scheme)
         shared: dict[int, tuple[str, list[Any]]] = {}
@@ -113,7 +116,7 @@ class RoundToNearest:
     def _round(self, context: native.Context, name: str, scheme: Scheme, layers: list[Any]) -> None:
         weight = layers[0].weight
         array, dtype = as_array(weight)
-        rows = joined(list(quantize_rows(context, scheme, array, dtype)))
+        rows = concatenate_rows(list(quantize_rows(context, scheme, array, dtype)))
         self._quantized[name] = _Quantized(scheme, tuple(layers), rows)
         rounded = torch.from_numpy(_values_of(rows))
         parameter = nn.Parameter(rounded.to(weight.device), requires_grad=False)
@@ -121,7 +124,7 @@ class RoundToNearest:
             layer.weight = parameter
 
     def convert(self, network: nn.Module) -> nn.Module:
-        """Hand the integers to the kernels, in place.  ``network`` is the one that ``apply`` rounded."""
+        """Replace the weights by packed integers, in place.  ``network`` is the one that ``apply`` rounded."""
         self._check_applied(network)
         with native.Context() as context:
             for entry in self._quantized.values():
@@ -136,16 +139,16 @@ class RoundToNearest:
 
     def _check_applied(self, network: nn.Module) -> None:
         if self._network is None or network is not self._network:
-            raise InvalidArgumentError("network: expected the one that apply was called with", param="network")
+            raise InvalidArgumentError("network: expected the network that apply was called with", param="network")
 
     def save(self, path: Path | str, side_files: Mapping[str, bytes] | None = None) -> None:
         """Write a folder that loads wherever a checkpoint does; ``path`` must not exist.
 
-        ``side_files`` are the original's config.json (required), tokenizer and generation files by name; a network of
-        ``penstock.load_network`` remembers its own.  The folder appears whole or not at all.
+        ``side_files``: the original's config.json (required), tokenizer and generation files by name; the default is
+        the files that ``penstock.load_network`` stored in the network.  The folder appears complete or not at all.
         """
         if self._network is None:
-            raise InvalidArgumentError("save: expected a network that was quantized by apply, found none", param="save")
+            raise InvalidArgumentError("save: expected a network that apply has quantized, found none", param="save")
         if side_files is None:
             side_files = getattr(self._network, "side_files", {})
         if "config.json" not in side_files:

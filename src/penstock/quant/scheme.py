@@ -1,7 +1,6 @@
-"""Schemes: how the weights of linear layers are stored and how their activations are rounded.
+"""The table of schemes: how linear layers store their weights and round their activations.
 
-A scheme is chosen per bundle.  ``docs/quantization.md`` describes each; ``docs/numerics.md`` gives the
-arithmetic.
+A bundle has one scheme.  ``docs/quantization.md`` describes each scheme; ``docs/numerics.md`` gives the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "q
 
 @dataclass(frozen=True)
 class Scheme:
-    """One row of the table.
+    """A row of the table.
 
-    ``group_len`` is the number of columns that share a step and an offset in units of the row's scale (0: none do);
-    ``activation_bits`` is 32 (float32, kept), 16 (bf16; with integer weights 16-bit integers, one scale per token) or
-    8 (int8, one scale per token);
-    ``layout`` is the ``ps_layout`` of a linear weight; ``head`` names the scheme of the output head (and so
-    of an embedding tied to it); ``version`` counts changes of the packed values, and is part of cache keys.
+    ``group_len``: the number of columns that share a step and an offset in units of the row's scale; 0 for none.
+    ``activation_bits``: 32 (float32, not rounded), 16 (bf16; with integer weights 16-bit integers with one scale per
+    token) or 8 (int8 with one scale per token).
+    ``layout``: the ``ps_layout`` of a linear weight.
+    ``head``: the scheme of the output head, and of an embedding that is tied to it.
+    ``version``: counts changes of the packed values, and is part of cache keys.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Scheme:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights are integers with scales."""
+        """True if weights are integers with scales."""
         return self.weight_bits <= 8
 
 
@@ -56,7 +56,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme called ``name``; InvalidArgumentError lists the table."""
+    """Return the scheme called ``name``; InvalidArgumentError lists those that exist."""
     scheme = SCHEMES.get(name)
     if scheme is None:
         raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}", param="scheme")
@@ -64,7 +64,7 @@ def find_scheme(name: str) -> Scheme:
 
 
 def quantizing_scheme(name: str) -> Scheme:
-    """The scheme called ``name`` if its weights are integers; InvalidArgumentError lists those that qualify."""
+    """Return the scheme called ``name`` if its weights are integers; InvalidArgumentError lists those that qualify."""
     scheme = find_scheme(name)
     if not scheme.quantized:
         names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
@@ -75,7 +75,7 @@ def quantizing_scheme(name: str) -> Scheme:
 
 
 def default_scheme(dtype: str) -> str:
-    """The scheme of a checkpoint of element type ``dtype`` ("f32", "f16", "bf16"): its own type."""
+    """Return the scheme that keeps the element type ``dtype`` ("f32", "f16", "bf16") of a checkpoint."""
     if dtype not in ("f32", "f16", "bf16"):
         raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}", param="dtype")
     return dtype

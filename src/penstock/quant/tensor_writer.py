@@ -1,6 +1,6 @@
-"""Writes a safetensors file as a stream: the header is known before the first tensor is.
+"""Write a safetensors file as a stream: the header is written before the first tensor is available.
 
-The safetensors library wants every tensor in memory at once; a quantized checkpoint passes through in pieces.
+The safetensors library needs every tensor in memory at once; a quantized checkpoint is written in pieces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALIGNMENT: Final = 64
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor to come: ``dtype`` as the format spells it ("F32", "F16", "BF16", "I8", "U8")."""
+    """A tensor of the file: ``dtype`` as the format spells it ("F32", "F16", "BF16", "I8", "U8")."""
 
     name: str
     dtype: str
@@ -34,19 +34,19 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file."""
+        """The size of the tensor in the file."""
         return int(np.prod(self.shape, dtype=np.int64)) * _ELEMENT_BYTES[self.dtype]
 
 
 class TensorWriter:
     """Writes the tensors of ``entries``, in any order and each in pieces.
 
-    The whole file is reserved at once, so that a full disk is found before the work is done.  Raises FileAccessError
-    when the file cannot be written.  The caller removes what is half made.
+    The space of the whole file is allocated at once, so that a full disk is found before the work is done.  Raises
+    FileAccessError when the file cannot be written; the caller then removes the incomplete file.
     """
 
     def __init__(self, path: Path, entries: Sequence[TensorEntry]) -> None:
-        # Widest elements first keeps every tensor aligned without holes, which the format forbids.
+        # Tensors with the widest elements come first: each is aligned without padding, which the format forbids.
         ordered = sorted(entries, key=lambda entry: (-_ELEMENT_BYTES[entry.dtype], entry.name))
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         offset = 0
@@ -69,13 +69,13 @@ class TensorWriter:
         self._write(struct.pack("<Q", len(text)) + text, 0)
 
     def add(self, name: str, piece: NDArray[Any]) -> None:
-        """The next piece of tensor ``name``: an array of the bytes as they are to be stored."""
+        """Write the next piece of tensor ``name``: an array with the bytes that the file stores."""
         if piece.size == 0:
             return
         data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
         at = self._cursor[name]
         if at + len(data) > self._end[name]:
-            raise InternalError(f"{self._path.name}: more bytes for tensor {name!r} than its shape has")
+            raise InternalError(f"{self._path.name}: tensor {name!r} has more bytes than its shape allows")
         self._cursor[name] = at + len(data)
         self._write(data, at)
 
@@ -90,7 +90,7 @@ class TensorWriter:
             raise FileAccessError(f"{self._path}: {error.strerror}") from None
 
     def close(self) -> int:
-        """Sync and close; returns the file's size."""
+        """Sync and close the file; return its size in bytes."""
         missing = [name for name, at in self._cursor.items() if at != self._end[name]]
         try:
             os.fsync(self._descriptor)
@@ -99,5 +99,5 @@ class TensorWriter:
         finally:
             os.close(self._descriptor)
         if missing:
-            raise InternalError(f"{self._path.name}: tensor {missing[0]!r} was not written in full")
+            raise InternalError(f"{self._path.name}: tensor {missing[0]!r} is incomplete")
         return self.num_bytes

@@ -1,6 +1,6 @@
-"""Makes a bundle from a checkpoint in a child process, so that PyTorch never enters the process that serves.
+"""Build a bundle from a checkpoint in a child process, so that the serving process never loads PyTorch.
 
-The child reports its progress as one JSON object a line; a failure comes back as the error it raised there.
+The child reports its progress as one JSON object per line.  An error in the child is raised here with its own class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _JOIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a build is: ``stage`` is "capture", "pack" or "write"; ``done`` of ``total`` bytes (0: unknown)."""
+    """The progress of a build: ``stage`` is "capture", "pack", "write" or "wait" (for another process that builds the
+    same bundle); ``done`` and ``total`` count bytes, and ``total`` 0 is unknown."""
 
     stage: str
     done: int = 0
@@ -51,22 +52,22 @@ def build_in_child(
     tail: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Export ``source`` to the bundle ``out`` in a child process; returns the child's report.
+    """Export ``source`` to the bundle ``out`` in a child process; return the child's report.
 
-    ``network`` is "file.py:Class" or None; ``tail`` as ``export_bundle`` has it.  Raises the PenstockError that the
-    child raised; UnsupportedError when PyTorch is not installed; InternalError with the end of the child's stderr when
-    it died.  An interrupt kills the child and everything it started within a second, and leaves nothing.
-    UnsupportedError in a child that exports already.
+    ``network`` is "file.py:Class" or None; ``tail`` as in ``export_bundle``.  Raises the PenstockError that the child
+    raised, UnsupportedError when PyTorch is not installed or this process is itself an export, and InternalError with
+    the last lines of the child's stderr when the child died.  An interrupt kills the child and every process that it
+    started within a second, and leaves no file behind.
     """
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
-            "making a bundle from a checkpoint folder needs PyTorch, which is not installed: "
-            "pip install 'penstock[torch]', or use a .psm bundle"
+            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run `pip install "
+            "'penstock[torch]'`, or use a .psm bundle."
         )
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
-        raise FileAccessError(f"{final}: expected a file name in a folder that exists")
+        raise FileAccessError(f"{final}: expected a file name in an existing folder")
     with private_folder(final) as folder:
         command = [sys.executable, "-P", "-m", "penstock.graph.export_child", "--child"]
         command += [] if scheme is None else ["--scheme", scheme]
@@ -74,14 +75,14 @@ def build_in_child(
         command += [] if tail is None else ["--tail", tail]
         command += ["--", os.fspath(source), str(folder / final.name)]
         with _running(command) as child:
-            errors_said: deque[str] = deque(maxlen=_TAIL_LINES)
-            reader = threading.Thread(target=_keep_tail, args=(child.stderr, errors_said), daemon=True)
+            stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
+            reader = threading.Thread(target=_keep_tail, args=(child.stderr, stderr_lines), daemon=True)
             reader.start()
             last = _follow(child, progress)
             code = child.wait()
             reader.join(timeout=_JOIN_SECONDS)
         if code != 0 or "report" not in last:
-            raise _failure(last, code, list(errors_said), (str(folder / final.name), str(final)))
+            raise _failure(last, code, list(stderr_lines), (str(folder / final.name), str(final)))
         try:
             os.replace(folder / final.name, final)
         except OSError as error:
@@ -92,9 +93,9 @@ def build_in_child(
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """The child in a session of its own: a Ctrl-C reaches this process alone, which then ends the child's group.
+    """Run the child in a session of its own: Ctrl-C reaches only this process, which then kills the child's group.
 
-    The child holds the other end of its stdin: when this process dies, it sees the end of the stream and goes too.
+    The child watches its stdin, a pipe from this process: when this process dies, the child reads its end and exits.
     """
     child = subprocess.Popen(
         command,
@@ -120,7 +121,7 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def _environment() -> dict[str, str]:
-    """This environment, with the folder that this package was imported from on the path."""
+    """Return this environment, with the folder that this package was imported from in PYTHONPATH."""
     home = str(Path(__file__).parents[2])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if home not in paths:
@@ -130,18 +131,18 @@ def _environment() -> dict[str, str]:
 
 def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:
     if stream is not None:
-        with contextlib.suppress(ValueError):  # closed while we read: the child was killed
+        with contextlib.suppress(ValueError):  # the stream was closed during the read, because the child was killed
             tail.extend(line.rstrip() for line in stream)
 
 
 def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None) -> dict[str, Any]:
-    """Hand on the child's progress; returns its last message that is no progress."""
+    """Forward the child's progress; return its report or its error."""
     last: dict[str, Any] = {}
     for line in child.stdout or ():
         try:
             message = json.loads(line)
         except ValueError:
-            continue  # a print in a user's network script
+            continue  # printed by a user's network script
         if not isinstance(message, dict):
             continue
         if "stage" in message:
@@ -153,16 +154,16 @@ def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None) -> 
 
 
 def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str, str]) -> PenstockError:
-    """What the child said, with the file's own name for that which it had while it was made."""
+    """Return the child's error.  ``names`` are the file's temporary and final names; the message gets the final one."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
         return kind(str(last.get("message")).replace(*names), param=last.get("param"))
     if code < 0:
-        reason = f"was ended by {signal.Signals(-code).name}"
+        reason = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             reason += " (out of memory?)"
         if code == -signal.SIGBUS:
             reason += " (did a file of the checkpoint shrink?)"
     else:
-        reason = f"ended with status {code}"
-    return InternalError("\n".join([f"the process that makes the bundle {reason}; its last lines:", *tail]))
+        reason = f"exited with status {code}"
+    return InternalError("\n".join([f"The export process {reason}. Its last output:", *tail]))

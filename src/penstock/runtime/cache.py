@@ -1,8 +1,8 @@
-"""Bundles made from checkpoint folders, kept for the next time.
+"""The cache of bundles that were built from checkpoint folders.
 
-One folder holds ``KEY.psm`` (the bundle), ``KEY.json`` (where it came from; its time is when it was last used)
-and ``KEY.lock`` (held while one process builds).  Bundles appear by rename, so a kill at any point leaves the
-cache sound; what it left half made is removed by the next build.
+One folder holds ``KEY.psm`` (the bundle), ``KEY.json`` (its source; the modification time is the time of the last use)
+and ``KEY.lock`` (locked while a process builds).  A bundle appears by rename, so a kill at any point leaves the cache
+valid; the next build removes incomplete files.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from penstock.runtime.verify import forget_verified, open_verified, remember_ver
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
 
 CACHE_VERSION: Final = 2
-"""Counts changes of what a bundle of the same versions holds: format, passes, packing."""
+"""Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.05
 _FRESH_SECONDS: Final = 60.0
-"""A bundle found this recently may not be open yet: it is never removed to make room."""
+"""A bundle that was found this recently may not be open yet, so it is never removed to make room."""
 _LOG: Final = logging.getLogger("penstock.cache")
 _KEY_PATTERN: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A kept bundle; ``last_used`` in seconds since the epoch."""
+    """A cached bundle; ``last_used`` in seconds since the epoch."""
 
     key: str
     path: Path
@@ -74,7 +74,7 @@ def _package_version() -> str:
 
 
 def _script_digest(network: str | None) -> str:
-    """What a network script says, so that an edited script makes a new bundle."""
+    """Return the identity and the content hash of a network script, so that an edited script makes a new bundle."""
     if network is None:
         return ""
     file, colon, name = network.rpartition(":")
@@ -88,9 +88,10 @@ def _script_digest(network: str | None) -> str:
 
 
 def bundle_key(checkpoint: Checkpoint, scheme: str, network: str | None = None) -> str:
-    """The name of the bundle that this folder, scheme and network script make: 64 hexadecimal digits.
+    """Return the cache key of this folder, scheme and network script: 64 hexadecimal digits.
 
-    It covers format, package, op and scheme versions, the folder, and name, size, times and inode of each of its files.
+    It covers the versions of format, package, ops and scheme, the folder's path, and the name, size, times and inode of
+    each file.
     """
     parts: list[Any] = [
         CACHE_VERSION,
@@ -105,7 +106,7 @@ def bundle_key(checkpoint: Checkpoint, scheme: str, network: str | None = None) 
 
 
 def _find_damage(path: Path, verify: str) -> str:
-    """Return why a bundle cannot be used, "" if it can. What the system refuses is not the bundle's fault."""
+    """Return why a bundle cannot be used, or "" if it can.  An error of the system does not count as damage."""
     try:
         open_verified(path, verify)[0].close()
     except (InvalidFileError, UnsupportedError) as error:
@@ -116,7 +117,8 @@ def _find_damage(path: Path, verify: str) -> str:
 
 
 class Cache:
-    """The cache folder: ``PENSTOCK_CACHE_DIR``, bounded by ``PENSTOCK_CACHE_BYTES``, unless told otherwise."""
+    """The bundle cache in ``folder`` (default ``PENSTOCK_CACHE_DIR``), of at most ``max_bytes`` (default
+    ``PENSTOCK_CACHE_BYTES``)."""
 
     def __init__(self, folder: Path | str | None = None, max_bytes: int | None = None) -> None:
         self.folder = Path(folder) if folder is not None else env.cache_dir()
@@ -130,35 +132,35 @@ class Cache:
         progress: ProgressCallback | None = None,
         verify: str = "once",
     ) -> Path:
-        """The bundle of a checkpoint folder: found, or made in a child process and kept.  One that was damaged since is
-        made again, which a warning says; ``verify``, as ``open_verified`` has it, says how far damage is looked for.
+        """Return the bundle of a checkpoint folder from the cache, or build it in a child process and keep it.
 
-        Two processes that ask for the same bundle at once make it once.  Raises what ``Checkpoint.open`` and
-        ``build_in_child`` raise.
+        A damaged bundle is built again, with a warning; ``verify``, as in ``open_verified``, controls how damage is
+        looked for.  Two processes that request the same bundle at the same time build it once.  Raises what
+        ``Checkpoint.open`` and ``build_in_child`` raise.
         """
-        refuse_nested_export()  # here too: a nested export would wait for the lock that its parent holds
+        refuse_nested_export()  # checked here too: a nested export would wait for the lock that its parent holds
         checkpoint = Checkpoint.open(folder)
-        wanted = checkpoint.choose_scheme(scheme)
-        key = bundle_key(checkpoint, wanted, network)
-        found = self._find(key, verify)
-        if found is not None:
-            return found
+        chosen = checkpoint.choose_scheme(scheme)
+        key = bundle_key(checkpoint, chosen, network)
+        cached = self._find(key, verify)
+        if cached is not None:
+            return cached
         self._make_folder()
         with self._locked(key, progress):
-            found = self._find(key, verify, is_last=True)  # another process may have made it while we waited
-            if found is not None:
-                return found
+            cached = self._find(key, verify, is_last=True)  # another process may have built it during the wait
+            if cached is not None:
+                return cached
             self._remove_stale(key)
             path = self.folder / f"{key}.psm"
             try:
-                build_in_child(checkpoint.folder, path, scheme=wanted, network=network, progress=progress)
+                build_in_child(checkpoint.folder, path, scheme=chosen, network=network, progress=progress)
             except FileAccessError as error:
                 if not str(error).startswith(f"{self.folder}{os.sep}"):
                     raise
                 raise self._cannot_write(str(error).rpartition(": ")[2]) from None
             record = {
                 "source": str(checkpoint.folder.resolve()),
-                "scheme": wanted,
+                "scheme": chosen,
                 "network": network,
                 "num_bytes": path.stat().st_size,
             }
@@ -168,7 +170,7 @@ class Cache:
         return path
 
     def list(self) -> Entries:
-        """What is kept, the most recently used first."""
+        """Return the cached bundles, the most recently used first."""
         entries = []
         for record_path in sorted(self.folder.glob("*.json")):
             entry = self._entry(record_path.stem)
@@ -177,7 +179,7 @@ class Cache:
         return sorted(entries, key=lambda entry: -entry.last_used)
 
     def clear(self) -> tuple[int, int]:
-        """Remove everything but what is being built right now; returns (number of bundles, bytes)."""
+        """Remove every bundle that is not being built; return the number of removed bundles and their bytes."""
         count = total = 0
         forget_verified()
         self._remove_stale()
@@ -194,10 +196,10 @@ class Cache:
             raise self._cannot_write(error.strerror) from None
 
     def _cannot_write(self, reason: str | None) -> FileAccessError:
-        return FileAccessError(f"{self.folder}: {reason}; set PENSTOCK_CACHE_DIR to a folder that can be written")
+        return FileAccessError(f"{self.folder}: {reason}. Set PENSTOCK_CACHE_DIR to a writable folder.")
 
     def _entry(self, key: str) -> CacheEntry | None:
-        """The record of a key whose bundle is whole, else None."""
+        """Return the record of a key whose bundle is complete, else None."""
         path, record_path = self.folder / f"{key}.psm", self.folder / f"{key}.json"
         try:
             record = parse_object(read_small_file(record_path, _MAX_RECORD_BYTES), record_path.name)
@@ -205,19 +207,19 @@ class Cache:
             if not _KEY_PATTERN.fullmatch(key) or num_bytes != record["num_bytes"]:
                 return None
             return CacheEntry(key, path, str(record["source"]), str(record["scheme"]), num_bytes, used)
-        except (PenstockError, OSError, ValueError, KeyError, TypeError):  # a damaged record is a missing one
+        except (PenstockError, OSError, ValueError, KeyError, TypeError):  # a damaged record counts as missing
             return None
 
     def _find(self, key: str, verify: str, is_last: bool = False) -> Path | None:
-        """Return the bundle of a key if it is sound; the last look before a build says what is wrong with it."""
+        """Return the bundle of a key if it is undamaged; ``is_last``, before a build, logs the damage."""
         entry = self._entry(key)
         if entry is None:
             return None
-        with contextlib.suppress(OSError):  # a cache that is read-only still serves
+        with contextlib.suppress(OSError):  # a read-only cache can still be read
             os.utime(self.folder / f"{key}.json")
         damage = _find_damage(entry.path, verify)
         if damage and is_last:
-            _LOG.warning("penstock: the cached bundle of %s is damaged and made again: %s", entry.source, damage)
+            _LOG.warning("penstock: the cached bundle of %s is damaged and is built again: %s", entry.source, damage)
         return None if damage else entry.path
 
     def _write_record(self, key: str, record: dict[str, Any]) -> None:
@@ -230,15 +232,15 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, key: str, progress: ProgressCallback | None = None) -> Iterator[None]:
-        """Hold the key's lock; waits for another builder, interruptibly."""
-        told = False
+        """Hold the lock of a key during the block.  The wait for another builder can be interrupted."""
+        has_reported = False
         while True:
             descriptor = self._try_lock(key)
             if descriptor is not None:
                 break
-            if progress is not None and not told:
+            if progress is not None and not has_reported:
                 progress(Progress("wait"))
-                told = True
+                has_reported = True
             time.sleep(_POLL_SECONDS)
         try:
             yield
@@ -253,7 +255,7 @@ class Cache:
             raise self._cannot_write(error.strerror) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The file may have been removed between open and lock: then it is no lock any more.
+            # If the file was removed between open and lock, the lock is void.
             if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 return descriptor
         except OSError:
@@ -267,7 +269,7 @@ class Cache:
         os.close(descriptor)
 
     def _remove(self, key: str) -> bool:
-        """Remove a bundle unless it is being built; the record goes first, so that no half entry is ever found."""
+        """Remove a bundle unless it is being built.  The record goes first, so that no incomplete entry is found."""
         descriptor = self._try_lock(key)
         if descriptor is None:
             return False
@@ -281,14 +283,14 @@ class Cache:
         return True
 
     def _remove_stale(self, held: str | None = None) -> None:
-        """Remove what builders that are gone left half made; ``held`` is the key whose lock we hold."""
+        """Remove the incomplete files of builders that died.  ``held`` is the key whose lock this process holds."""
         for path in self.folder.glob(f".*{PARTIAL_SUFFIX}"):
             key = path.name[1:65]
             descriptor = None
             if key != held and _KEY_PATTERN.fullmatch(key):
                 descriptor = self._try_lock(key)
                 if descriptor is None:
-                    continue  # someone is building it
+                    continue  # another process is building it
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -297,7 +299,7 @@ class Cache:
                 self._unlock(key, descriptor)
 
     def _make_room(self, keep: str) -> None:
-        """Remove the bundles that were not used for longest, until the rest fits."""
+        """Remove the least recently used bundles until the rest fits."""
         entries = self.list()
         total = sum(entry.num_bytes for entry in entries)
         recent = time.time() - _FRESH_SECONDS

@@ -1,7 +1,7 @@
 """Eager mode: the network's own Python, op by op, for debugging.
 
-The same kernels on the same packed bytes as graph mode, so the same numbers bit for bit; a breakpoint in a layer sees
-named tensors in their logical shapes.  ``PENSTOCK_REFERENCE=1`` runs the plain PyTorch references instead.
+It runs the same kernels on the same packed bytes as graph mode, so its numbers are equal bit for bit.  A breakpoint in
+a layer shows named tensors in their logical shapes.  ``PENSTOCK_REFERENCE=1`` runs the PyTorch references instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv
 __all__ = ["EagerProgram"]
 
 _FAILED = -2
-"""What a slot holds when the row that was to fill it failed."""
+"""The token in a slot whose row failed to sample."""
 
 _KV_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _FLOAT_BITS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -44,10 +44,10 @@ _VECTOR = 0
 
 
 class EagerProgram:
-    """A checkpoint folder as a Program: run, logits, sample, step.  One thread uses it at a time.
+    """A checkpoint folder as a Program.  Only one thread at a time may use it.
 
-    ``scheme`` None takes the checkpoint's own type; ``network`` is "file.py:Class".  ``network`` (the module) and
-    ``states`` are there to be looked at.
+    ``scheme`` None keeps the checkpoint's own type; ``network`` is "file.py:Class".  The attributes ``network`` (the
+    module) and ``states`` are for inspection.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class EagerProgram:
 
     @property
     def info(self) -> ProgramInfo:
-        """What the program is."""
+        """The description of the program."""
         return self._info
 
     @property
     def limits(self) -> ProgramLimits:
-        """The sizes it was planned for."""
+        """The sizes that the program was planned for."""
         return self._limits
 
     @property
@@ -114,15 +114,15 @@ class EagerProgram:
         return [tensor for name, tensor in buffers.items() if name.endswith("packed_weight")]
 
     def _table_bytes(self) -> int:
-        """Tables that only an embedding reads: a token reads one row of them, which is as good as nothing."""
+        """Return the bytes of tables that only an embedding reads; a token reads one row, which is negligible."""
         linear = {id(layer.packed_weight) for layer in self.network.modules() if isinstance(layer, Linear)}
         return sum(tensor.nbytes for tensor in self._packed_weights() if id(tensor) not in linear)
 
     def run(self, batch: native.StepBatch) -> None:
-        """Compute one step; InvalidArgumentError names a field that is out of range."""
+        """Compute one step; InvalidArgumentError names the field that is out of range."""
         token_ids = self._resolve_slots(batch.token_ids)
         failed = np.flatnonzero(token_ids == _FAILED)
-        token_ids[failed] = 0  # so that the rest of the batch runs; these requests get no logits
+        token_ids[failed] = 0  # lets the rest of the batch run; the failed requests get NaN logits below
         self._check(batch, token_ids)
         arrays = (token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows)
         with use_context(self._context), torch.no_grad():
@@ -133,11 +133,11 @@ class EagerProgram:
             self._logits[np.isin(request_of[batch.output_rows], request_of[failed])] = np.nan
 
     def logits(self) -> NDArray[np.float32]:
-        """The last step's logits, [R, vocab]."""
+        """Return the last step's logits, [R, vocab]."""
         return self._logits
 
     def hidden(self) -> NDArray[np.float32]:
-        """The last step's hidden rows, [T, hidden_size]: what the head picked the wanted ones from."""
+        """Return the last step's hidden rows, [T, hidden_size], from which the output head selected its rows."""
         return self._hidden.numpy()
 
     def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -145,15 +145,15 @@ class EagerProgram:
 
     def sample(self, sampling: native.Sampling) -> native.Sampled:
         """Sample every row of the last step."""
-        most = self._limits.max_requests
-        if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= most)).any():
-            raise InvalidArgumentError(f"slot: expected -1 or a slot below {most}, found {sampling.slot.tolist()}")
-        plain = replace(sampling, slot=None)  # slots are this program's own affair
+        num_slots = self._limits.max_requests
+        if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= num_slots)).any():
+            raise InvalidArgumentError(f"slot: expected -1 or a slot below {num_slots}, found {sampling.slot.tolist()}")
+        plain = replace(sampling, slot=None)  # this class keeps the slots itself
         logits = np.ascontiguousarray(self._logits)
         if sampling.penalties is not None:
             history = self._resolve_slots(sampling.penalties.history)
             failed = np.flatnonzero(history == _FAILED)
-            if failed.size:  # a row that counts such a token fails too
+            if failed.size:  # a row whose history has such a token fails too
                 history[failed], logits = 0, logits.copy()
                 logits[np.searchsorted(sampling.penalties.starts, failed, side="right") - 1] = np.nan
             plain = replace(plain, penalties=replace(sampling.penalties, history=history))
@@ -165,22 +165,22 @@ class EagerProgram:
         return sampled
 
     def step(self, batch: native.StepBatch, sampling: native.Sampling) -> native.Sampled:
-        """``run`` and ``sample`` in one call."""
+        """Run and sample in one call."""
         self.run(batch)
         return self.sample(sampling)
 
     def close(self) -> None:
-        """Give the memory back.  Calling it again does nothing."""
+        """Free the memory.  A second call does nothing."""
         self.network = nn.Module()
         self._context.close()
 
     def _resolve_slots(self, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return a copy in which -1-s became the token last sampled in slot s, ``_FAILED`` where that row failed."""
+        """Return a copy with each -1-s replaced by the token last sampled in slot s, or ``_FAILED`` if that failed."""
         if not (token_ids < 0).any():
             return token_ids.copy()
         missing = [int(-1 - t) for t in token_ids if t < 0 and int(-1 - t) not in self._slots]
         if missing:
-            raise InvalidArgumentError(f"token_ids: expected a slot that a token was sampled in, found {missing[0]}")
+            raise InvalidArgumentError(f"token_ids: expected a slot with a sampled token, found slot {missing[0]}")
         return np.array([t if t >= 0 else self._slots[int(-1 - t)] for t in token_ids], np.int32)
 
     def _check(self, batch: native.StepBatch, token_ids: NDArray[np.int32]) -> None:
@@ -190,24 +190,23 @@ class EagerProgram:
             "request_starts": (len(batch.request_starts) - 1, limits.max_requests),
             "output_rows": (len(batch.output_rows), limits.max_rows),
         }
-        for name, (count, most) in counts.items():
-            if count > most:
-                raise InvalidArgumentError(f"{name}: expected at most {most}, found {count}")
+        for name, (count, max_count) in counts.items():
+            if count > max_count:
+                raise InvalidArgumentError(f"{name}: expected at most {max_count}, found {count}")
         if not len(token_ids):
             raise InvalidArgumentError("token_ids: expected at least 1 token, found none")
-        longest = info.context_len
-        for name, array, most in (
+        for name, array, end in (
             ("token_ids", token_ids, info.vocab_size),
-            ("positions", batch.positions, longest),
+            ("positions", batch.positions, info.context_len),
             ("output_rows", batch.output_rows, len(token_ids)),
         ):
-            if array.size and not 0 <= int(array.min()) <= int(array.max()) < most:
-                raise InvalidArgumentError(f"{name}: expected 0 to {most - 1}, found {array.min()} to {array.max()}")
+            if array.size and not 0 <= int(array.min()) <= int(array.max()) < end:
+                raise InvalidArgumentError(f"{name}: expected 0 to {end - 1}, found {array.min()} to {array.max()}")
         begins = batch.positions[batch.request_starts[:-1]]
         if info.bidirectional and begins.any():
             raise UnsupportedError(
-                f"positions: expected requests that begin at 0, found {begins.tolist()}: the network's attention is "
-                "not causal, so a request's tokens run in one step, without earlier ones"
+                f"positions: expected requests that begin at position 0, found {begins.tolist()}: the network's "
+                "attention is not causal, so a request must run whole in one step"
             )
         if batch.page_tables.shape[0] != len(info.page_windows):
             raise InvalidArgumentError(
@@ -219,13 +218,13 @@ class EagerProgram:
             )
 
 
-def _complete(limits: ProgramLimits, longest: int, scheme: str, bidirectional: bool) -> ProgramLimits:
-    """Fill in what the caller left open: one row and one whole context for each request.
+def _complete(limits: ProgramLimits, max_context_len: int, scheme: str, bidirectional: bool) -> ProgramLimits:
+    """Replace zeros in ``limits`` by defaults: one row and one whole context per request.
 
-    With ``bidirectional`` attention a row for each token: a prompt whose rows are wanted runs whole.
+    With ``bidirectional`` attention the default is one row per token, because a prompt runs whole.
     """
     max_rows = max(limits.max_tokens, limits.max_requests) if bidirectional else limits.max_requests
-    context_len = min(limits.context_len or longest, longest)
+    context_len = min(limits.context_len or max_context_len, max_context_len)
     return replace(
         limits,
         max_rows=limits.max_rows or max_rows,
@@ -236,20 +235,20 @@ def _complete(limits: ProgramLimits, longest: int, scheme: str, bidirectional: b
 
 
 class _WeightReader:
-    """Checkpoint tensors as packed torch tensors, one at a time; says which are missing and which are left over."""
+    """Reads checkpoint tensors as packed torch tensors, one at a time; names those that are missing or unused."""
 
     def __init__(self, checkpoint: Checkpoint, scheme: str) -> None:
         self._checkpoint = checkpoint
         self._scheme = scheme
 
     def load(self, network: nn.Module) -> None:
-        """Fills every weight of the network."""
+        """Set every weight of the network."""
         self._shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in shared_matrices(network)}
         vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
-        wanted = set(self._shapes) | vectors
-        held = set(self._checkpoint.tensors)
-        missing = sorted(wanted - held)
-        extra = held - wanted.union(*(self._checkpoint.beside(name) for name in wanted))
+        needed = set(self._shapes) | vectors
+        stored = set(self._checkpoint.tensors)
+        missing = sorted(needed - stored)
+        extra = stored - needed.union(*(self._checkpoint.companions(name) for name in needed))
         if extra:
             extra -= self._checkpoint.redundant_names()
         if missing:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: memory, cores, huge pages, as the kernel and the cgroup say."""
+"""The resources that this process may use, as the kernel and the cgroup report them: memory, cores, huge pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: what could be had now without swapping, what the machine has, and the cgroup's limit (None: none).
+    """The memory of the machine in bytes: available without swapping, total, and the cgroup's limit (None: no limit).
 
-    Without /proc the memory that other processes use is unknown: ``available`` is then all that the machine or the
-    cgroup has, and ``is_measured`` is False.  Both are 0 where even that is unknown.
+    Without /proc the memory that other processes use is unknown: ``available`` is then the whole memory of the machine
+    or the cgroup, and ``is_measured`` is False.  ``available`` and ``total`` are 0 when even that is unknown.
     """
 
     available: int
@@ -40,19 +40,19 @@ def _number(path: Path) -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Lines of "name value" or "name: value kB" as bytes."""
-    found = {}
+    """Return the values of lines "name value" and "name: value kB", in bytes, by name."""
+    values = {}
     for line in _read(path).splitlines():
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdigit():
-            found[words[0]] = int(words[1]) * (1024 if words[-1] == "kB" else 1)
-    return found
+            values[words[0]] = int(words[1]) * (1024 if words[-1] == "kB" else 1)
+    return values
 
 
 def _own_cgroups(controller: str) -> Iterator[Path]:
-    """This process's folder in the hierarchy and those above it; version 2 first, then version 1."""
+    """Yield this process's folder in the cgroup hierarchy and those above it; version 2 first, then version 1."""
     lines = _read(Path("/proc/self/cgroup")).splitlines()
-    if not lines:  # no /proc: in a container the hierarchy's root is its own group
+    if not lines:  # without /proc, in a container, the root of the hierarchy is its own group
         yield from (_CGROUP, _CGROUP / controller)
     for line in lines:
         number, _, rest = line.partition(":")
@@ -65,7 +65,7 @@ def _own_cgroups(controller: str) -> Iterator[Path]:
             continue
         folder = root / path.lstrip("/")
         if not folder.is_dir():
-            folder = root  # a container sees its own folder as the root
+            folder = root  # in a container its own folder is the root
         while True:
             yield folder
             if folder == root or root not in folder.parents:
@@ -74,25 +74,25 @@ def _own_cgroups(controller: str) -> Iterator[Path]:
 
 
 def memory() -> Memory:
-    """The memory that this process may still use."""
+    """Return the memory that this process may still use."""
     info = _fields(Path("/proc/meminfo"))
     total = info.get("MemTotal", 0) or _physical_bytes()
     available = info.get("MemAvailable", total)
     limit: int | None = None
     for folder in _own_cgroups("memory"):
-        most = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-        if most is None or most >= total > 0:
+        max_bytes = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        if max_bytes is None or max_bytes >= total > 0:
             continue
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
         stat = _fields(folder / "memory.stat")
         reclaimable = stat.get("inactive_file", 0) + stat.get("active_file", 0)
-        available = min(available, max(0, most - used + reclaimable))
-        limit = most if limit is None else min(limit, most)
+        available = min(available, max(0, max_bytes - used + reclaimable))
+        limit = max_bytes if limit is None else min(limit, max_bytes)
     return Memory(available, total, limit, "MemTotal" in info)
 
 
 def _physical_bytes() -> int:
-    """The machine's memory as the C library knows it without /proc; 0 where it does not."""
+    """Return the machine's memory from the C library, which needs no /proc; 0 when it is unknown."""
     try:
         return max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -100,7 +100,7 @@ def _physical_bytes() -> int:
 
 
 def cgroup_cpus() -> float | None:
-    """Cores that the cgroup allows, as a number; None without a limit."""
+    """Return the number of cores that the cgroup allows, as a float; None without a limit."""
     cpus: list[float] = []
     for folder in _own_cgroups("cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
@@ -113,22 +113,22 @@ def cgroup_cpus() -> float | None:
 
 
 def huge_pages() -> str:
-    """The transparent huge page setting: "always", "madvise", "never", or "unknown"."""
+    """Return the setting of transparent huge pages: "always", "madvise", "never" or "unknown"."""
     text = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     return text.partition("[")[2].partition("]")[0] or "unknown"
 
 
 def peak_rss_bytes() -> int:
-    """Return the most memory that this process had resident since it started.
+    """Return the peak resident memory of this process in bytes.
 
-    Only without /proc by getrusage: its figure survives exec and may be that of the parent process.
+    getrusage is used only without /proc, because its value survives exec and may be that of the parent process.
     """
     own = _fields(Path("/proc/self/status")).get("VmHWM", 0)
     return own or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def reset_peak_rss() -> None:
-    """Start the count of ``peak_rss_bytes`` anew, where the kernel lets us."""
+    """Reset the peak of ``peak_rss_bytes``, if the kernel permits it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -136,5 +136,5 @@ def reset_peak_rss() -> None:
 
 
 def affinity() -> list[int]:
-    """The cores that this process may run on."""
+    """Return the numbers of the cores that this process may run on."""
     return sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Graph mode: a bundle executed by the native core."""
+"""Graph mode: a bundle that the native core executes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 
 MIN_CONTEXT = 2048
-"""A context that was not asked for by name may shrink to fit the memory, down to this many tokens."""
+"""A context length that the caller left open may shrink to fit the memory, down to this many tokens."""
 _HUGE_PAGE_BYTES = 2 << 20
 _UNKNOWN_BYTES = 1 << 62
-"""Stands for an unknown amount of memory: no plan is refused for it."""
+"""The value for an unknown amount of memory, which fits every plan."""
 _HEADROOM_BYTES = 64 << 20
-"""Left for Python, the tokenizer and the text."""
+"""Memory left for Python, the tokenizer and the text."""
 
 
 def _options(limits: ProgramLimits, scheme: str) -> native.ProgramOptions:
@@ -43,29 +43,29 @@ def _options(limits: ProgramLimits, scheme: str) -> native.ProgramOptions:
 
 
 def plan_limits(model: native.Model, context: native.Context, limits: ProgramLimits) -> native.Plan:
-    """The memory that a program of these limits would take.  Allocates nothing."""
+    """Return the memory that a program with these limits would need.  Allocates nothing."""
     return native.plan(model, context, _options(limits, model.info.scheme))
 
 
 def fit_limits(
     model: native.Model, context: native.Context, limits: ProgramLimits, available: int | None = None
 ) -> tuple[ProgramLimits, native.Plan]:
-    """Fill in what the caller left open, so that the plan fits into ``available`` bytes (None: the machine's).
+    """Replace zeros in ``limits`` by values whose plan fits into ``available`` bytes (None: the machine's memory).
 
-    Pages: enough for every request to use its whole context, within a quarter of what is left beside the
-    weights; one context at least.  A context that nobody asked for shrinks when even one does not fit.
-    OutOfMemoryError with the plan's figures when the sizes that were asked for do not fit.
+    The default number of pages lets every request use its whole context, within a quarter of the memory that the
+    weights leave, but at least one context.  A context length that the caller left open shrinks when even one context
+    does not fit.  Raises OutOfMemoryError, with the plan, when the requested sizes do not fit.
     """
     if available is None:
-        found = memory()
-        available = found.available
-        if not found.total:  # unknown: one context, and the system decides
+        machine = memory()
+        available = machine.available
+        if not machine.total:  # unknown: plan one context and let the system decide
             limits = dataclasses.replace(limits, num_pages=limits.num_pages or _pages_of_one_context(model, limits))
             available = _UNKNOWN_BYTES
     longest = model.info.context_len
     context_len = min(limits.context_len or longest, longest)
     max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
-    # A prompt whose rows are wanted cannot be cut into steps by the rows when it must run whole.
+    # With bidirectional attention a prompt runs whole, so one step may need a row for each of its tokens.
     max_rows = max(max_tokens, limits.max_requests) if model.info.bidirectional else limits.max_requests
     base = ProgramLimits(
         max_tokens=max_tokens,
@@ -80,9 +80,9 @@ def fit_limits(
     fixed = plan.total_bytes - plan.kv_bytes + _HEADROOM_BYTES
     page = max(1, plan.kv_page_bytes)
     if limits.num_pages == 0:
-        most = pages_for(context_len) * limits.max_requests
-        wanted = min(most, max(0, (available - fixed) // 4) // page)
-        num_pages = max(pages_for(context_len), wanted)
+        max_pages = pages_for(context_len) * limits.max_requests
+        affordable = min(max_pages, max(0, (available - fixed) // 4) // page)
+        num_pages = max(pages_for(context_len), affordable)
         if fixed + num_pages * page > available and limits.context_len == 0:
             shrunk = max(0, available - fixed) // page
             if shrunk >= min(pages_for(context_len), pages_for(MIN_CONTEXT)):
@@ -105,15 +105,16 @@ def _does_not_fit(plan: native.Plan, limits: ProgramLimits, available: int) -> s
         return f"{num_bytes / (1 << 20):,.0f} MiB"
 
     return (
-        f"the plan takes {mib(plan.total_bytes)}, but {mib(available)} can be had: weights {mib(plan.weight_bytes)}, "
-        f"keys and values {mib(plan.kv_bytes)} ({limits.num_pages} pages of 32 tokens, {limits.kv_layout}), "
-        f"temporaries {mib(plan.temporary_bytes + plan.scratch_bytes)}, logits {mib(plan.logits_bytes)}; "
-        f"a smaller context length, fewer requests, kv_cache int8 or a scheme of fewer bits takes less"
+        f"The model needs {mib(plan.total_bytes)}, but only {mib(available)} are available: weights "
+        f"{mib(plan.weight_bytes)}, keys and values {mib(plan.kv_bytes)} ({limits.num_pages} pages of {PAGE_TOKENS} "
+        f"tokens, {limits.kv_layout}), temporaries {mib(plan.temporary_bytes + plan.scratch_bytes)}, logits "
+        f"{mib(plan.logits_bytes)}. Use a smaller context length, fewer requests, kv_cache int8 or a scheme with fewer "
+        "bits"
     )
 
 
 class NativeProgram:
-    """A bundle with its memory, run by the native core: one native call a step, the interpreter lock released."""
+    """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock."""
 
     def __init__(self, model: native.Model, context: native.Context, limits: ProgramLimits, plan: native.Plan) -> None:
         self._model = model
@@ -139,42 +140,45 @@ class NativeProgram:
             bidirectional=info.bidirectional,
         )
         self.populate_s = 0.0
-        """Seconds that copying the weights took; 0 when they are mapped."""
+        """Seconds spent on copying the weights; 0 when they are mapped."""
         self.verify_s = 0.0
-        """Seconds that verifying the checksums took; 0 when they were not read."""
+        """Seconds spent on verifying the checksums; 0 when they were not verified."""
         self._closed = False
         run_len = max(1, _HUGE_PAGE_BYTES * info.num_states // max(1, plan.kv_page_bytes))
-        self._ahead = PagePrefault(self._make_pages, info.num_states, limits.num_pages, run_len)
-        for state in range(info.num_states):  # who needs a few tokens shall not wait for a huge page in each layer
+        self._prefault = PagePrefault(self._make_pages, info.num_states, limits.num_pages, run_len)
+        for state in range(info.num_states):  # a short request must not wait for a huge page in each layer
             use_small_pages(*self._memory_of(state, 0, run_len))
 
     def _memory_of(self, state: int, start: int, stop: int) -> tuple[int, int]:
-        """Address and bytes of some KV pages of a state."""
+        """Return the address and the size in bytes of some KV pages of a state."""
         pages = self._core.kv(state)[start:stop]
         return pages.__array_interface__["data"][0], pages.nbytes
 
     def _make_pages(self, state: int, start: int, stop: int) -> bool:
-        """Have the memory of some KV pages of a state made; False when the system cannot."""
+        """Allocate the memory of some KV pages of a state; False when the kernel cannot."""
         return make_memory(*self._memory_of(state, start, stop))
 
-    def _look_ahead(self, batch: native.StepBatch) -> None:
-        """Of several page groups that which uses least counts: layers with a window never need as many."""
+    def _prefault_pages(self, batch: native.StepBatch) -> None:
+        """Report the used pages.  The page group that uses fewest counts: layers with a window never need as many."""
         if batch.page_tables.size:
-            self._ahead.use(int(batch.page_tables.max(axis=(1, 2)).min()) + 1)
+            self._prefault.use(int(batch.page_tables.max(axis=(1, 2)).min()) + 1)
 
     @classmethod
     def open(
         cls, path: Path | str, *, threads: int = 0, limits: ProgramLimits | None = None, verify: str = "never"
     ) -> tuple[NativeProgram, native.Model]:
-        """Open a bundle, plan its memory, copy the weights where the limits say so, and make the program; the model
-        gives access to the file's segments. ``verify`` is that of ``runtime.verified.open_verified``."""
+        """Open a bundle, plan its memory, copy the weights if the limits require it, and create the program.
+
+        Returns the program and the model, which gives access to the file's segments.  ``verify`` as in
+        ``runtime.verify.open_verified``.
+        """
         context = native.Context(threads)
         try:
             model, verify_s = open_verified(path, verify)
             try:
                 fitted, plan = fit_limits(model, context, limits or ProgramLimits())
                 start = time.perf_counter()
-                if fitted.weights == "huge":  # planned first: what does not fit is refused before it is read
+                if fitted.weights == "huge":  # after the plan: weights that do not fit are refused before they are read
                     model.load_huge(context)
                 populated = time.perf_counter()
                 program = cls(model, context, fitted, plan)
@@ -190,40 +194,40 @@ class NativeProgram:
 
     @property
     def info(self) -> ProgramInfo:
-        """What the program is."""
+        """The description of the program."""
         return self._info
 
     @property
     def limits(self) -> ProgramLimits:
-        """The sizes it was planned for."""
+        """The sizes that the program was planned for."""
         return self._limits
 
     @property
     def context(self) -> native.Context:
-        """Its instruction level and threads."""
+        """The context that the program runs on: its instruction level and threads."""
         return self._context
 
     @property
     def model(self) -> native.Model:
-        """The bundle it runs."""
+        """The bundle that the program runs."""
         return self._model
 
     @property
     def core_program(self) -> native.CoreProgram:
-        """The native core's program, whose spans say where a step's time went."""
+        """The native core's program, which records spans for profiling."""
         return self._core
 
     def run(self, batch: native.StepBatch) -> None:
         """Compute one step."""
-        self._look_ahead(batch)
+        self._prefault_pages(batch)
         self._core.run(batch)
 
     def logits(self) -> NDArray[np.float32]:
-        """The last step's logits, [R, vocab], a view."""
+        """Return the last step's logits, [R, vocab]: a view."""
         return self._core.logits()
 
     def hidden(self) -> NDArray[np.float32]:
-        """The last step's hidden rows, [T, hidden_size], a view."""
+        """Return the last step's hidden rows, [T, hidden_size]: a view."""
         return self._core.hidden()
 
     def sample(self, sampling: native.Sampling) -> native.Sampled:
@@ -234,15 +238,15 @@ class NativeProgram:
         """Compute one step and sample its rows in one native call."""
         call = self._call
         if call is None or call.batch is not batch or call.sampling is not sampling:
-            self._look_ahead(batch)
+            self._prefault_pages(batch)
             call = self._call = self._core.step_call(batch, sampling)
         return call()
 
     def close(self) -> None:
-        """Give back program, model and threads."""
+        """Free the program, the model and the threads."""
         if not self._closed:
             self._closed = True
-            self._ahead.close()
+            self._prefault.close()
             self._call = None
             self._core.close()
             self._model.close()

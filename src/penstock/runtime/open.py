@@ -1,4 +1,4 @@
-"""A folder or a bundle to a program that runs."""
+"""Open a checkpoint folder or a bundle as a program."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open
 
 MODES = ("graph", "eager")
 EAGER_CONTEXT = 4096
-"""Eager mode, which is for debugging, holds a context of at most this many tokens unless told."""
+"""The default limit on the context length in eager mode, which is for debugging."""
 
 
 @dataclass
 class Opened:
-    """A program, and the files beside its weights by name.
+    """An open program, and the files beside its weights by name.
 
-    ``notes`` are lines that a user may want to read; ``bundle`` is the file that runs (None in eager mode);
-    ``load_s`` is the time that opening took, without the making of a bundle, without ``populate_s``, the copying of
-    weights into huge pages, and without ``verify_s``, the verifying of checksums.
+    ``notes`` are lines for the user.  ``bundle`` is the file that runs (None in eager mode).  Times in seconds:
+    ``populate_s`` for copying the weights into huge pages, ``verify_s`` for verifying checksums, and ``load_s`` for the
+    rest of opening, without building a bundle.
     """
 
     program: Program
@@ -45,11 +45,11 @@ class Opened:
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """How files are opened.
+    """Options for opening files.
 
-    ``use_cache``: keep the bundle that a folder makes for the next time; without it the bundle lasts as long as the
-    program. ``progress`` is called with a ``build.Progress``. ``verify``: when to verify a bundle's checksums; "once"
-    for each file, "always", or "never".
+    ``use_cache``: keep the bundle that is built from a folder for later; without it the bundle lasts as long as the
+    program.  ``progress``: called with a ``build.Progress``.  ``verify``: when to verify the checksums of a bundle:
+    "once" per file, "always" or "never".
     """
 
     use_cache: bool = True
@@ -60,11 +60,11 @@ class OpenOptions:
         """Refuse a value of the wrong type, by name."""
         if not isinstance(self.use_cache, bool):
             raise InvalidArgumentError(
-                f"use_cache must be True or False, not {self.use_cache!r:.60}", param="use_cache"
+                f"use_cache: expected True or False, found {self.use_cache!r:.60}", param="use_cache"
             )
         if self.progress is not None and not callable(self.progress):
             raise InvalidArgumentError(
-                f"progress must be a function, not {type(self.progress).__name__}", param="progress"
+                f"progress: expected a function, found {type(self.progress).__name__}", param="progress"
             )
         check_verify(self.verify)
 
@@ -81,21 +81,22 @@ def open_program(
 ) -> Opened:
     """Open a ``.psm`` bundle or a checkpoint folder.
 
-    A folder in graph mode is captured and packed once, in a child process, and kept in the cache.
-    ``network`` is "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError,
-    FileAccessError or OutOfMemoryError, naming what to do instead.
+    In graph mode a folder is captured and packed once, in a child process, and the bundle is kept in the cache.
+    ``scheme``: None keeps the checkpoint's own type.  ``threads``: 0 (the default) uses as many as are allowed.
+    ``network``: "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError, FileAccessError or
+    OutOfMemoryError; the message names the alternative.
     """
     from penstock.core.context import MAX_THREADS
 
     if mode not in MODES:
-        raise InvalidArgumentError(f"mode must be graph or eager, not {mode!r}", param="mode")
+        raise InvalidArgumentError(f"mode: expected graph or eager, found {mode!r}", param="mode")
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise InvalidArgumentError(
-            f"model must be the path of a checkpoint folder or a .psm bundle, not {model!r}", param="model"
+            f"model: expected the path of a checkpoint folder or a .psm bundle, found {model!r}", param="model"
         )
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise InvalidArgumentError(f"limits must be ProgramLimits, not {type(limits).__name__}", param="limits")
+        raise InvalidArgumentError(f"limits: expected ProgramLimits, found {type(limits).__name__}", param="limits")
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
@@ -103,31 +104,34 @@ def open_program(
         if mode == "eager":
             if options.verify == "always":
                 raise UnsupportedError(
-                    f"verify: {path} is a checkpoint folder, and only a bundle has checksums", param="verify"
+                    f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
+                    param="verify",
                 )
             return _open_eager(path, scheme, threads, limits, network)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
-        raise FileAccessError(f"{path}: no such file or folder; a model is a local checkpoint folder or a .psm bundle")
+        raise FileAccessError(
+            f"{path}: no such file or folder; expected a local checkpoint folder or a .psm bundle", param="model"
+        )
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits, options.verify)
 
 
 def check_network(network: object) -> None:
-    """InvalidArgumentError unless it is None or text: the capturing child imports a network from its file."""
+    """Raise InvalidArgumentError unless it is None or a string: the export process imports a network from its file."""
     if network is None or isinstance(network, str):
         return
     hint = ""
     if isinstance(network, type):
-        hint = f"; penstock.register_network(model_type, {network.__name__}) makes a class known"
+        hint = f"; to use a class, call penstock.register_network(model_type, {network.__name__})"
     raise InvalidArgumentError(
-        f"network must be a string like 'file.py:Class', not {network!r:.80}{hint}", param="network"
+        f"network: expected a string such as 'file.py:Class', found {network!r:.80}{hint}", param="network"
     )
 
 
 def registered_script(folder: Path) -> str | None:
-    """Where the capturing child finds a network that this process registered for the folder's model_type."""
+    """Return where the export process finds a network that this process registered for the folder's model_type."""
     registry = sys.modules.get("penstock.models.registry")  # without it, nothing was registered
     if registry is None:
         return None
@@ -144,9 +148,13 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
             f"{path.suffix} file"
         )
     if mode == "eager":
-        raise UnsupportedError(f"{path}: eager mode runs the network script on a checkpoint folder, not a bundle")
+        raise UnsupportedError(
+            f"{path}: expected a checkpoint folder for eager mode, found a bundle; use mode graph", param="model"
+        )
     if network is not None:
-        raise InvalidArgumentError(f"{path}: network goes with a checkpoint folder; a bundle holds its graph already")
+        raise InvalidArgumentError(
+            f"network: expected none for the bundle {path}, which already contains its graph", param="network"
+        )
 
 
 def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
@@ -162,8 +170,9 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
 
             find_scheme(scheme)
             raise InvalidArgumentError(
-                f"{path}: scheme {scheme!r} was asked for, but the bundle holds {program.info.scheme!r}; "
-                f"export the checkpoint folder with --scheme {scheme}"
+                f"scheme: expected {program.info.scheme!r}, the scheme of the bundle {path}, found {scheme!r}; "
+                f"for another scheme export the checkpoint folder with --scheme {scheme}",
+                param="scheme",
             )
         files = {}
         for name in (*SIDE_FILES, TOKENIZER_SEGMENT):
@@ -177,8 +186,8 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
     longest = model.info.context_len
     if limits.context_len == 0 and program.limits.context_len < longest:
         notes.append(
-            f"context length {program.limits.context_len} instead of the model's {longest}: "
-            "more does not fit into memory (--context-len and --kv-cache choose)"
+            f"The context length is {program.limits.context_len} instead of the model's {longest}, because more does "
+            "not fit into memory. Set --context-len or --kv-cache to change it."
         )
     if not memory().is_measured:
         notes.append(
@@ -198,7 +207,7 @@ def _open_folder(
 ) -> Opened:
     try:
         with bundle_of(folder, scheme, network, options) as bundle:
-            opened = _open_bundle(bundle, None, threads, limits, "never")  # it comes verified
+            opened = _open_bundle(bundle, None, threads, limits, "never")  # already verified
         if not options.use_cache:
             opened.bundle = None
     except OutOfMemoryError as error:
@@ -217,9 +226,9 @@ def bundle_of(
     network: str | None = None,
     options: OpenOptions | None = None,
 ) -> Iterator[Path]:
-    """The bundle that a checkpoint folder makes, verified: the cache's, else one that is gone afterwards.
+    """Yield the verified bundle of a checkpoint folder: from the cache, or else one that is deleted after the block.
 
-    A bundle that is open then stays readable after its name is gone, so nothing is left however the process ends.
+    A deleted file stays readable while it is open, so nothing is left behind however the process ends.
     """
     options = options or OpenOptions()
     if options.use_cache:
@@ -234,16 +243,18 @@ def bundle_of(
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         bundle = Path(temporary) / "model.psm"
         build_in_child(folder, bundle, scheme=scheme, network=network, progress=options.progress)
-        yield bundle  # its checksums were computed just now
+        yield bundle  # needs no verification: its checksums were just computed
 
 
 def _suggestion(program: Program) -> list[str]:
-    """The default scheme keeps the checkpoint's own type; say so when eight bits would read far fewer bytes."""
+    """Return a note for a program in the checkpoint's own type, when eight bits would read far fewer bytes."""
     stored = program.info.scheme
     if stored not in ("f32", "f16", "bf16"):
         return []
     times = 4 if stored == "f32" else 2
-    return [f"scheme {stored}, as stored; --scheme w8a8 reads about {times}x fewer bytes a token and is faster"]
+    return [
+        f"The scheme is {stored}, as stored. --scheme w8a8 reads about {times}x fewer bytes per token and is faster."
+    ]
 
 
 def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
@@ -251,15 +262,15 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
 
     if limits.weights != "mmap":
         raise UnsupportedError(
-            f"weights {limits.weights!r} goes with graph mode: eager mode holds the weights in PyTorch's memory",
+            f"weights: expected mmap in eager mode, which keeps weights in PyTorch's memory, found {limits.weights!r}",
             param="weights",
         )
     checkpoint = Checkpoint.open(folder)
     context_len = limits.context_len or EAGER_CONTEXT
     longest = checkpoint.config.optional_int("max_position_embeddings")
-    if longest is not None:  # a network of the user's own may call it something else; the program asks its config
+    if longest is not None:  # a user's network may have another key for it; the program then reads its config
         context_len = min(context_len, longest)
-    wanted = ProgramLimits(
+    eager_limits = ProgramLimits(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,
         max_rows=limits.max_rows,
@@ -272,6 +283,8 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UnsupportedError("eager mode needs PyTorch: pip install 'penstock[torch]'") from error
-    program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=wanted, network=network)
+        raise UnsupportedError(
+            "Eager mode requires PyTorch, which is not installed. Run `pip install 'penstock[torch]'`."
+        ) from error
+    program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network)
     return Opened(program, checkpoint.side_files(), folder, [])

@@ -1,9 +1,9 @@
-"""The memory of KV pages, made before a step needs it.
+"""Prefault the memory of KV pages before a step needs it.
 
-The system makes memory when it is first written, here in huge pages, each of which holds the same run of KV pages of
-one layer: the step that reaches a new run waits for one huge page of every layer and state at once, and every answer
-with it.  A thread of its own makes the next run while this one is used.  What is never reached is never made, so that
-a program takes no more memory than its longest use and one run.
+The kernel allocates memory at the first write, here in huge pages, each of which holds the same run of KV pages of one
+layer.  Without prefaulting, the step that reaches a new run waits for one huge page of every layer and state at once,
+and so does every answer in it.  A background thread allocates the next run while the current one is used.  Pages that
+are never reached are never allocated: a program uses at most the memory of its longest use and one further run.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Final
 __all__ = ["PagePrefault"]
 
 MIN_MARGIN: Final = 16
-"""Pages: a step of 512 tokens, while which the next ones are made."""
-PAUSE: Final = 1.0
-"""Times what a part took."""
+"""The smallest lead in pages: one step of 512 tokens, during which the next pages are allocated."""
+PAUSE_FACTOR: Final = 1.0
+"""The pause after each part, as a multiple of the time that the part took."""
 
 
 class PagePrefault:
-    """Makes the memory of ``num_pages`` KV pages in runs of ``run_len``, in order, each when half of the one before is
-    used.
+    """Allocates the memory of ``num_pages`` KV pages in runs of ``run_len``, each when half of the previous is used.
 
-    ``make(part, start, stop)`` makes that of some pages in one of ``num_parts`` and says whether the system could; a
-    thread that computes may wait for the core meanwhile, so there is a pause as long behind each.  The first run is
-    left to the first steps, which come at once.
+    ``make(part, start, stop)`` allocates the pages from ``start`` to ``stop`` in one of ``num_parts`` and returns False
+    when the kernel cannot.  A computing thread may have to wait for the core meanwhile, so each part is followed by a
+    pause of the same length.  The first run is left to the first steps, which come immediately.
     """
 
     def __init__(self, make: Callable[[int, int, int], bool], num_parts: int, num_pages: int, run_len: int) -> None:
@@ -43,11 +42,11 @@ class PagePrefault:
 
     @property
     def num_made(self) -> int:
-        """Leading pages whose memory is there, the first run's counted whether used or not."""
+        """The number of leading pages that are allocated; the first run always counts."""
         return self._made
 
     def use(self, num_pages: int) -> None:
-        """The leading ``num_pages`` are used from now on; those that come next are made meanwhile."""
+        """Report that the leading ``num_pages`` are in use; the next run is then allocated in the background."""
         if num_pages + self._margin <= self._wanted or self._wanted == self._num_pages or self._closed:
             return
         with self._work:
@@ -59,7 +58,7 @@ class PagePrefault:
             self._work.notify()
 
     def close(self) -> None:
-        """Stop, behind the part that is being made.  Calling it again does nothing."""
+        """Stop after the current part.  A second call does nothing."""
         with self._work:
             self._closed = True
             self._work.notify()
@@ -74,8 +73,8 @@ class PagePrefault:
             for part in range(self._num_parts):
                 start = time.perf_counter()
                 if self._closed or not self._make(part, self._made, stop):
-                    self._closed = True  # if the system cannot, the first write to each makes it, as ever
+                    self._closed = True  # if the kernel cannot, the first write to each page allocates it
                     return
                 with self._work:
-                    self._work.wait_for(lambda: self._closed, PAUSE * (time.perf_counter() - start))
+                    self._work.wait_for(lambda: self._closed, PAUSE_FACTOR * (time.perf_counter() - start))
             self._made = stop

@@ -1,7 +1,7 @@
-"""Bundles whose checksums are verified when they are opened, and a memory of those that were.
+"""Verify the checksums of bundles when they are opened, and record the files that were verified.
 
-A verified file is remembered in ``verified/`` of the cache folder by its path, size, modification time, change time and
-inode: as an empty file whose name is their digest, which damage cannot turn into another one.
+A verified file is recorded in ``verified/`` of the cache folder by its path, size, modification time, change time and
+inode.  The record is an empty file whose name is their digest, so that damage cannot turn it into another record.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _FOLDER: Final = "verified"
 _RECORD_VERSION: Final = 1
 _MAX_RECORDS: Final = 4096
 _SETTLED_NS: Final = 2_000_000_000
-"""A file that changed more recently is not remembered: the clock of some file systems ticks once in two seconds, and a
-second change within a tick leaves no trace."""
+"""A file that changed more recently is not recorded: some file systems have a time resolution of two seconds, and a
+second change within it leaves no trace."""
 
 
 def check_verify(value: object) -> str:
     """Return a mode of VERIFY_MODES; InvalidArgumentError for anything else."""
     if not isinstance(value, str) or value not in VERIFY_MODES:
         raise InvalidArgumentError(
-            f"verify must be one of {', '.join(VERIFY_MODES)}, not {value!r:.60}", param="verify"
+            f"verify: expected one of {', '.join(VERIFY_MODES)}, found {value!r:.60}", param="verify"
         )
     return value
 
 
 def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[native.Model, float]:
-    """Open a bundle and return it with the seconds that reading its checksummed bytes took, 0 without reading them.
+    """Open a bundle; return it and the seconds spent on verification, 0 without verification.
 
-    ``verify``: "once" reads a file that is not remembered, "always" reads every file, "never" reads none. Raises
-    InvalidFileError naming the damaged segment, and what ``Model.open`` raises.
+    ``verify``: "once" verifies a file that has no record, "always" verifies every file, "never" verifies none.  Raises
+    InvalidFileError, which names the damaged segment, and what ``Model.open`` raises.
     """
     check_verify(verify)
     if verify == "never":
@@ -53,7 +53,7 @@ def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[n
         model = native.Model.open(path)
         if model.stamp == stamp_of(before):
             return model, 0.0
-        model.close()  # replaced since it was looked up
+        model.close()  # the file was replaced after the lookup
     start = time.perf_counter()
     model = native.Model.open(path, verify=True)
     seconds = time.perf_counter() - start
@@ -63,14 +63,14 @@ def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[n
 
 
 def remember_verified(path: str | os.PathLike[str]) -> None:
-    """Remember a file whose checksums were computed while this process or its child wrote it."""
-    found = _stat(path)
-    if found is not None:
-        _remember(path, found)
+    """Record a file whose checksums were computed while this process or its child wrote it."""
+    status = _stat(path)
+    if status is not None:
+        _remember(path, status)
 
 
 def forget_verified() -> None:
-    """Forget every file."""
+    """Remove every record."""
     for record in _records():
         with contextlib.suppress(OSError):
             record.unlink()
@@ -79,45 +79,46 @@ def forget_verified() -> None:
 def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
         return os.stat(path)
-    except (OSError, ValueError):  # the core says what is wrong with the path
+    except (OSError, ValueError):  # the core reports the error when it opens the path
         return None
 
 
-def _is_settled(found: os.stat_result) -> bool:
-    return time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > _SETTLED_NS
+def _is_settled(status: os.stat_result) -> bool:
+    return time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
 
 
 def _folder() -> Path | None:
     try:
         return env.cache_dir() / _FOLDER
-    except RuntimeError:  # the user has no home
+    except RuntimeError:  # the user has no home folder
         return None
 
 
-def _record_of(path: str | os.PathLike[str], found: os.stat_result) -> Path | None:
+def _record_of(path: str | os.PathLike[str], status: os.stat_result) -> Path | None:
     folder = _folder()
     if folder is None:
         return None
-    identity = [os.path.realpath(os.fsdecode(path)), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    identity = [os.path.realpath(os.fsdecode(path)), status.st_size, *times, status.st_ino]
     digest = hashlib.sha256(json.dumps([_RECORD_VERSION, *identity]).encode())
     return folder / digest.hexdigest()
 
 
-def _is_remembered(path: str | os.PathLike[str], found: os.stat_result) -> bool:
-    record = _record_of(path, found)
+def _is_remembered(path: str | os.PathLike[str], status: os.stat_result) -> bool:
+    record = _record_of(path, status)
     try:
         if record is None or not record.is_file():
             return False
     except OSError:
         return False
     with contextlib.suppress(OSError):
-        os.utime(record)  # the least recently used ones are forgotten first
+        os.utime(record)  # the least recently used records are removed first
     return True
 
 
-def _remember(path: str | os.PathLike[str], found: os.stat_result) -> None:
-    """Write the record of a file; where the cache folder is not writable, the file is verified at every start."""
-    record = _record_of(path, found)
+def _remember(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    """Write the record of a file.  If the cache folder is not writable, the file is verified at every start."""
+    record = _record_of(path, status)
     if record is None:
         return
     with contextlib.suppress(OSError):

@@ -265,7 +265,7 @@ def test_damaged_requests_leave_nothing(fake, monkeypatch):
     planted one for each is seen.
     """
     monkeypatch.setattr(metrics, "WINDOW", 16)
-    monkeypatch.setattr(deadlines, "_FEW", 0)
+    monkeypatch.setattr(deadlines, "_MIN_ENTRIES", 0)
     kept, rng = [], random.Random(24)
     streams = [[damaged(rng) for _ in range(3)] for _ in range(80)]
     num = sum(map(len, streams))

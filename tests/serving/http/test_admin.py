@@ -154,7 +154,7 @@ def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
         async with service(options=options) as running, admin(running.models, tmp_path / "admin.sock") as (asked, _):
             status, answer = await asked("POST", "/admin/models/load", {"path": str(DEMO)})
             assert (status, answer["error"]["code"]) == (503, "out_of_memory")
-            assert "the plan takes" in answer["error"]["message"]
+            assert "but only" in answer["error"]["message"]
             assert running.models.list() == []
 
     asyncio.run(main())
@@ -232,7 +232,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
             before = children()
             await until(lambda: children() - before)
             status, answer = await asked("POST", "/admin/models/demo/unload")
-            assert (status, answer["error"]["message"]) == (503, "demo is not loaded yet")
+            assert (status, answer["error"]["message"]) == (503, "demo is still loading.")
             model.with_suffix(".go").touch()
             backend = await loading
             answering = await backend.submit([5, 6], ENDLESS)

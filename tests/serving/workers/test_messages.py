@@ -1,4 +1,4 @@
-"""Messages: what goes in comes out, and the generated code is that of ``wire.proto``."""
+"""Objects survive the way through messages, and the generated code matches ``wire.proto``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ FOLDER = Path(penstock.__file__).parents[1]
 @pytest.mark.parametrize(
     "generated", [pb, oip_pb2, health_pb2, reflection_pb2, stages_pb2], ids=lambda one: one.DESCRIPTOR.package
 )
-def test_the_generated_code_is_that_of_the_proto(generated) -> None:
-    """Messages, fields, numbers, types, whether they repeat, and methods, read from the text."""
+def test_generated_code_matches_the_proto_files(generated) -> None:
+    """Compare messages, fields, numbers, types, labels and methods with the text of the file."""
     text = re.sub(r"//.*", "", (FOLDER / generated.DESCRIPTOR.name).read_text())
     found: dict[str, dict[str, tuple[int, str]]] = {}
     _add(found, generated.DESCRIPTOR.message_types_by_name.values())
@@ -132,7 +132,7 @@ def test_errors_round_trip_by_class() -> None:
     assert type(wire.error_from(pb.Error(kind="SystemExit", text="x"))) is InternalError
 
 
-def test_news_round_trip() -> None:
+def test_step_events_round_trip() -> None:
     row = TokenLogprobs(5, -0.1, 2, ((4, -0.05), (5, -0.1)))
     many = [
         StepEvent(
@@ -157,7 +157,7 @@ def test_news_round_trip() -> None:
                 assert one == other, field.name
 
 
-def test_figures_of_several_engines_add_up() -> None:
+def test_stats_of_several_engines_add_up() -> None:
     given = {
         field.name: {"stop": 2} if "Mapping" in str(field.type) else 3 for field in dataclasses.fields(EngineStats)
     }

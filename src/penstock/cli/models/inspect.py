@@ -1,4 +1,4 @@
-"""``penstock inspect X``: what a bundle or a checkpoint folder holds, and the memory that it would take."""
+"""``penstock inspect X``: show the contents of a bundle or a checkpoint folder, and the memory it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import add_limit_options, add_ops_option
+from penstock.cli.options import add_limit_options, add_ops_option, add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -27,23 +27,37 @@ _PLAN_PARTS = (
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("inspect", help="show what a bundle or a checkpoint folder holds")
+    parser = add_parser_of(
+        subparsers,
+        "inspect",
+        "show the contents of a bundle or a checkpoint folder",
+        "Show the contents of a bundle or a checkpoint folder, and the memory that a bundle needs to run.",
+        "penstock inspect demo/demo.psm\npenstock inspect demo/demo.psm --verify --max-requests 32 --json",
+    )
     parser.add_argument("path", metavar="X", help="a .psm bundle or a checkpoint folder")
-    parser.add_argument("--verify", action="store_true", help="check the checksum of every segment of a bundle")
-    parser.add_argument("--max-requests", type=int, default=1, metavar="N", help="plan memory for N requests (1)")
-    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="and N tokens in a step (512)")
+    parser.add_argument(
+        "--verify", action="store_true", help="check the checksum of every segment of a bundle (default: do not check)"
+    )
+    parser.add_argument(
+        "--max-requests", type=int, default=1, metavar="N", help="plan memory for N requests (default: 1)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, metavar="N", help="plan memory for N tokens per step (default: 512)"
+    )
     add_limit_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_ops_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describe and print."""
+    """Print the description."""
     path = Path(args.path)
     if path.is_dir():
         if args.verify:
-            raise InvalidArgumentError(f"{path}: verify goes with a bundle; a checkpoint folder holds no checksums")
+            raise InvalidArgumentError(
+                f"{path}: --verify applies to bundles only; a checkpoint folder has no checksums"
+            )
         found = _folder(path)
         print(json.dumps(found) if args.json else _folder_text(found))
         return 0
@@ -134,7 +148,7 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def _bundle_text(found: dict[str, Any]) -> str:
     plan, limits = found["plan"], found["plan"]["limits"]
-    checked = "; every checksum is right" if found["verified"] else ""
+    checked = "; all checksums match" if found["verified"] else ""
     lines = [
         f"{found['path']}: a bundle of {format_bytes(found['file_bytes'])}{checked}",
         f"network        {found['network']}, scheme {found['scheme']}",
@@ -142,7 +156,7 @@ def _bundle_text(found: dict[str, Any]) -> str:
         f"context        {found['context_len']:,} tokens, page groups: {_windows(found['page_windows'])}",
     ]
     if found["tail"]:
-        lines.append(f"ends in        {found['tail']}, {found['tail_k']} ids a row: greedy answers only")
+        lines.append(f"ends in        {found['tail']}, {found['tail_k']} ids per row: greedy answers only")
     lines += _described(found)
     lines += [
         f"plan           {limits['max_requests']} x {limits['context_len']:,} tokens in {limits['num_pages']:,} pages "

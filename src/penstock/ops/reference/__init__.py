@@ -1,8 +1,8 @@
-"""The reference of every op in plain PyTorch: the specification, the fallback and the oracle.
+"""The reference of every op in plain PyTorch: its specification, its fallback, and the oracle of its tests.
 
-The function named ``x`` is the reference of op ``x``; arguments are those of its schema.  Inside they compute
-in float64 unless the contract (docs/numerics.md) says that float32 is part of the op, and return float32.
-They read for clarity, not for speed.
+The function named ``x`` is the reference of op ``x``, with the arguments of its schema.  References compute in float64,
+except where the contract (docs/numerics.md) makes float32 part of the op, and return float32.  They are written for
+clarity, not for speed.
 """
 
 from penstock.ops.reference.attention import attention, kv_append

@@ -1,4 +1,4 @@
-"""Keys and values in pages, and attention over them."""
+"""The references of kv_append and attention: keys and values in pages, and attention over them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class AttentionAttrs(TypedDict):
 
 
 def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
-    """Elements of one page: per head the keys and the values of 32 tokens, each followed by 32 f32 scales if int8.
+    """Return the number of elements of one page.
 
-    Keys lie [head_dim][32] and values [32][head_dim], in bfloat16 [head_dim / 2][32][2] and [16][head_dim][2].  There
-    an odd last dimension of the keys has a zero beside it.
+    For each head a page holds the keys and the values of 32 tokens, in int8 each followed by 32 f32 scales.  Keys are
+    [head_dim][32] and values [32][head_dim]; in bfloat16 they are [head_dim / 2][32][2] and [16][head_dim][2], and an
+    odd last dimension of the keys is padded with a zero.
     """
     scales = 2 * _SCALE_BYTES if dtype == torch.int8 else 0
     pad = head_dim % 2 if dtype == torch.bfloat16 else 0
@@ -42,7 +43,7 @@ def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
 class _Pages:
     """Views into a state [num_pages, page_elements].
 
-    k is [pages, heads, dim / n, 32, n] and v [pages, heads, 32 / n, dim, n], n being 2 for bfloat16, else 1.
+    ``k`` is [pages, heads, dim / n, 32, n] and ``v`` [pages, heads, 32 / n, dim, n], where n is 2 for bfloat16, else 1.
     """
 
     def __init__(self, op: str, state: Tensor, num_kv_heads: int, head_dim: int) -> None:
@@ -64,7 +65,7 @@ class _Pages:
         self.v_scale = value_scales.view(torch.float32) if scale_bytes else None
 
     def write(self, page: int, slot: int, k: Tensor, v: Tensor) -> None:
-        """Stores one token's k and v [heads, dim]."""
+        """Store the keys and values [heads, dim] of one token."""
         if self.k_scale is not None and self.v_scale is not None:
             (k, k_scale), (v, v_scale) = round_rows(k), round_rows(v)
             self.k_scale[page, :, slot] = k_scale[:, 0]
@@ -75,7 +76,7 @@ class _Pages:
         self.v[page, :, slot // self.together, :, slot % self.together] = v.to(self.v.dtype)
 
     def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a page list [n] in float64, both [heads, n * 32, dim]."""
+        """Return the keys and values of a list of pages [n] in float64, both [heads, n * 32, dim]."""
         k = self.k[pages].double().transpose(3, 4).flatten(2, 3)[:, :, : self.head_dim]  # [n, heads, dim, 32]
         v = self.v[pages].double().transpose(3, 4).flatten(2, 3)  # [n, heads, 32, dim]
         if self.k_scale is not None and self.v_scale is not None:
@@ -85,7 +86,7 @@ class _Pages:
 
 
 def round_half(x: Tensor) -> Tensor:
-    """``x`` rounded to bfloat16 as attention does it: magnitudes below 2^-50 are zero."""
+    """Round ``x`` to bfloat16 as attention does: magnitudes below 2^-50 become zero."""
     return torch.where(x.abs() < _MIN_HALF, 0.0, x).bfloat16()
 
 
@@ -99,10 +100,10 @@ def kv_append(
     *,
     group: int,
 ) -> None:
-    """Writes each token's k and v [T, kv_heads, head_dim] into its slot of its request's page, in place.
+    """Write each token's k and v [T, kv_heads, head_dim] into its slot of its request's page, in place.
 
-    positions [T]; request_starts [B+1]; page_tables [groups, B, width]; state [num_pages, page_elements].
-    Float32 is stored as it is, bfloat16 rounded, int8 rounded with one scale per token and head.
+    positions [T]; request_starts [B+1]; page_tables [groups, B, width]; state [num_pages, page_elements].  A float32
+    state stores the values unchanged, bfloat16 rounds them, and int8 rounds them with one scale per token and head.
     """
     pages = _Pages("kv_append", state, k.shape[1], k.shape[2])
     starts, table, places = request_starts.tolist(), page_tables[group].tolist(), positions.tolist()
@@ -124,11 +125,11 @@ def attention(
     alibi: Tensor | None,
     **attrs: Unpack[AttentionAttrs],
 ) -> Tensor:
-    """Softmax attention of q [T, heads, head_dim] over the keys that kv_append stored: [T, heads, head_dim].
+    """Return softmax attention of q [T, heads, head_dim] over the keys that kv_append stored: [T, heads, head_dim].
 
-    A query at position p sees positions (p - window, p], all from 0 when window is 0, or every position of its
+    A query at position p attends to positions (p - window, p]; to [0, p] when window is 0; to every position of its
     request when not causal.  Heads share KV heads in groups.  ``alibi`` [heads] holds slopes.  Over bfloat16 and int8
-    pages the queries are rounded to bfloat16 first; kernels round the probabilities too, which is left to tolerance.
+    pages the queries are rounded to bfloat16 first.  Kernels also round the probabilities, which the tolerance covers.
     """
     elements = page_elements(state.dtype, 1, q.shape[2])
     pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
@@ -141,13 +142,16 @@ def attention(
         places = positions[start:end].long()
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
-        asked = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
-        out[start:end] = _attend(asked.double(), k, v, places, alibi, attrs)
+        queries = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
+        out[start:end] = _attend(queries.double(), k, v, places, alibi, attrs)
     return out
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | None, attrs: AttentionAttrs) -> Tensor:
-    """One request: q [t, heads, dim], k and v [kv_heads, length, dim], places [t]; float32 [t, heads, dim]."""
+    """Attend for one request: q [t, heads, dim], k and v [kv_heads, length, dim], places [t].
+
+    Returns float32 [t, heads, dim].
+    """
     shared = q.shape[1] // k.shape[0]
     k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
     keys = torch.arange(k.shape[1])
@@ -157,7 +161,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | Non
         valid = valid & (distance <= 0)
         if attrs["window"]:
             valid = valid & (distance > -attrs["window"])
-    seen = valid.any(dim=0)  # slots that nobody may see can hold anything, NaN too
+    seen = valid.any(dim=0)  # slots that no query attends to may hold anything, including NaN
     k, v = torch.where(seen[None, :, None], k, 0.0), torch.where(seen[None, :, None], v, 0.0)
     scores = torch.einsum("thd,hld->htl", q, k) * attrs["scale"]
     if attrs["softcap"]:

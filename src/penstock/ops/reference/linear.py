@@ -1,4 +1,4 @@
-"""Matrix products and table look-ups over weights in any layout."""
+"""The references of linear and embedding, over weights in any layout."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from penstock.ops.reference.packing import layout_of_tensor, unpack_integers, un
 __all__ = ["embedding", "linear", "round_rows"]
 
 _LIMITS: Final = {"w8a8": 127, "w4a8": 127, "w8a16": 32512, "w4a16": 32512}
-"""The largest integer of an activation."""
+"""The largest integer of a rounded activation, by scheme."""
 _PLANE_BASE: Final = 255
 _MIN_SCALE: Final = 1e-37
-"""Below it a row counts as zero, for its inverse must be finite."""
+"""A row with a smaller scale counts as zero, because the inverse of the scale must be finite."""
 
 
 def round_rows(x: Tensor, limit: int = 127) -> tuple[Tensor, Tensor]:
-    """Rounds each row of float32 ``x`` [..., n] to integers of at most ``limit``: (q [..., n], scale [..., 1]).
+    """Round each row of float32 ``x`` [..., n] to integers q [..., n] of magnitude ``limit`` or less.
 
-    x = q * scale, in float32, for the rounding is part of the op; q is int8, int32 for a limit beyond it.  A row with
-    a NaN or an infinity gets a NaN scale.
+    Returns (q, scale [..., 1]) with x = q * scale.  Computed in float32, because the rounding is part of the op.  q is
+    int8, or int32 for a limit beyond 127.  A row with a NaN or an infinity gets a NaN scale.
     """
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / limit
@@ -36,10 +36,10 @@ def round_rows(x: Tensor, limit: int = 127) -> tuple[Tensor, Tensor]:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int, scheme: str) -> Tensor:
-    """y = x W^T + b: x [T, K], weight logical [N, K] or packed, bias [N] or None; y [T, N], N = ``out_features``.
+    """Return y = x W^T + b, [T, N] with N = ``out_features``: x [T, K], weight [N, K] or packed, bias [N] or None.
 
-    ``scheme`` says how the activation is rounded first: to bf16 ("bf16"), per token to int8 ("w8a8", "w4a8") or to 16
-    bit ("w8a16", "w4a16"), else not.  Over packed integers the result is that of the kernels bit for bit.
+    ``scheme`` selects the rounding of the activation: to bf16 ("bf16"), per token to int8 ("w8a8", "w4a8"), per token
+    to 16-bit integers ("w8a16", "w4a16"), or none.  Over packed integers the result equals the kernels' bit for bit.
     """
     if scheme in _LIMITS and layout_of_tensor(weight) in (layouts.T16_I8, layouts.T16_I4G32):
         return _integer_linear(x, weight, bias, out_features, _LIMITS[scheme])
@@ -60,14 +60,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int,
 
 
 def _integer_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, limit: int) -> Tensor:
-    """Sums of integers, which float64 holds exactly, rounded to float32 once and multiplied by both scales there."""
-    unpack_weight(weight, out_features, x.shape[1])  # refuses one that is too small
+    """Sum integers exactly in float64, round once to float32, and multiply by both scales in float32."""
+    unpack_weight(weight, out_features, x.shape[1])  # refuses a weight that is too small
     integers, scales = (part[:out_features] for part in unpack_integers(weight))
     q, scale = round_rows(x, limit)
     integers = integers[:, : x.shape[1]].T
     if limit == 127:
         total = (q.double() @ integers).float()
-    else:  # two int8 planes, high and low; the product and the sum of the fma are exact
+    else:  # two int8 planes, high and low; the product and the sum of the fma are exact here
         high = (q + 127).div(_PLANE_BASE, rounding_mode="floor").double()
         low = q.double() - _PLANE_BASE * high
         sums = [(plane @ integers).float().double() for plane in (high, low)]
@@ -77,7 +77,7 @@ def _integer_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features
 
 
 def embedding(ids: Tensor, weight: Tensor, *, dim: int) -> Tensor:
-    """Row ids[t] of weight (logical [V, dim] or packed) for each of ids [T] int32: [T, dim]."""
+    """Return row ids[t] of weight (logical [V, dim] or packed) for each of ids [T] int32: [T, dim]."""
     rows = weight.shape[0] if weight.ndim == 2 and weight.is_floating_point() else weight.shape[0] * 16
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""Norms over the last dimension."""
+"""The references of the norms over the last dimension."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["add_rms_norm", "layer_norm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension: x [T, dim] or [T, heads, dim], weight [dim]."""
+    """Return x / sqrt(mean(x^2) + eps) * weight: x [T, dim] or [T, heads, dim], weight [dim]."""
     wide = x.double()
     root = (wide.square().mean(dim=-1, keepdim=True) + eps).sqrt()
     return (wide / root * weight.double()).float()
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(s), s) with s = x + residual in float32: x and residual [T, dim], weight [dim]."""
+    """Return (rms_norm(s), s) with s = x + residual in float32: x and residual [T, dim], weight [dim]."""
     total = x.float() + residual.float()
     return rms_norm(total, weight, eps=eps), total
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension: x [T, dim], weight and bias [dim]."""
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias: x [T, dim], weight and bias [dim]."""
     centred = x.double() - x.double().mean(dim=-1, keepdim=True)
     root = (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt()
     y = centred / root * weight.double()

@@ -1,13 +1,13 @@
-"""Packed weights as tensors: the shape and dtype of a weight tensor tell its layout, and unpacking is plain PyTorch.
+"""Packed weights as tensors: shape and dtype of a weight tensor determine its layout; unpacking is plain PyTorch.
 
     rows_f32, rows_f16, rows_bf16   [rows, cols], or [n] for a vector
     t16_f32, t16_f16                [tiles, cols, 16]
     t16_bf16                        [tiles, cols/2, 16, 2]
     t16_i8                          uint8 [tiles, 64 scale bytes + cols/4 * 64]
     t16_i4g32                       uint8 [tiles, 1 + cols/64 * 9, 64]: 64 scale bytes, then for each 64 columns 64
-                                    bytes of steps and offsets and 2 x 256 bytes of nibbles
+                                    bytes of steps and offsets and 2 x 256 bytes of 4-bit values
 
-A tile holds 16 rows.  Rows are padded to 16 and columns to the layout's step with zeros.
+A tile holds 16 rows.  Zeros pad the rows to a multiple of 16 and the columns to the layout's step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAIR_LINES = 9
 
 
 def layout_of_tensor(weight: Tensor) -> int:
-    """The ``ps_layout`` number of a weight tensor, read off its dtype and number of dimensions."""
+    """Return the ``ps_layout`` number of a weight tensor, which its dtype and number of dimensions determine."""
     if weight.ndim <= 2 and weight.dtype in _ROWS:
         return _ROWS[weight.dtype]
     layout = _TILES.get((weight.dtype, weight.ndim))
@@ -45,7 +45,7 @@ def layout_of_tensor(weight: Tensor) -> int:
 
 
 def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
-    """Views the uint8 [num_bytes] of a packed weight as the tensor that ``layout_of_tensor`` recognises."""
+    """View the uint8 [num_bytes] of a packed weight as a tensor that ``layout_of_tensor`` recognises."""
     tiles = -(-rows // layouts.TILE_ROWS)
     if layout == layouts.T16_F32:
         return packed.view(torch.float32).view(tiles, -1, 16)
@@ -59,14 +59,15 @@ def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
         return packed.view(tiles, -1, _SCALE_BYTES)
     rows_dtypes = {number: dtype for dtype, number in _ROWS.items()}
     if layout not in rows_dtypes:
-        raise InvalidArgumentError(f"[weight] layout: expected a ps_layout of numbers, found {layout}")
+        raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, found {layout}")
     return packed.view(rows_dtypes[layout]).view(rows, -1)
 
 
 def unpack_weight(weight: Tensor, rows: int, cols: int) -> Tensor:
-    """The values that a kernel computes with, float64 [rows, cols].
+    """Return the values that a kernel computes with, float64 [rows, cols].
 
-    ``rows`` and ``cols`` are logical: padding falls away.  Raises InvalidArgumentError when the tensor is smaller.
+    ``rows`` and ``cols`` are the logical sizes, without padding.  Raises InvalidArgumentError when the tensor is
+    smaller.
     """
     layout = layout_of_tensor(weight)
     if layout in _ROWS.values():
@@ -84,7 +85,7 @@ def unpack_weight(weight: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def unpack_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """An integer weight with its padding: integers [rows, cols] and the scale of each row [rows], both as float64."""
+    """Return the integers [rows, cols] and the row scales [rows] of an integer weight, with padding, as float64."""
     tiles = weight.shape[0]
     weight_bytes = weight.reshape(tiles, -1)
     scale = weight_bytes[:, :_SCALE_BYTES].contiguous().view(torch.float32).double()  # [tiles, 16]
@@ -95,12 +96,12 @@ def unpack_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _int4_of(rest: Tensor) -> Tensor:
-    """The int8 that nibbles stand for, in the order of t16_i8: [tiles, columns / 4, row, 4]."""
+    """Return the int8 values that 4-bit values stand for, in the order of t16_i8: [tiles, columns / 4, row, 4]."""
     tiles = rest.shape[0]
     pairs = rest.view(tiles, -1, _PAIR_LINES * _SCALE_BYTES)  # of groups of 32 columns
     lines = pairs[..., :_SCALE_BYTES].reshape(tiles, -1, 16, 2, 2).permute(0, 1, 3, 2, 4)  # [.., group, row, 2]
     step, offset = lines[..., 0], lines[..., 1]
     nibbles = pairs[..., _SCALE_BYTES:].reshape(tiles, -1, 2, 4, 16, 4)  # [.., group, j, row, i]: columns 4j+i, 16+4j+i
     columns = torch.stack((nibbles & 15, nibbles >> 4), dim=3)  # [.., group, half, j, row, i]
-    values = columns * step[:, :, :, None, None, :, None] + offset[:, :, :, None, None, :, None]  # uint8, which wraps
+    values = columns * step[:, :, :, None, None, :, None] + offset[:, :, :, None, None, :, None]  # uint8: wraps around
     return values.view(torch.int8).reshape(tiles, -1, 16, 4)

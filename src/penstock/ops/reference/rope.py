@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""The references of rotary positions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ __all__ = ["rope", "rotary_embedding"]
 
 
 def rotary_embedding(positions: Tensor, inv_freq: Tensor, *, scaling: float) -> Tensor:
-    """Cosines, then sines, of position * inv_freq, times ``scaling``: positions [T], inv_freq [half]; [T, 2 * half].
+    """Return the cosines, then the sines, of position * inv_freq, times ``scaling``: [T, 2 * half].
 
-    The angle is rounded to float32 before its cosine is taken, as every implementation in float32 does.
+    positions [T], inv_freq [half].  The angle is rounded to float32 before its cosine is taken, as in any float32
+    implementation.
     """
     angles = (positions.float().unsqueeze(1) * inv_freq.float()).double()
     return (torch.cat((angles.cos(), angles.sin()), dim=1) * scaling).float()
 
 
 def rope(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Turns the first 2 * half dimensions of each head: x [T, heads, head_dim], cos_sin [T, 2 * half].
+    """Rotate the first 2 * half dimensions of each head: x [T, heads, head_dim], cos_sin [T, 2 * half].
 
-    The pairs turned are (i, i + half), or (2i, 2i + 1) when ``interleaved``; further dimensions pass through.
+    The rotated pairs are (i, i + half), or (2i, 2i + 1) when ``interleaved``.  Other dimensions are unchanged.
     """
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin.double()[:, None, :half], cos_sin.double()[:, None, half:]

@@ -194,8 +194,8 @@ def event_to(event: StepEvent, messages: Any) -> None:
         message.timings.update(event.timings)
     if event.seed is not None:
         message.seed = event.seed
-    if event.opening is not None:
-        _started_to(event.opening, message.started)
+    if event.started is not None:
+        _started_to(event.started, message.started)
     if event.vector is not None:
         message.vector = event.vector.astype("<f4").tobytes()
     if event.error is not None:
@@ -226,7 +226,7 @@ def event_from(message: pb.StepEvent) -> StepEvent:
     if message.HasField("seed"):
         event.seed = message.seed
     if message.HasField("started"):
-        event.opening = _started_from(message.started)
+        event.started = _started_from(message.started)
     if message.finish_reason:
         event.finish_reason = message.finish_reason
         event.timings = dict(message.timings) or None

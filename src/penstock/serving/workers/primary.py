@@ -23,11 +23,12 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import joining
+from penstock.serving.workers.memory_check import unwritten_bytes
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
 from penstock.serving.workers.private_folder import PrivateFolder
 from penstock.serving.workers.remote_worker_server import RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
-from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
+from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A worker for a primary on another machine: it connects over TLS, proves itself with a token and serves until stopped."""
+"""A worker for a primary on another machine: it connects over TLS and proves itself with a token."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
             reason = f" ({status})" if status else ""
             if not again:
                 raise UnavailableError(
-                    f"{config.address}: failed to reach the primary, or it closed the connection{reason}"
+                    f"{config.address}: failed to reach the primary, or the connection was closed{reason}"
                 )
             pause_s = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
             num_tries += 1

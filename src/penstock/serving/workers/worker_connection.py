@@ -84,8 +84,8 @@ class PrefixMemory:
 class OpenRequest:
     """A request that is sent to a worker.
 
-    ``answer`` receives its events.  ``taken`` is done when the worker has accepted or refused it.  ``on_lost`` is called
-    if a worker that had accepted it is lost.
+    ``answer`` receives its events.  ``taken`` is done when the worker has accepted or refused it.  ``on_lost`` is
+    called if a worker that had accepted it is lost.
     """
 
     def __init__(self, answer: EventAnswer, message: pb.ToWorker, on_lost: Callable[[LostWorkerError], None]) -> None:
@@ -369,7 +369,7 @@ class WorkerConnection:
         self._flush()
 
     def send_over(self, stream: FrameStream[pb.FromWorker]) -> None:
-        """Send the worker's messages over ``stream``, as fast as the worker reads them.  The stream ends with ``fail``."""
+        """Send messages over ``stream`` as fast as the worker reads them; ``fail`` closes it."""
         self._stream, stream.on_room = stream, self._flush
         self._flush()
 
