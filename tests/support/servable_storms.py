@@ -60,7 +60,7 @@ def service(tmp_path: Path, *more: str) -> Iterator[tuple[psutil.Process, str, s
     keys.write_text(KEY + "\n")
     keys.chmod(0o600)
     args = [tmp_path / "root", "--grpc-port", "0", "--admin-key-file", keys, *more]
-    program = [str(ROOT / "tests" / "serving" / "patient_service.py")]
+    program = [str(ROOT / "tests" / "support" / "patient_service.py")]
     with serving(*args, cwd=tmp_path, program=program) as (process, url, said):
         (line,) = (one for one in said.splitlines() if "gRPC" in one)
         yield psutil.Process(process.pid), url, line.split(" at ")[1].split()[0]
