@@ -1,4 +1,4 @@
-"""Processes that die by no batch's fault: idle, stopped, or while another one is to take their place."""
+"""Processes that die without a batch at fault: idle, stopped, or while their replacement starts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def answer(task: asyncio.Task[Any]) -> list[float]:
 
 
 class Gate:
-    """Holds up the processes that are to be started."""
+    """Delays the start of processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached, self.gate, launch = False, asyncio.Event(), pools.start_stage_process
@@ -74,8 +74,8 @@ class Gate:
         monkeypatch.setattr(pools, "start_stage_process", late)
 
 
-def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
-    """It is noticed at once, and what comes then waits for the next one."""
+def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
+    """The death is noticed at once, and new requests wait for the next process."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -96,8 +96,8 @@ def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Pat
     run(work)
 
 
-def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
-    """Whose batch it was hears it before the next one is there."""
+def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
+    """The request of the batch fails before the next process starts."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -116,8 +116,8 @@ def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: P
     run(work)
 
 
-def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None:
-    """The next one is started at once, whatever the old one still has to do."""
+def test_replacement_dies_while_the_old_process_works(tmp_path: Path) -> None:
+    """The next process starts at once, whatever the old one still has to do."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -138,8 +138,8 @@ def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -> None:
-    """It was sent to a process that stood still, and died without a look at it."""
+def test_unread_batch_runs_in_another_process(tmp_path: Path, workers: int) -> None:
+    """The batch was sent to a stopped process, which died without reading it."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, workers)) as servables:
@@ -156,7 +156,7 @@ def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -
     run(work)
 
 
-def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tmp_path: Path) -> None:
+def test_request_after_an_idle_death_uses_the_other_process(tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(prepare(tmp_path, 2)) as servables:
             pool = pool_of(servables)
@@ -172,8 +172,8 @@ def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tm
     run(work)
 
 
-def test_who_is_left_of_a_batch_that_fails_is_answered(tmp_path: Path) -> None:
-    """A batch of two, of which the one that makes it fail is cancelled meanwhile."""
+def test_rest_of_a_failed_batch_is_answered(tmp_path: Path) -> None:
+    """In a batch of two requests, the one at fault is cancelled meanwhile."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path)) as servables:

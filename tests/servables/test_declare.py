@@ -1,4 +1,4 @@
-"""What servable.py may say: specs, stages, models, methods and settings, and errors that name what is wrong."""
+"""Declarations in servable.py: specs, stages, models, methods and settings, and errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_specs_are_read(written: str, found: Spec) -> None:
     "written",
     ["", "FP32", "FP31[2]", "FP32[0]", "FP32[-2]", "FP32[1,]", "FP32[x]", 3, None, "FP32[" + "1," * 16 + "1]"],
 )
-def test_other_specs_are_refused_by_name(written: object) -> None:
+def test_invalid_specs_are_refused_by_name(written: object) -> None:
     with pytest.raises(InvalidArgumentError, match="image"):
         parse_spec(written, "image")
 
 
-def test_what_fits_a_spec() -> None:
+def test_shapes_that_fit_a_spec() -> None:
     spec = parse_spec("FP32[-1,3]", "x")
     assert spec.fits((7, 3))
     assert not spec.fits((7, 4))
@@ -59,7 +59,7 @@ def digits() -> servable.Model:
 
 
 def test_a_method_becomes_units_and_steps() -> None:
-    """Stages in a row with equal rules are one trip; a model lies between."""
+    """Consecutive stages with equal rules form one unit; a model separates them."""
     with collect_declarations() as declared:
         model = digits()
 
@@ -94,7 +94,7 @@ def test_a_method_becomes_units_and_steps() -> None:
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
-def test_branches_that_do_not_wait_for_each_other_share_a_trip() -> None:
+def test_independent_branches_share_a_trip() -> None:
     with collect_declarations() as declared:
         model = digits()
 
@@ -234,7 +234,7 @@ async def _asynchronous(x):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name: str) -> None:
+def test_declaration_errors_name_the_mistake(name: str) -> None:
     declare, message = WRONG[name]
 
     def load() -> None:
@@ -249,7 +249,7 @@ def test_what_is_wrong_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"settings": {}, "methods": [], "units": 3, "models": {}, "languages": []}']
 )
-def test_a_process_that_tells_nonsense_is_refused(text: str) -> None:
+def test_invalid_plans_are_refused(text: str) -> None:
     with pytest.raises(InvalidFileError, match="invalid plan"):
         plan_from_json(text)
 
@@ -269,7 +269,7 @@ def test_a_plan_whose_steps_do_not_fit_is_refused() -> None:
             plan_from_json(text.replace(old, new))
 
 
-def test_the_page_lists_the_options_that_there_are() -> None:
+def test_docs_list_all_options() -> None:
     """docs/servables.md, the table of calls: every option of models and settings, and no other."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `servable.")]
     (model,) = [row.partition(" | ")[2] for row in rows if row.startswith("| `servable.model(")]

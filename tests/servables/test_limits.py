@@ -1,4 +1,4 @@
-"""How much of a servable goes at once: bytes of a batch, open requests of a method, prompts of a language model."""
+"""Limits of a servable: bytes of a batch, open requests of a method, prompts of a language model."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def texts(*sizes: int) -> list[bytes]:
         ("texts", texts(*[0] * 64), [64] * 64),
     ],
 )
-def test_the_bytes_of_a_batch_are_bounded(host: Host, name: str, given: Any, wanted: list[int]) -> None:
+def test_bytes_of_a_batch_are_limited(host: Host, name: str, given: Any, wanted: list[int]) -> None:
     assert host.ask(f"sizes.{name}", x=given)["size"].tolist() == wanted
 
 
-def test_the_bytes_of_requests_that_go_together_are_bounded(host: Host) -> None:
+def test_bytes_of_shared_batches_are_limited(host: Host) -> None:
     several = [{"x": np.full((1, 600_000), one, np.uint8)} for one in range(6)]
     statistics = host.servables.find("sizes.numbers").statistics
     before = statistics.batch_sizes.get(1, (0, 0))[0]
@@ -94,8 +94,8 @@ def test_the_bytes_of_requests_that_go_together_are_bounded(host: Host) -> None:
     assert statistics.batch_sizes[1][0] == before + 6
 
 
-def test_open_requests_of_a_method_are_bounded(tmp_path: Path) -> None:
-    """The third is refused at once, the two that came before are answered, and then there is room again."""
+def test_open_requests_of_a_method_are_limited(tmp_path: Path) -> None:
+    """The third request is refused at once, the first two are answered, and then there is room again."""
     write(tmp_path, "slow", WAITING)
     gate = tmp_path / "gate"
 
@@ -160,7 +160,7 @@ class Answer:
         yield self
 
 
-def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
+def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
     """Three at a time, of several requests by turns; what is too much to wait is refused; who leaves makes room."""
     write(tmp_path, "it", ASKING)
 
@@ -193,8 +193,8 @@ def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
     run(work)
 
 
-def test_prompts_that_are_open_when_a_version_goes_are_refused(tmp_path: Path) -> None:
-    """Whoever waits for a language model hears of it when the time to drain is over, and does not wait on."""
+def test_open_prompts_are_refused_when_a_version_stops(tmp_path: Path) -> None:
+    """Requests that wait for a language model are refused when the drain times out."""
     write(tmp_path, "it", ASKING)
 
     async def work() -> None:
@@ -211,7 +211,7 @@ def test_prompts_that_are_open_when_a_version_goes_are_refused(tmp_path: Path) -
     run(work)
 
 
-def test_a_language_model_that_is_closed_takes_nothing() -> None:
+def test_closed_language_model_refuses_prompts() -> None:
     async def work() -> None:
         async def end() -> None: ...
 
@@ -223,7 +223,7 @@ def test_a_language_model_that_is_closed_takes_nothing() -> None:
     asyncio.run(work())
 
 
-def test_prompts_that_are_cancelled_before_they_begin_take_no_place() -> None:
+def test_prompts_cancelled_before_start_free_their_slot() -> None:
     class Two:
         count = 2
 

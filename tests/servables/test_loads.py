@@ -1,4 +1,4 @@
-"""Loads of servables are done whole or not at all: when one fails, who asked goes, or the service ends meanwhile."""
+"""Loads take effect completely or not at all: when one fails, its client disconnects, or the service stops."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def says(folder: Path, settings: str) -> None:
     write(folder.parent, "one", TEXT + f"\n    servable.settings({settings})\n", versions=())
 
 
-def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
-    """Versions, labels, what was asked for and processes are those from before, though one new version was sound."""
+def test_failed_load_changes_nothing(tmp_path: Path) -> None:
+    """Versions, labels, requested options and processes stay, although one new version loaded."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
     async def work() -> None:
@@ -91,7 +91,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_new_files_of_some_versions_fail(tmp_path: Path) -> None:
-    """The old files of all of them go on, in the processes that they had."""
+    """All versions keep running their old files, in the same processes."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
     async def work() -> None:
@@ -109,7 +109,7 @@ def test_new_files_of_some_versions_fail(tmp_path: Path) -> None:
     run(work)
 
 
-def test_who_names_versions_leaves_the_labels_to_the_file(tmp_path: Path) -> None:
+def test_load_with_versions_keeps_labels_of_the_file(tmp_path: Path) -> None:
     """And the other way round; what was asked for holds against the file until an unload."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
@@ -132,7 +132,7 @@ def test_who_names_versions_leaves_the_labels_to_the_file(tmp_path: Path) -> Non
     run(work)
 
 
-def test_versions_are_pinned_though_a_newer_one_is_broken(tmp_path: Path) -> None:
+def test_pinned_versions_survive_a_broken_newer_one(tmp_path: Path) -> None:
     """What the file says of labels is asked of a version that is meant to run."""
     folder = write(tmp_path, "one", TEXT, versions=(1,))
     says(folder, 'labels={"stable": 1}')
@@ -154,7 +154,7 @@ def test_versions_are_pinned_though_a_newer_one_is_broken(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", ["import", "start", "close"])
-def test_who_asked_for_a_load_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_client_of_a_load_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Wherever the load is then, all that it began is over when that is said, and what ran goes on."""
     folder = write(tmp_path, "one", TEXT + HANGS + '\n    servable.settings(versions="1,2")\n', versions=(1,))
 
@@ -215,7 +215,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, where: str, loading: asyncio.Future[Non
 
 
 @pytest.mark.parametrize("end", ["close", "stop"])
-def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
+def test_service_stops_during_a_load(tmp_path: Path, end: str) -> None:
     """Who asked is told so, nothing is switched any more, and no process is left, however long an import hangs."""
     folder = write(tmp_path, "one", TEXT + HANGS)
 
@@ -239,7 +239,7 @@ def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["2", "3"])
-def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_service_stops_while_a_load_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """A sound version 3 is ended because of version 2, or one that did not come to its end: it is ended whole."""
     folder = write(tmp_path, "one", TEXT)
     wire, stop, closing = LoadedVersion._connect, LoadedVersion.stop, []
@@ -272,7 +272,7 @@ def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: py
 
 
 def test_a_stop_ends_a_drain(tmp_path: Path) -> None:
-    """Though a request goes on, whatever holds it."""
+    """Even while a request keeps running."""
     write(tmp_path, "one", TEXT)
 
     async def work() -> None:
@@ -313,8 +313,8 @@ def test_a_stop_ends_versions_that_are_drained(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_process_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
-    """Whoever ends it is cancelled while it takes its time to end."""
+def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path) -> None:
+    """The caller of stop is cancelled while the process takes long to exit."""
     thread = "\n    threading.Thread(target=time.sleep, args=(10000,)).start()\n"
     folder = write(tmp_path, "one", TEXT + thread)
     script = folder / "servable.py"
@@ -332,7 +332,7 @@ def test_a_process_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
     run(work)
 
 
-def test_work_goes_to_its_end() -> None:
+def test_wait_until_done_survives_cancellation() -> None:
     """Whoever is cancelled meanwhile, once or twice; what comes of it concerns nobody."""
 
     async def work() -> None:

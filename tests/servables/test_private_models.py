@@ -1,4 +1,4 @@
-"""Language models that servables ask for by name: not served, served, and served no more."""
+"""Language models that servables use by name: not served, served, and unloaded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def hidden(shelf: Shelf) -> PrivateModels:
 
 
 @pytest.mark.parametrize(("names", "there"), [((), "none"), (("other", "third"), "other, third")])
-def test_one_that_is_not_served_is_told_with_the_servable(tmp_path: Path, names: tuple[str, ...], there: str) -> None:
+def test_unserved_model_is_named_with_its_servable(tmp_path: Path, names: tuple[str, ...], there: str) -> None:
     write(tmp_path, "story", STORY)
 
     async def work() -> None:
@@ -64,7 +64,7 @@ def test_one_that_is_not_served_is_told_with_the_servable(tmp_path: Path, names:
     assert str(caught.value) == message + there
 
 
-def test_one_that_is_unloaded_makes_the_servable_not_ready(tmp_path: Path) -> None:
+def test_unloaded_model_makes_the_servable_not_ready(tmp_path: Path) -> None:
     write(tmp_path, "story", STORY)
     shelf = Shelf("demo")
 

@@ -1,4 +1,4 @@
-"""Whatever a stage raises or returns ends in an answer, and its process goes on."""
+"""Anything that a stage raises or returns ends in a response, and its process keeps running."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def refused(host: Host, method: str, *x: float) -> RefusalError:
 
 
 @pytest.mark.parametrize("kind", range(len(TOLD)))
-def test_any_text_is_told(host: Host, kind: int) -> None:
+def test_errors_may_contain_any_text(host: Host, kind: int) -> None:
     status, text = TOLD[kind]
     for error, stage, at in (
         (refused(host, "batch", kind), "together", ""),
@@ -84,13 +84,13 @@ def test_any_text_is_told(host: Host, kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", range(4, 16))
-def test_the_instance_is_told_when_it_is_one(host: Host, kind: int) -> None:
+def test_only_valid_instance_indexes_are_reported(host: Host, kind: int) -> None:
     """Of three, padded to eight: 2 in any form is the third, all else is none that was sent."""
     error = refused(host, "batch", kind, 0, 0)
     assert (error.status, str(error)) == (400, f"together{', instance 2' if kind < 8 else ''}: no")
 
 
-def test_what_came_of_a_trace_is_bounded() -> None:
+def test_traceback_length_is_limited() -> None:
     class VeryLongError(Exception):
         pass
 
@@ -99,7 +99,7 @@ def test_what_came_of_a_trace_is_bounded() -> None:
     assert (len(found.text), len(found.trace), found.instance) == (100, 4000, -1)
 
 
-def test_a_file_that_cannot_be_loaded_says_so_in_any_text(tmp_path: Path) -> None:
+def test_load_errors_may_contain_any_text(tmp_path: Path) -> None:
     write(tmp_path, "it", 'raise ValueError("file \\udcff")')
 
     async def work() -> None:
@@ -130,17 +130,17 @@ def test_a_file_that_cannot_be_loaded_says_so_in_any_text(tmp_path: Path) -> Non
         ("TEXT[2]", ["a", None], "expected str for TEXT, got an array that contains None"),
     ],
 )
-def test_what_does_not_fit_a_type_is_refused(spec: str, value: Any, message: str) -> None:
+def test_results_of_the_wrong_type_are_refused(spec: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidResultError, match=message):
         to_spec_array(value, parse_spec(spec, "y"), None, "y")
 
 
-def test_what_is_infinite_stays_so() -> None:
+def test_infinite_results_stay_infinite() -> None:
     given = np.array([np.inf, -np.inf, np.nan, 65_504.0])
     found = to_spec_array(given, parse_spec("FP16[4]", "y"), None, "y")
     assert np.array_equal(found, given, equal_nan=True)
 
 
-def test_requests_are_whole_after_all_of_it(host: Host) -> None:
+def test_later_requests_are_unaffected(host: Host) -> None:
     method = host.servables.find("raising.each")
     assert host.do(method.infer(request({"x": np.array([-1.0])}))).outputs[0].array.tolist() == [-1]

@@ -1,4 +1,4 @@
-"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; what ran before is kept when that fails."""
+"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; failures keep what ran before."""
 
 from __future__ import annotations
 
@@ -122,9 +122,7 @@ BROKEN = {
         ({"versions": 5}, 'versions: expected a string like "latest:2", "all" or "1,3", got 5'),
     ],
 )
-def test_what_a_load_cannot_do_is_told_by_the_name_of_its_option(
-    tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_invalid_load_options_are_named(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     (write(tmp_path, "one", VERSION) / "2").write_text("")
 
     async def work() -> RefusalError:
@@ -138,8 +136,8 @@ def test_what_a_load_cannot_do_is_told_by_the_name_of_its_option(
     assert (refused.status, refused.param, str(refused)) == (400, *config, message)
 
 
-def test_a_version_that_is_not_there_is_told_with_the_servable(tmp_path: Path) -> None:
-    """In the words that language models have for it."""
+def test_missing_version_is_named_with_its_servable(tmp_path: Path) -> None:
+    """The message is the same as for language models."""
     write(tmp_path, "one", VERSION)
 
     async def work() -> RefusalError:
@@ -153,8 +151,8 @@ def test_a_version_that_is_not_there_is_told_with_the_servable(tmp_path: Path) -
     assert str(refused) == "one has no version '7'; it has 1"
 
 
-def test_a_file_that_is_gone_cannot_be_loaded(tmp_path: Path) -> None:
-    """No such servable is another error: this one is served on."""
+def test_removed_servable_cannot_be_loaded(tmp_path: Path) -> None:
+    """The error differs from that of an unknown servable: this one is still served."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:
@@ -167,7 +165,7 @@ def test_a_file_that_is_gone_cannot_be_loaded(tmp_path: Path) -> None:
     run(work)
 
 
-def test_names_that_models_have(tmp_path: Path) -> None:
+def test_names_taken_by_models_are_refused(tmp_path: Path) -> None:
     """A servable's name is that of all its methods, so no model may begin so, and no servable may take a model's."""
     write(tmp_path, "one", VERSION)
     names = ["two.v1", "ones"]
@@ -192,7 +190,7 @@ def test_names_that_models_have(tmp_path: Path) -> None:
     run(work)
 
 
-def test_what_a_load_does_not_name_stays(tmp_path: Path) -> None:
+def test_options_that_a_load_omits_stay(tmp_path: Path) -> None:
     """Labels move and the policy of servable.py holds; then the policy changes and the labels hold."""
     folder = write(tmp_path, "one", VERSION, versions=(1, 2, 3))
     settings = '\nservable.settings(versions="all", labels={"stable": 1})\n'
@@ -217,8 +215,8 @@ def test_what_a_load_does_not_name_stays(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
-    """Whatever the new file does, the old version answers, and the reason is in the index."""
+def test_failed_load_keeps_the_old_version(tmp_path: Path) -> None:
+    """The old version keeps answering, and the index has the reason."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:
@@ -240,7 +238,7 @@ def test_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
     run(work)
 
 
-def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_hanging_import_times_out(tmp_path: Path) -> None:
     before = children()
     write(tmp_path, "one", f"open({str(tmp_path / 'in')!r}, 'w').close(); time.sleep(10000)")
 
@@ -259,7 +257,7 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert children() <= before
 
 
-def test_a_method_that_was_found_before_a_switch_answers_after_it(tmp_path: Path) -> None:
+def test_method_found_before_a_switch_works_after_it(tmp_path: Path) -> None:
     """Between finding a method and asking it, a door may read a body for long."""
     folder = write(tmp_path, "one", VERSION)
 
@@ -276,7 +274,7 @@ def test_a_method_that_was_found_before_a_switch_answers_after_it(tmp_path: Path
     run(work)
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_no_resources_leak(tmp_path: Path) -> None:
     """No process, descriptor or file, after unloads, after reloads side by side and at the end."""
     folder = write(tmp_path, "one", VERSION)
     (folder / "servable.py").write_text((folder / "servable.py").read_text() + "\nservable.settings(workers=2)\n")

@@ -1,4 +1,4 @@
-"""``penstock serve FOLDER``: servables beside language models, over the doors, watched, and ended with the service."""
+"""``penstock serve FOLDER``: servables beside language models, over HTTP and gRPC, stopped with the service."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_servables_beside_language_models(tmp_path: Path) -> None:
     assert "a line of add" in (tmp_path / "log").read_text()
 
 
-def test_checkpoints_folders_are_models_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_folders_are_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version's folder is one, and holds another, which is quantized by the way."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     folder = write(tmp_path / "root", "story", FOLDERS)
@@ -137,7 +137,7 @@ def one_language_model(folder: Path, config: str, *names: str) -> None:
         (None, ["pytorch_model.bin"], "pickled PyTorch weights are not supported"),
     ],
 )
-def test_a_checkpoint_that_is_not_known_is_refused_by_name(
+def test_unsupported_checkpoint_is_refused_by_name(
     tmp_path: Path, config: str | None, names: list[str], told: str
 ) -> None:
     folder = write(tmp_path / "root", "story", FOLDERS.replace('"."', '"weights"'))
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_is_not_known_is_refused_by_name(
     assert "Traceback" not in done.stderr
 
 
-def test_a_language_models_files_lie_in_the_servables_folder(tmp_path: Path) -> None:
+def test_language_model_files_must_be_inside(tmp_path: Path) -> None:
     folder = write(tmp_path / "root", "story", "")
     source = Source("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
     one_language_model(folder, "{}", "model.safetensors")
@@ -201,7 +201,7 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
         until(lambda: not stage.is_running() or stage.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_servable_that_cannot_be_loaded_ends_the_service(tmp_path: Path) -> None:
+def test_failed_first_load_stops_the_service(tmp_path: Path) -> None:
     write(tmp_path / "root", "one", "1 / 0")
     done = subprocess.run(
         ["penstock", "serve", str(tmp_path / "root"), "--port", "0"], capture_output=True, text=True, check=False

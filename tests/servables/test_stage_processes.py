@@ -1,4 +1,4 @@
-"""Stage processes while they are at work: cancelled, given up, too large, ended with all that they started."""
+"""Busy stage processes: cancelled, timed out, too large, ended with everything that they started."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ ORDER = """
 
 
 def test_lower_priorities_go_first_and_a_full_queue_refuses(tmp_path) -> None:
-    """Three may wait: a fourth hears it at once, and is counted."""
+    """Three may wait; a fourth is refused at once and counted."""
     write(tmp_path / "root", "order", ORDER.format(folder=str(tmp_path)))
     host = Host(tmp_path / "root")
     method = host.servables.find("order")
@@ -121,7 +121,7 @@ def test_lower_priorities_go_first_and_a_full_queue_refuses(tmp_path) -> None:
         host.close()
 
 
-def test_a_stage_that_hangs_is_ended_and_others_are_answered(gated) -> None:
+def test_hanging_stage_is_killed_others_answered(gated) -> None:
     host = gated(timeout_s=3)
     before = pids(host.servables)
 
@@ -154,8 +154,8 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
     assert host.ask("gates", x=np.array([3.0]))["pid"].tolist() == pids(host.servables)
 
 
-def test_a_process_that_grew_far_too_large_goes_though_none_can_take_its_place(gated, monkeypatch, caplog) -> None:
-    """Who asks then is told so, as when processes die, and does not wait; later one can be had again."""
+def test_far_too_large_process_ends_without_replacement(gated, monkeypatch, caplog) -> None:
+    """Requests are refused at once, as when processes die, until a process starts again."""
     host = gated(limit=400)
     launch = pool.start_stage_process
 
@@ -174,7 +174,7 @@ def test_a_process_that_grew_far_too_large_goes_though_none_can_take_its_place(g
     assert host.ask("gates", x=np.array([10.0]))["y"].tolist() == [10.0]
 
 
-def test_a_batch_that_cannot_be_sent_fails_and_its_process_goes_on(gated, monkeypatch) -> None:
+def test_unsendable_batch_fails_and_the_process_stays(gated, monkeypatch) -> None:
     host = gated()
     message = UnitBatch.message
 

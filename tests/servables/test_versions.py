@@ -1,4 +1,4 @@
-"""Folders of servables: what is taken, ignored and refused; policies, labels and the steps between versions."""
+"""Folders of servables: accepted, ignored and refused entries; policies, labels and the plan of a load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.servables.lifecycle.version_plan import LoadPlan, plan_load, resol
 
 
 def put(root: Path, *names: str) -> Path:
-    """Files with one byte; a name that ends with a slash is a folder."""
+    """Write files with one byte; a name that ends with a slash makes a folder."""
     for name in names:
         path = root / name
         if name.endswith("/"):
@@ -38,7 +38,7 @@ def test_servables_and_their_versions(tmp_path: Path) -> None:
     assert found["digits"].version_path(10) == tmp_path / "digits" / "10"
 
 
-def test_what_is_ignored_and_what_is_refused(tmp_path: Path) -> None:
+def test_ignored_and_refused_entries(tmp_path: Path) -> None:
     ignored = (".3/", "3.tmp/", "__pycache__/", "data/", "notes.txt", "v1/", "1a/", "2024-05/")
     bad = ("0/", "007/", "-1/", "+2/", "1.5/", "1_000/", "9" * 19 + "/", "4")
     put(tmp_path / "a", "servable.py", "1/", *ignored, *bad)
@@ -72,7 +72,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
         resolve_inside(root, root / "a" / ".." / ".." / "outside")
 
 
-def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_names_and_folders(tmp_path: Path) -> None:
     put(
         tmp_path,
         "1a/servable.py",
@@ -91,7 +91,7 @@ def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
         scan_folder(tmp_path / "missing")
 
 
-def test_the_text_of_a_version_changes_with_its_files(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
     put(tmp_path / "a", "servable.py", "helper.py", "1/m/w", "2/w", "data/x")
 
     def texts() -> Mapping[int, str]:
@@ -112,7 +112,7 @@ def test_the_text_of_a_version_changes_with_its_files(tmp_path: Path) -> None:
         assert all(text != before[number] for number, text in texts().items()), name
 
 
-def test_python_files_of_folders_beside_it_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_includes_python_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that servable.py may import, and no data, caches, versions, links in a circle or out of the folder."""
     root, outside = tmp_path / "root", put(tmp_path / "outside", "far.py")
     counted = ("helpers/__init__.py", "helpers/a/_b.py", "near/c.py")
@@ -167,7 +167,7 @@ def test_policies(text: str, chosen: set[int], written: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "latest:", "latest:0", "latest:-1", "some", "1,", "0", "007", "1;2", "all,1", "1.0"]
 )
-def test_what_is_no_policy(text: str) -> None:
+def test_invalid_policies(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="versions: expected"):
         VersionPolicy.parse(text)
 
@@ -202,14 +202,14 @@ def test_changed_files_are_loaded_beside_the_old_ones() -> None:
     assert steps(plan_load(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))) == ((2,), (1, 2), ())
 
 
-def test_versions_that_are_named() -> None:
+def test_listed_versions() -> None:
     named = WantedVersions(VersionPolicy.parse("1,3"))
     plan = plan_load(named, folder(1, 2), loaded(2))
     assert steps(plan) == ((1,), (1, 2), ()), "one goes on for the one that is missing"
     assert steps(plan_load(named, folder(1, 2, 3), loaded(1, 2))) == ((3,), (1, 3), (2,))
 
 
-def test_nothing_that_is_wanted_is_there() -> None:
+def test_no_wanted_version_exists() -> None:
     with pytest.raises(InvalidFileError, match=r"expected versions 7, found 1, 2"):
         plan_load(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
     refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
@@ -217,7 +217,7 @@ def test_nothing_that_is_wanted_is_there() -> None:
         plan_load(latest(1), refused, loaded(1))
 
 
-def test_labels_move_only_to_versions_that_are_there() -> None:
+def test_labels_move_only_to_existing_versions() -> None:
     moved, stayed = (
         plan_load(latest(1, stable=1, canary=2), found, loaded(1), {"stable": 1, "canary": 1}).switch()
         for found in (folder(1, 2), folder(1))
@@ -235,19 +235,19 @@ def test_a_label_keeps_its_version() -> None:
     assert (switch.ready, switch.labels, switch.drain) == ((2, 3), {"stable": 2}, (1,))
 
 
-def test_a_label_for_a_version_that_never_was_leads_nowhere() -> None:
+def test_label_for_a_missing_version_is_dropped() -> None:
     plan = plan_load(latest(1, stable=9), folder(1), {}, {})
     assert plan.load == (1,)
     assert (plan.switch().labels, plan.switch().labels_kept) == ({}, ("stable",))
 
 
 @pytest.mark.parametrize("labels", [{"1": 1}, {"": 1}, {"a": 0}, {"a": True}, {"a b": 1}, {"a": "1"}])
-def test_what_is_no_label(labels: dict[str, int]) -> None:
+def test_invalid_labels(labels: dict[str, int]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^labels: "):
         WantedVersions(labels=labels)
 
 
-def test_the_version_that_a_request_names() -> None:
+def test_version_of_a_request() -> None:
     ready, labels = (2, 10), {"stable": 2, "canary": 11}
     assert [resolve_version("one", text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
     with pytest.raises(VersionNotFoundError, match="one has no version '3'; it has 2, 10, canary, stable"):

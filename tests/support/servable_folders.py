@@ -1,4 +1,4 @@
-"""Folders of servables for tests, and a repository over them in an event loop of the test's."""
+"""Folders of servables for tests, and a repository that serves them in the test's event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = "import ctypes, os, sys, threading, time\nimport numpy as np\nfrom pensto
 
 
 def write(root: Path, name: str, text: str, *, versions: tuple[int, ...] = (1,)) -> Path:
-    """A servable of this text, behind what all of them import, with empty folders of versions."""
+    """Write a servable: the common imports, then ``text``, and empty folders of versions."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     for number in versions:
@@ -33,7 +33,7 @@ def write(root: Path, name: str, text: str, *, versions: tuple[int, ...] = (1,))
 
 
 def children() -> set[int]:
-    """The processes of this one, those of other tests among them: multiprocessing keeps one."""
+    """Return all child processes, including those of other tests: multiprocessing keeps one."""
     return {one.pid for one in psutil.Process().children(recursive=True)}
 
 
@@ -41,7 +41,7 @@ def children() -> set[int]:
 async def serving(
     root: Path, supervision: SupervisionPolicy = PATIENCE, **given: Any
 ) -> AsyncIterator[ServableRepository]:
-    """What a folder holds, loaded; nothing is left afterwards."""
+    """Load the servables of a folder, and stop them afterwards."""
     servables = ServableRepository(supervision, **given)
     try:
         await servables.open(root)
@@ -52,7 +52,7 @@ async def serving(
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """In an event loop of its own."""
+    """Run ``work`` in a new event loop."""
 
     async def main() -> Any:
         return await work()
@@ -61,7 +61,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def request(given: Mapping[str, Any], **named: Any) -> InferRequest:
-    """A request of arrays by name: float64 goes as FP32, texts and bytes as BYTES."""
+    """Return a request with arrays by name: float64 becomes FP32, texts and bytes become BYTES."""
     tensors = {}
     for name, value in given.items():
         array = np.asarray(value)
@@ -79,7 +79,7 @@ def request(given: Mapping[str, Any], **named: Any) -> InferRequest:
 async def ask(
     servables: ServableRepository, name: str, given: Mapping[str, Any], version: str = "", **named: Any
 ) -> Any:
-    """The outputs of a method by name, as arrays."""
+    """Return the outputs of a method by name, as arrays."""
     found = servables.find(name, version)
     assert found is not None
     return arrays(await found.infer(request(given, **named)))
@@ -90,7 +90,7 @@ def arrays(response: InferResponse) -> dict[str, Any]:
 
 
 def pids(servables: ServableRepository) -> list[int]:
-    """Of all stage processes."""
+    """Return the ids of all stage processes."""
     return [
         pid
         for one in servables.all()
@@ -101,7 +101,7 @@ def pids(servables: ServableRepository) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process is over and was waited for."""
+    """Return True if a process has ended and was reaped."""
     return not os.path.exists(f"/proc/{pid}")
 
 
@@ -109,7 +109,7 @@ __all__ = ["HEAD", "PATIENCE", "arrays", "ask", "is_gone", "pids", "request", "r
 
 
 class Host:
-    """An event loop that stands still between what tests do in it, and servables in it."""
+    """An event loop with servables; it runs only while a test uses it."""
 
     def __init__(self, root) -> None:
         self._runner = asyncio.Runner()

@@ -1,7 +1,7 @@
-"""The seam between the doors and what answers inference requests over tensors: the Open Inference Protocol's terms.
+"""The interface between protocols and methods that run inference requests (Open Inference Protocol, version 2).
 
-Doors make an InferRequest of JSON, of binary tensors or of a gRPC message, find the Method that it asks for in the
-Methods of the service, and write its InferResponse in the form that was asked for.
+HTTP and gRPC decode a request to an InferRequest, find its Method in the Methods of the service, and encode the
+InferResponse in the requested form.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a method takes or gives: ``shape`` begins with the batch dimension; -1 is any size."""
+    """An input or output of a method.  ``shape`` starts with the batch dimension; -1 stands for any size."""
 
     name: str
     datatype: str
@@ -59,13 +59,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request whose form is in order; whether its tensors fit the method is the method's to check (MisfitError with
-    the tensor's name as path).
+    """A well-formed request.  The method checks whether its tensors fit (MisfitError with the name of the tensor).
 
-    ``request_id``: the client's own, and where a method is asked the one that the log knows.
-    ``outputs``: the names that are asked for, all when empty.  ``deadline_s``: seconds that it may take from now.
-    ``priority``: lower goes first.  ``per_instance_errors``: instances that fail are told in the answer's parameter
-    ``errors``, and the others are answered.
+    ``request_id``: the client's id; for a method, the id in the log.
+    ``outputs``: the names of the requested outputs; empty for all.
+    ``deadline_s``: the time in seconds, from now, that the request may take.
+    ``priority``: a lower number runs first.
+    ``per_instance_errors``: failed instances are listed in the response parameter ``errors``; others are answered.
     """
 
     request_id: str
@@ -79,7 +79,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """The outputs, in the order that they were asked for, and which version they are of."""
+    """The outputs in the requested order, and the version that produced them."""
 
     version: str
     outputs: Sequence[Tensor]
@@ -88,10 +88,10 @@ class InferResponse:
 
 @dataclass(slots=True)
 class MethodStatistics:
-    """Sums since the version was loaded, as the protocol's statistics extension has them: times in nanoseconds.
+    """Sums since the version was loaded, as in the protocol's statistics extension.  Times are in nanoseconds.
 
-    ``num_inferences`` counts instances that were answered, ``num_executions`` batches of which something came, of the
-    last stage with a model (of any, without).
+    ``num_inferences`` counts instances that succeeded.  ``num_executions`` counts batches with a result, of the last
+    step with a model, or of the last step if there is none.
     """
 
     num_inferences: int = 0
@@ -106,12 +106,12 @@ class MethodStatistics:
     num_rejected: int = 0
     num_cancelled: int = 0
     batch_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of each size of a batch (without what failed), how many ran and how long they took."""
+    """By size of batches (without failed instances): how many ran, and their total time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """How a method is run, for operators.
+    """The running configuration of a method, for operators.
 
     ``policy``: which versions are served, as Triton's configuration has it.  ``processes``: how many run it, by what
     they run.  Of the step that the statistics count: ``batch_sizes`` that go without waiting for more (none where it
@@ -140,7 +140,7 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As requests have it: SERVABLE.METHOD."""
+        """The name in requests: SERVABLE.METHOD."""
 
     @property
     def version(self) -> str:
@@ -152,56 +152,58 @@ class Method(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """What every request has to have."""
+        """The inputs that every request must have."""
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """What it can be asked for."""
+        """The outputs that a request can ask for."""
 
     @property
     def max_batch_size(self) -> int:
-        """Instances of a request at most; larger batches than the models' are split."""
+        """The maximum number of instances in a request.  Requests larger than the models' batches are split."""
 
     @property
     def running(self) -> Running:
-        """How it is run."""
+        """How the method runs."""
 
     @property
     def statistics(self) -> MethodStatistics:
-        """What it did so far."""
+        """What the method has done so far."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that comes now would be taken."""
+        """Whether a new request would be accepted."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer; cancelling the caller cancels the request.
+        """Run a request; cancelling the caller cancels it.
 
-        MisfitError (a tensor that does not fit), RefusalError, QueueFullError, DeadlineError, UnavailableError.
+        Raises MisfitError (a tensor that does not fit), RefusalError, QueueFullError, DeadlineError, UnavailableError.
         """
 
 
 class Methods(Protocol):
-    """All servables of the service."""
+    """The methods of all servables of a service."""
 
     def list(self) -> Sequence[Method]:
-        """Every method of every version that is ready."""
+        """Return every method of every version that is ready."""
 
     def find(self, name: str, version: str = "") -> Method | None:
-        """The method for a model's name (SERVABLE or SERVABLE.METHOD) and a version, a label or "".
+        """Return the method for a model's name (SERVABLE or SERVABLE.METHOD) and a version, a label or "".
 
-        None when no servable has the name.  NotFoundError for a version or method that it does not have,
+        Returns None if no servable has the name.  Raises NotFoundError for an unknown version or method, and
         UnavailableError for one that is not ready.
         """
 
     def index(self) -> Sequence[ModelState]:
-        """Every version of every servable, ready or not."""
+        """Return the state of every version of every servable."""
 
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """Load a servable of the folder, or look at its folder again: new versions are loaded, verified, warmed and
-        switched to, others drained, as its policy has it.  NotFoundError, InvalidFileError, InvalidArgumentError for
-        ``config`` (versions, labels); on an error what ran goes on.
+        """Load a servable, or scan its folder again.
+
+        New versions that its policy selects are loaded, checked, warmed up and switched to; others are drained.  If an
+        error occurs, what ran before keeps running.  Raises NotFoundError, InvalidFileError, and InvalidArgumentError
+        for ``config`` (versions, labels).
         """
 
     async def unload(self, name: str) -> None:
-        """Take no more requests, let those that run end, end its processes; NotFoundError."""
+        """Refuse new requests, let running ones end, and stop its processes.  Raises NotFoundError."""
