@@ -1,7 +1,7 @@
-"""The seam between the doors and what answers inference requests over tensors: the Open Inference Protocol's terms.
+"""The interface between the gateways and the servables, in the terms of the Open Inference Protocol.
 
-Doors make an InferRequest of JSON, of binary tensors or of a gRPC message, find the Method that it asks for in the
-Methods of the service, and write its InferResponse in the form that was asked for.
+A gateway decodes JSON, binary tensors or a gRPC message into an InferRequest, finds the requested Method in the
+service's Methods, and encodes the InferResponse in the requested format.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype("O"),
 }
-"""The protocol's datatypes and numpy's.  BF16 is held as its bits; an element of BYTES is a ``bytes`` object."""
+"""The protocol's datatypes and their numpy dtypes.  BF16 is stored as bits; a BYTES element is a ``bytes`` object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor with its name.  ``array`` has the dtype that DTYPES gives ``datatype``, and may not be written to."""
+    """A named tensor.  ``array`` has the dtype ``DTYPES[datatype]`` and is read-only."""
 
     name: str
     datatype: str
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a method takes or gives: ``shape`` begins with the batch dimension; -1 is any size."""
+    """An input or output of a method: ``shape`` begins with the batch dimension; -1 is any size."""
 
     name: str
     datatype: str
@@ -59,13 +59,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request whose form is in order; whether its tensors fit the method is the method's to check (MisfitError with
-    the tensor's name as path).
+    """A well-formed request.  The method checks its tensors and raises MisfitError with a tensor's name as path.
 
-    ``request_id``: the client's own, and where a method is asked the one that the log knows.
-    ``outputs``: the names that are asked for, all when empty.  ``deadline_s``: seconds that it may take from now.
-    ``priority``: lower goes first.  ``per_instance_errors``: instances that fail are told in the answer's parameter
-    ``errors``, and the others are answered.
+    ``request_id``: the client's id, or in a call of ``Method.infer`` the id in the log.
+    ``outputs``: names of the requested outputs; empty for all.  ``deadline_s``: seconds from now until the request
+    expires.  ``priority``: lower goes first.  ``per_instance_errors``: report failed instances in the response
+    parameter ``errors`` and answer the others.
     """
 
     request_id: str
@@ -79,7 +78,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """The outputs, in the order that they were asked for, and which version they are of."""
+    """The outputs in the requested order, and the version that computed them."""
 
     version: str
     outputs: Sequence[Tensor]
@@ -88,10 +87,10 @@ class InferResponse:
 
 @dataclass(slots=True)
 class MethodStatistics:
-    """Sums since the version was loaded, as the protocol's statistics extension has them: times in nanoseconds.
+    """Sums since the version was loaded, as in the protocol's statistics extension.  Times are in nanoseconds.
 
-    ``num_inferences`` counts instances that were answered, ``num_executions`` batches of which something came, of the
-    last stage with a model (of any, without).
+    ``num_inferences`` counts answered instances.  ``num_executions`` counts batches with at least one result, of the
+    last stage with a model (or of the last stage, if none has a model).
     """
 
     num_inferences: int = 0
@@ -106,16 +105,17 @@ class MethodStatistics:
     num_rejected: int = 0
     num_cancelled: int = 0
     batch_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of each size of a batch (without what failed), how many ran and how long they took."""
+    """For each batch size (failed instances excluded): the number of batches and their total time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """How a method is run, for operators.
+    """The way a method runs, for operators.
 
-    ``policy``: which versions are served, as Triton's configuration has it.  ``processes``: how many run it, by what
-    they run.  Of the step that the statistics count: ``batch_sizes`` that go without waiting for more (none where it
-    takes one instance at a time), ``max_delay_s``, and ``max_waiting`` instances in its queue.
+    ``policy``: which versions are served, in the format of Triton's model configuration.  ``processes``: the number of
+    processes by what they run.  The rest describes the stage that the statistics count: ``batch_sizes`` that start
+    without waiting for more instances (empty if it takes one instance at a time), ``max_delay_s`` in seconds, and
+    ``max_waiting``, the most instances in its queue.
     """
 
     policy: Mapping[str, Any]
@@ -127,7 +127,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A line of the repository's index.  ``state``: READY, LOADING, UNLOADING or UNAVAILABLE, ``reason`` for people."""
+    """An entry of the repository index.  ``state``: READY, LOADING, UNLOADING or UNAVAILABLE; ``reason``: its cause."""
 
     name: str
     version: str
@@ -140,11 +140,11 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As requests have it: SERVABLE.METHOD."""
+        """The name that requests use: SERVABLE.METHOD."""
 
     @property
     def version(self) -> str:
-        """The number of its version."""
+        """The version's number."""
 
     @property
     def versions(self) -> Sequence[str]:
@@ -152,32 +152,33 @@ class Method(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """What every request has to have."""
+        """The inputs that each request must have."""
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """What it can be asked for."""
+        """The outputs that a request can ask for."""
 
     @property
     def max_batch_size(self) -> int:
-        """Instances of a request at most; larger batches than the models' are split."""
+        """The maximum number of instances in a request; it may exceed the models' batch size, and is then split."""
 
     @property
     def running(self) -> Running:
-        """How it is run."""
+        """The way the method runs."""
 
     @property
     def statistics(self) -> MethodStatistics:
-        """What it did so far."""
+        """The method's statistics so far."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that comes now would be taken."""
+        """True if a new request would be accepted."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer; cancelling the caller cancels the request.
+        """Run the method and return its outputs; cancelling the caller cancels the request.
 
-        MisfitError (a tensor that does not fit), RefusalError, QueueFullError, DeadlineError, UnavailableError.
+        Raises MisfitError (a tensor does not match its spec), RefusalError, QueueFullError, DeadlineError,
+        UnavailableError.
         """
 
 
@@ -185,23 +186,25 @@ class Methods(Protocol):
     """All servables of the service."""
 
     def list(self) -> Sequence[Method]:
-        """Every method of every version that is ready."""
+        """Return each method of each ready version."""
 
     def find(self, name: str, version: str = "") -> Method | None:
-        """The method for a model's name (SERVABLE or SERVABLE.METHOD) and a version, a label or "".
+        """Return the method for a model name (SERVABLE or SERVABLE.METHOD) and a version, a label or "".
 
-        None when no servable has the name.  NotFoundError for a version or method that it does not have,
-        UnavailableError for one that is not ready.
+        Returns None if no servable has the name.  Raises NotFoundError if the servable has no such version or method,
+        UnavailableError if that is not ready.
         """
 
     def index(self) -> Sequence[ModelState]:
-        """Every version of every servable, ready or not."""
+        """Return each version of each servable, ready or not."""
 
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """Load a servable of the folder, or look at its folder again: new versions are loaded, verified, warmed and
-        switched to, others drained, as its policy has it.  NotFoundError, InvalidFileError, InvalidArgumentError for
-        ``config`` (versions, labels); on an error what ran goes on.
+        """Load a servable of the folder, or scan its folder again.
+
+        New versions are loaded, verified, warmed and switched to, and others drained, according to its policy.  Raises
+        NotFoundError, InvalidFileError, or InvalidArgumentError for ``config`` (versions, labels).  After an error the
+        running versions stay in service.
         """
 
     async def unload(self, name: str) -> None:
-        """Take no more requests, let those that run end, end its processes; NotFoundError."""
+        """Stop taking requests, let running ones finish, and end the servable's processes.  Raises NotFoundError."""

@@ -135,7 +135,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         with stream(url, body) as events:
             events.readline()
             process.send_signal(signal.SIGINT)
-            while "open requests end" not in (tmp_path / "log").read_text():
+            while "waiting for open requests" not in (tmp_path / "log").read_text():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert process.wait(600) == 130

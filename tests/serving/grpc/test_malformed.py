@@ -63,7 +63,7 @@ MALFORMED = {
     "a datatype that is none": asked("FP8", [2], bytes(2)),
     "no message": b"\xff" * (LIMIT - 200),
 }
-REFUSED = f"the message has more than {LIMIT} bytes once it is unpacked".encode()
+REFUSED = f"The decompressed message has more than {LIMIT} bytes.".encode()
 TOO_LARGE = asked("UINT8", [LIMIT], bytes(LIMIT))
 
 
