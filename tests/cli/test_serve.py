@@ -115,7 +115,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
 
 def test_the_grpc_door_drains(tmp_path: Path) -> None:
     with serving(DEMO, "--grpc-port", "0", "--max-requests", "4", cwd=tmp_path) as (process, _, said):
-        address = re.search(r"gRPC, the Open Inference Protocol v2, at (\S+)\n", said)[1]
+        address = re.search(r"gRPC \(Open Inference Protocol v2\) at (\S+)\n", said)[1]
         with triton.InferenceServerClient(address) as client:
             stream = Stream(client)
             stream.ask([tensor("text_input", ["a"])], max_tokens=900, ignore_eos=True)

@@ -46,7 +46,7 @@ def test_idle_connections_leave_descriptors_to_the_service(tmp_path: Path) -> No
     program = ("-c", LIMITED.format(soft=200, hard=256))
     with serving(DEMO, "--grpc-port", "0", cwd=tmp_path, program=program) as (process, url, said):
         assert "up to 64 connections each; limit on open files: 256" in said
-        grpc = re.search(r"v2, at \S+:(\d+)\n", said)
+        grpc = re.search(r"v2\) at \S+:(\d+)\n", said)
         assert grpc is not None
         host, _, port = url.partition("//")[2].rpartition(":")
         with ExitStack() as stack:
