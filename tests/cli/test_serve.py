@@ -148,8 +148,8 @@ REFUSED = {
     "open to the world": "--api-key-file",
     "a weak key": "key 1 must be",
     "no certificate": "tls_certificate",
-    "a page that cannot be": "can match no page",
-    "traces over gRPC": "OTLP's URL over HTTP",
+    "a page that cannot be": "can never match",
+    "traces over gRPC": "OTLP/HTTP URL",
     "no port": "penstock: --port must be a whole number from 0 to 65535, not 99999",
     "no port for gRPC": "penstock: --grpc-port must be a whole number from 0 to 65535, not 70000",
     "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
@@ -210,7 +210,7 @@ def test_options_become_settings() -> None:
         with pytest.raises(InvalidArgumentError, match=alone):
             settings_of(parser.parse_args(["serve", "m.psm", alone, value]))
     for host in ("http://host", "host:8000", "[::1]", "", "a b"):
-        with pytest.raises(InvalidArgumentError, match="can match nothing"):
+        with pytest.raises(InvalidArgumentError, match="can never match"):
             settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host]))
     for host in ("*", "a.example", "under_score", "10.0.0.1", "::1"):
         assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).gateway.hosts == (host,)
