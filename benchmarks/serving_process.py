@@ -74,7 +74,7 @@ def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[S
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         found = _said(process, r"https?://\S+")
-        address = _said(process, r"(?<=Protocol v2, at )[^\s,]+") if "--grpc-port" in arguments else ""
+        address = _said(process, r"(?<=Protocol v2\) at )[^\s,]+") if "--grpc-port" in arguments else ""
         yield Service(process, found, address)
     finally:
         if process.poll() is None:

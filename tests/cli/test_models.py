@@ -27,7 +27,7 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
 
     sizes = ("--max-requests", "4", "--threads", "1", "--context-len", "4096")
     with serving(f"first={DEMO}", "--admin-socket", path, *sizes, cwd=tmp_path) as (_, _, said):
-        assert "context 1024 (the model's; 4096 was asked for)" in said
+        assert "context 1024 (the model's maximum; 4096 requested)" in said
         asked = ("--admin-socket", path)
         assert models(*asked).split()[:4] == ["first", "ready", "version", "1"]
         assert models(*asked) == models("list", *asked) == models(*asked, "list")

@@ -115,7 +115,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
 
 def test_the_grpc_door_drains(tmp_path: Path) -> None:
     with serving(DEMO, "--grpc-port", "0", "--max-requests", "4", cwd=tmp_path) as (process, _, said):
-        address = re.search(r"gRPC, the Open Inference Protocol v2, at (\S+)\n", said)[1]
+        address = re.search(r"gRPC \(Open Inference Protocol v2\) at (\S+)\n", said)[1]
         with triton.InferenceServerClient(address) as client:
             stream = Stream(client)
             stream.ask([tensor("text_input", ["a"])], max_tokens=900, ignore_eos=True)
@@ -135,7 +135,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         with stream(url, body) as events:
             events.readline()
             process.send_signal(signal.SIGINT)
-            while "open requests end" not in (tmp_path / "log").read_text():
+            while "waiting for open requests" not in (tmp_path / "log").read_text():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert process.wait(600) == 130
@@ -148,8 +148,8 @@ REFUSED = {
     "open to the world": "--api-key-file",
     "a weak key": "key 1 must be",
     "no certificate": "tls_certificate",
-    "a page that cannot be": "can match no page",
-    "traces over gRPC": "OTLP's URL over HTTP",
+    "a page that cannot be": "can never match",
+    "traces over gRPC": "OTLP/HTTP URL",
     "no port": "penstock: --port must be a whole number from 0 to 65535, not 99999",
     "no port for gRPC": "penstock: --grpc-port must be a whole number from 0 to 65535, not 70000",
     "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
@@ -208,7 +208,7 @@ def test_options_become_settings() -> None:
         with pytest.raises(InvalidArgumentError, match=alone):
             settings_of(parser.parse_args(["serve", "m.psm", alone, value]))
     for host in ("http://host", "host:8000", "[::1]", "", "a b"):
-        with pytest.raises(InvalidArgumentError, match="can match nothing"):
+        with pytest.raises(InvalidArgumentError, match="can never match"):
             settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host]))
     for host in ("*", "a.example", "under_score", "10.0.0.1", "::1"):
         assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).gateway.hosts == (host,)

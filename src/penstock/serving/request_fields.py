@@ -1,4 +1,4 @@
-"""The fields of every body, in one table: what is checked is what ``/openapi.json`` says."""
+"""The fields of all request bodies in one table, which both the checks and ``/openapi.json`` are made from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TIMEOUT_S: Final = 86400.0
 TOKEN: Final = Whole(0, MAX_TOKEN)
 TOKENS: Final = Items(TOKEN, 1, None)
 STRINGS: Final = Either(
-    (Text(1, MAX_STRING_CHARS), Items(Text(1, MAX_STRING_CHARS), 0, MAX_STRINGS)), "a text or a list of texts"
+    (Text(1, MAX_STRING_CHARS), Items(Text(1, MAX_STRING_CHARS), 0, MAX_STRINGS)), "a string or a list of strings"
 )
 PROMPTS: Final = Either(
     (Text(), Items(Text(), 1, MAX_PROMPTS), TOKENS, Items(TOKENS, 1, MAX_PROMPTS)),
@@ -46,7 +46,7 @@ def _shape_of(row: SamplingField) -> Shape:
 
 SAMPLING_SHAPES: Final = {row.name: _shape_of(row) for row in SAMPLING_FIELDS}
 SAMPLING: Final = {row.name: SAMPLING_SHAPES[row.name] for row in SAMPLING_FIELDS if row.is_common}
-"""Fields of SamplingParams by the same names; ``top_k`` -1 is 0, as vLLM has it."""
+"""The fields of SamplingParams, under the same names; ``top_k`` -1 means 0, as in vLLM."""
 
 OPTIONS: Final[dict[str, Shape]] = {
     "priority": Whole(-MAX_PRIORITY, MAX_PRIORITY),
@@ -54,16 +54,16 @@ OPTIONS: Final[dict[str, Shape]] = {
     "timeout": Number(0.001, MAX_TIMEOUT_S),
     "truncate_prompt_tokens": Either((Whole(-1, -1), Whole(1, MAX_TOKEN)), "-1 or a whole number above 0"),
 }
-"""How a request is served."""
+"""Fields that control how a request is served."""
 
 _NOTES: Final = {
-    "model": "A name of /v1/models; may be left out where one model alone is served.",
+    "model": "A model name from /v1/models. Optional if only one model is served.",
     **{row.name: row.help for row in SAMPLING_FIELDS if row.is_common},
-    "priority": "The lower number goes first.",
-    "cache_salt": "Only requests of the same salt share computed beginnings.",
-    "timeout": "Seconds after which the request ends with 504.",
-    "truncate_prompt_tokens": "Keep that many tokens of the end of the prompt; -1 as many as fit.",
-    "user": "Goes into the log.",
+    "priority": "Requests with a lower number go first. Default: 0.",
+    "cache_salt": "Only requests with the same salt share cached prefixes.",
+    "timeout": "Time limit in seconds, after which the request ends with status 504.",
+    "truncate_prompt_tokens": "Keep only this many tokens from the end of the prompt; -1 keeps as many as fit.",
+    "user": "An identifier of the end user, written to the log.",
 }
 
 _COMMON: Final[dict[str, Shape]] = {
@@ -86,9 +86,9 @@ COMPLETION: Final = Members(
         **SAMPLING,
         **{name: SAMPLING_SHAPES[name] for name in ("best_of", "echo", "logprobs")},
         **OPTIONS,
-        **_refused("suffix", why="the model continues a text at its end"),
+        **_refused("suffix", why="text can only be appended to the prompt"),
         **_refused("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-        **_refused("prompt_logprobs", why="echo with logprobs gives the prompt's"),
+        **_refused("prompt_logprobs", why="use echo with logprobs"),
         **_refused("use_beam_search", "length_penalty", "prompt_embeds"),
     },
     ("prompt",),
@@ -103,7 +103,7 @@ _PART: Final = Members(
     "ContentPart",
     {
         "text": Text(),
-        **_refused("image_url", "input_audio", "audio_url", "video_url", "file", why="the models here read text alone"),
+        **_refused("image_url", "input_audio", "audio_url", "video_url", "file", why="only text input is supported"),
         "type": Choice(("text",)),
     },
     ("type", "text"),
@@ -112,7 +112,7 @@ _MESSAGE: Final = Members(
     "Message",
     {
         "role": Choice(("system", "developer", "user", "assistant")),
-        "content": Either((Text(), Items(_PART, 1, MAX_MESSAGES)), "a text or a list of text parts"),
+        "content": Either((Text(), Items(_PART, 1, MAX_MESSAGES)), "a string or a list of text parts"),
         "name": Text(0, MAX_NAME_CHARS),
         **_refused(
             "tool_calls", "tool_call_id", "function_call", "refusal", "audio", "reasoning_content", "annotations"
@@ -137,7 +137,7 @@ CHAT: Final = Members(
         "modalities": Items(Choice(("text",)), 1, 1),
         **_refused("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
         **_refused("structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-        **_refused("chat_template", "chat_template_kwargs", why="the template is the model's own"),
+        **_refused("chat_template", "chat_template_kwargs", why="the model's own template is always used"),
         **_refused("continue_final_message", "audio", "prediction", "store", "metadata", "reasoning_effort"),
         **_refused("service_tier", "web_search_options", "verbosity", "prompt_cache_key", "safety_identifier"),
         **_refused("best_of", "echo", "prompt_logprobs", "use_beam_search", "length_penalty"),
@@ -156,13 +156,13 @@ EMBEDDING: Final = Members(
         "pooling": Choice(("mean", "last")),
         "normalize": Flag(),
         **OPTIONS,
-        **_refused("dimensions", why="vectors have the model's own length"),
+        **_refused("dimensions", why="the model determines the length of its vectors"),
     },
     ("input",),
     {
         **_NOTES,
-        "pooling": "The mean of all rows, or the last one.",
-        "normalize": "Scale to length 1; true unless given.",
+        "pooling": "mean averages the rows of all tokens, last takes the row of the last token.",
+        "normalize": "Scale vectors to length 1. Default: true.",
     },
 )
 
@@ -177,7 +177,7 @@ TOKENIZE: Final = Members(
         "return_token_strs": Flag(),
     },
     (),
-    {"model": _NOTES["model"], "prompt": "Either this or messages."},
+    {"model": _NOTES["model"], "prompt": "Either prompt or messages is required."},
 )
 
 DETOKENIZE: Final = Members(

@@ -1,4 +1,4 @@
-"""A service: the HTTP door, the models behind it and their workers, from the first line to the last request."""
+"""The life of a service: open its listeners, load its models and servables, serve, drain and stop."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["run_service"]
 
 _DESCRIPTORS_OF_WORKER: Final = 8
-"""Descriptors that a worker process takes here: its standard input and its socket, twice while it is replaced."""
+"""File descriptors in this process per worker: its standard input and its socket, twice during a replacement."""
 _DESCRIPTORS_OF_SERVABLES: Final = 128
-"""Descriptors for the processes of a folder of servables."""
+"""File descriptors reserved for the processes of a folder of servables."""
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C: the first one drains, the second one ends at once.  SIGHUP reloads keys and certificates.
+    """Handles SIGTERM and SIGINT: the first drains, the second stops at once.  SIGHUP reloads keys and TLS files.
 
-    A signal to end that was ignored when the process began stays ignored.
+    A signal that was ignored when the process started stays ignored.
     """
 
     def __init__(self, on_second: Callable[[], None], reload: Callable[[], None]) -> None:
@@ -69,9 +69,9 @@ class _Signals:
 
 
 async def run_service(settings: ServiceSettings) -> int:
-    """Serve until a signal asks to end, then let open requests end; the exit status.
+    """Serve until a signal arrives, then drain; return the exit status.
 
-    Raises what opening the address or loading a model raised; nothing is left then.
+    Raises the error of opening an address or loading a model, after everything that was started has been stopped.
     """
     limit = raise_limit()
     settings = _within(settings, limit)
@@ -80,7 +80,7 @@ async def run_service(settings: ServiceSettings) -> int:
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
-    # This reads keys and certificate: nothing runs yet.
+    # This reads keys and certificates before anything runs.
     listeners, changes = _listeners(models, servables, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
@@ -101,13 +101,13 @@ async def run_service(settings: ServiceSettings) -> int:
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            gc.freeze()  # what the start made is here to stay: else each full collection looks at it for 0.1 s
+            gc.freeze()  # the objects of the start-up live on: scanning them in each full collection would take 0.1 s
             _say(startup_banner(urls, models, servables, settings, primary.port, limit), sys.stdout)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         if signals.first is not None:
-            _say(f"penstock: {signals.first.name}: open requests end, then the service", sys.stderr)
+            _say(f"penstock: {signals.first.name}. Stopping: waiting for open requests.", sys.stderr)
         loading.cancel()
         await changes.close()
         await _drain(models, servables, stop_now)
@@ -131,7 +131,7 @@ async def run_service(settings: ServiceSettings) -> int:
 
 
 def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
-    """The settings with as many connections as the limit on open files leaves room for."""
+    """Return the settings with ``num_connections`` reduced to what the limit on open files allows."""
     gateway = settings.gateway
     others = _DESCRIPTORS_OF_WORKER * settings.num_workers * max(1, len(settings.models))
     others += _DESCRIPTORS_OF_SERVABLES * len(settings.servables)
@@ -149,7 +149,7 @@ def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
 
 
 def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, settings: GatewaySettings) -> None:
-    """Read the files of keys, certificate and TLS key again; a file that is wrong changes nothing but the log."""
+    """Read keys, certificate and TLS key again; an invalid file is logged, and the old contents stay in use."""
     public = listeners["http"]
     if isinstance(public, Listener):
         public.gateway.admission.reread()
@@ -163,14 +163,14 @@ def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, 
                 listener.reload_tls()
         primary.reload_tls()
     except (OSError, InvalidFileError) as error:
-        message = f"Failed to reload the TLS certificate, the old one stays in use: {error}"
+        message = f"Failed to reload the TLS certificate. The old one stays in use: {error}"
         tell("reload_failed", message, logging.ERROR, file=str(certificate))
         return
     tell("reloaded", f"Reloaded the TLS certificate {certificate}.", file=str(certificate))
 
 
 def _say(text: str, where: TextIO) -> None:
-    """What cannot be written, to a full disk or a pipe that nobody reads, ends no service."""
+    """Print a text; a full disk or a closed pipe must not end the service."""
     with suppress(OSError):
         print(text, file=where, flush=True)
 
@@ -207,7 +207,7 @@ def _listeners(
     traces: Traces | None,
     arrivals: Arrivals,
 ) -> tuple[dict[str, Listener | GrpcListener], Changes]:
-    """The public doors, the admin's where it is asked for, and the changes that come through that one."""
+    """Return the public listeners, the admin listener if it is configured, and the changes of models for the latter."""
     from penstock.serving.http.app import make_app
 
     gateway, changes = make_app(models, settings.gateway, traces, arrivals, methods=servables), Changes(models)
@@ -226,7 +226,7 @@ def _listeners(
 
 
 async def _load(models: RemoteModels, servables: ServableRepository | None, settings: ServiceSettings) -> None:
-    """Models first: servables may ask them."""
+    """Load models, then servables, which may use the models."""
     await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
     if servables is not None:
         for root in settings.servables:
@@ -234,7 +234,7 @@ async def _load(models: RemoteModels, servables: ServableRepository | None, sett
 
 
 async def _drain(models: RemoteModels, servables: ServableRepository | None, stop_now: asyncio.Event) -> None:
-    """Until everything has ended, or a second signal came."""
+    """Wait until all requests have ended, or until a second signal arrives."""
     closing = asyncio.ensure_future(_close(models, servables))
     hurried = asyncio.ensure_future(stop_now.wait())
     try:
@@ -248,7 +248,7 @@ async def _drain(models: RemoteModels, servables: ServableRepository | None, sto
 
 async def _close(models: RemoteModels, servables: ServableRepository | None) -> None:
     models.is_draining = True
-    if servables is not None:  # before the models that they ask
+    if servables is not None:  # before the models that they use
         await servables.close()
     await models.close()
 

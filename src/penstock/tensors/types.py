@@ -36,12 +36,12 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype("O"),
 }
-"""The protocol's datatypes and numpy's.  BF16 is held as its bits; an element of BYTES is a ``bytes`` object."""
+"""The protocol's datatypes and their numpy dtypes.  BF16 is stored as bits; a BYTES element is a ``bytes`` object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor with its name.  ``array`` has the dtype that DTYPES gives ``datatype``, and may not be written to."""
+    """A named tensor.  ``array`` has the dtype ``DTYPES[datatype]`` and is read-only."""
 
     name: str
     datatype: str
@@ -113,9 +113,10 @@ class MethodStatistics:
 class Running:
     """The running configuration of a method, for operators.
 
-    ``policy``: which versions are served, as Triton's configuration has it.  ``processes``: how many run it, by what
-    they run.  Of the step that the statistics count: ``batch_sizes`` that go without waiting for more (none where it
-    takes one instance at a time), ``max_delay_s``, and ``max_waiting`` instances in its queue.
+    ``policy``: which versions are served, in the format of Triton's model configuration.  ``processes``: the number of
+    processes by what they run.  The rest describes the stage that the statistics count: ``batch_sizes`` that start
+    without waiting for more instances (empty if it takes one instance at a time), ``max_delay_s`` in seconds, and
+    ``max_waiting``, the most instances in its queue.
     """
 
     policy: Mapping[str, Any]
@@ -127,7 +128,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A line of the repository's index.  ``state``: READY, LOADING, UNLOADING or UNAVAILABLE, ``reason`` for people."""
+    """An entry of the repository index.  ``state``: READY, LOADING, UNLOADING or UNAVAILABLE; ``reason``: its cause."""
 
     name: str
     version: str
@@ -144,7 +145,7 @@ class Method(Protocol):
 
     @property
     def version(self) -> str:
-        """The number of its version."""
+        """The version's number."""
 
     @property
     def versions(self) -> Sequence[str]:

@@ -277,7 +277,7 @@ def test_limits(serve):
         with pytest.raises(grpc.RpcError) as error:
             rpc(data + b"\x1a\x00" * 5000, timeout=60)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.value.details() == "the message has more than 4096 bytes once it is unpacked"
+    assert error.value.details() == "The decompressed message has more than 4096 bytes."
     call(service, method, data)
     until(lambda: service.num_open == 0)
 

@@ -46,8 +46,8 @@ def status_of(url: str, timeout_s: float = 60) -> int:
 def test_idle_connections_leave_descriptors_to_the_service(tmp_path: Path) -> None:
     program = ("-c", LIMITED.format(soft=200, hard=256))
     with serving(DEMO, "--grpc-port", "0", cwd=tmp_path, program=program) as (process, url, said):
-        assert "up to 64 connections each; the limit on open files is 256" in said
-        grpc = re.search(r"v2, at \S+:(\d+)\n", said)
+        assert "up to 64 connections each; limit on open files: 256" in said
+        grpc = re.search(r"v2\) at \S+:(\d+)\n", said)
         assert grpc is not None
         host, _, port = url.partition("//")[2].rpartition(":")
         with ExitStack() as stack:

@@ -55,7 +55,7 @@ def test_sighup_rereads_keys_and_certificate(tmp_path: Path, certificate: tuple[
     args = (DEMO, *options, "--grpc-port", "0")
     with serving(*args, cwd=tmp_path, program=("-m", "penstock", "serve")) as (process, url, said):
         port = int(url.rpartition(":")[2])
-        grpc = re.search(r"v2, at \S+:(\d+), over TLS\n", said)
+        grpc = re.search(r"v2\) at \S+:(\d+) with TLS\n", said)
         assert grpc is not None
         find = events(tmp_path / "log")
         trusting = ssl.create_default_context(cafile=str(pem))

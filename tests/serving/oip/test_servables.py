@@ -181,7 +181,7 @@ def test_changes_over_grpc_want_an_admins_key(service, client):
     client.load_model("zeros", headers=admin, config='{"labels": {"stable": 1}}')
     assert client.is_model_ready("zeros")
     assert service.methods.changes[before:] == [("unload", "zeros", None), ("load", "zeros", {"labels": {"stable": 1}})]
-    with pytest.raises(InferenceServerException, match="files are not taken"):
+    with pytest.raises(InferenceServerException, match="Files are not accepted"):
         client.load_model("zeros", headers=admin, config="{}", files={"file:1/servable.py": b"import os"})
 
 

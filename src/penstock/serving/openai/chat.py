@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: OpenAI's conversations, whole or as a stream of events."""
+"""``POST /v1/chat/completions``: OpenAI's chat completions, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CHAT_EVENT: Final = Members(
 
 
 async def chat(call: Call) -> Reply | None:
-    """Answer a conversation."""
+    """Generate the next message of a conversation."""
     body, backend = call.body, call.model()
     wanted, is_stream = body.get("logprobs", False), body.get("stream", False)
     _refuse_what_does_not_go_together(body)
@@ -117,11 +117,13 @@ def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
     most, other = body.get("max_tokens"), body.get("max_completion_tokens")
     refuse_together(
         most is not None and other is not None and most != other,
-        "max_tokens and max_completion_tokens must not differ", "max_completion_tokens",
+        "max_completion_tokens must equal max_tokens if both are set", "max_completion_tokens",
     )  # fmt: skip
-    refuse_together("top_logprobs" in body and not body.get("logprobs"), "top_logprobs needs logprobs", "top_logprobs")
     refuse_together(
-        "stream_options" in body and not body.get("stream", False), "stream_options needs stream", "stream_options"
+        "top_logprobs" in body and not body.get("logprobs"), "top_logprobs requires logprobs", "top_logprobs"
+    )
+    refuse_together(
+        "stream_options" in body and not body.get("stream", False), "stream_options requires stream", "stream_options"
     )
 
 
@@ -144,8 +146,10 @@ async def _stream(
     head: dict[str, Any],
     slow: Tokenizer | None,
 ) -> None:
-    """One event per step and choice, and one with the role in front of each choice's first.  ``slow``: a tokenizer of
-    another process that writes the log-probabilities."""
+    """Send an event per step and choice, after an event with the role of each choice.
+
+    ``slow``: a tokenizer in another process, which decodes tokens for the log-probabilities; None if there is none.
+    """
     events = Events(call)
     with_usage = call.body.get("stream_options", {}).get("include_usage", False)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['

@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``/detokenize`` in vLLM's shapes."""
+"""``POST /tokenize`` and ``/detokenize`` in vLLM's format."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ DETOKENIZE_ANSWER: Final = Members("DetokenizeResponse", {"prompt": Text()}, ("p
 
 
 async def tokenize(call: Call) -> Reply:
-    """The token ids of a text, or of a conversation as the template writes it."""
+    """Return the token ids of a text, or of a conversation rendered by the chat template."""
     body, backend = call.body, call.model()
     tokenizer = tokenizer_of(backend)
-    refuse_together(("prompt" in body) == ("messages" in body), "give either prompt or messages", "prompt")
+    refuse_together(("prompt" in body) == ("messages" in body), "prompt: set either prompt or messages", "prompt")
     is_text = "prompt" in body
     refuse_together(
-        is_text and "add_generation_prompt" in body, "add_generation_prompt needs messages", "add_generation_prompt"
+        is_text and "add_generation_prompt" in body, "add_generation_prompt requires messages", "add_generation_prompt"
     )
     refuse_together(
-        not is_text and "add_special_tokens" in body, "add_special_tokens needs prompt", "add_special_tokens"
+        not is_text and "add_special_tokens" in body, "add_special_tokens requires prompt", "add_special_tokens"
     )
     if is_text:
         text, special = body["prompt"], body.get("add_special_tokens", True)
@@ -53,10 +53,10 @@ async def tokenize(call: Call) -> Reply:
 
 
 async def detokenize(call: Call) -> Reply:
-    """The text of token ids, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     ids, backend = call.body["tokens"], call.model()
     if ids and max(ids) >= backend.card.vocab_size:
-        message = f"tokens holds token id {max(ids)}, but the model has {backend.card.vocab_size}"
+        message = f"tokens: token id {max(ids)} is out of range. The model has {backend.card.vocab_size} tokens."
         raise RefusalError(400, message, param="tokens", code="invalid_value")
     tokenizer = tokenizer_of(backend)
     text: str = await call_tokenizer(tokenizer, len(ids), tokenizer.decode, ids, skip_special_tokens=False)
