@@ -62,8 +62,10 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
     builds_op("embedding") ? embedding : nullptr,
     builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr, builds_op("layer_norm") ? layer_norm : nullptr,
     builds_op("rope") ? rope : nullptr, builds_op("rotary_embedding") ? rotary_embedding : nullptr,
-    builds_op("silu_mul") ? binary<SiluMul> : nullptr, builds_op("add") ? binary<Add> : nullptr,
-    builds_op("mul") ? binary<Mul> : nullptr, builds_op("gelu") ? gelu : nullptr,
+#define PS_UNARY(id, name, ...) builds_op(#name) ? unary<name##_value> : nullptr,
+#define PS_BINARY(id, name, ...) builds_op(#name) ? binary<name##_value> : nullptr,
+#include "base/elementwise_ops.inc"
+    builds_op("gelu") ? gelu : nullptr,
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
     builds_op("attention") ? attention_merge : nullptr, attention_scratch_bytes,
     argmax, row_max, exp_sum,

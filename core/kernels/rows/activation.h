@@ -1,19 +1,32 @@
-// Elementwise kernels: silu(a) * b, gelu, add, mul.
+// Elementwise kernels: gelu, and those of base/elementwise_ops.inc.
 #ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 #define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 
 namespace ps {
 namespace {
 
-struct SiluMul {
-  PS_INLINE static F16 of(F16 a, F16 b) { return (a / (f_set(1.f) + f_exp(f_set(0.f) - a))) * b; }
-};
-struct Add {
-  PS_INLINE static F16 of(F16 a, F16 b) { return a + b; }
-};
-struct Mul {
-  PS_INLINE static F16 of(F16 a, F16 b) { return a * b; }
-};
+#define PS_UNARY(id, name, version, schema, value) \
+  struct name##_value {                            \
+    PS_INLINE static F16 of(F16 a) { return value; } \
+  };
+#define PS_BINARY(id, name, version, schema, value)         \
+  struct name##_value {                                     \
+    PS_INLINE static F16 of(F16 a, F16 b) { return value; } \
+  };
+#include "base/elementwise_ops.inc"
+using SiluMul = silu_mul_value;
+
+template <class Op>
+void unary(const UnaryArgs& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* y = args.y + row * args.y_stride;
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      int n = tail(args.cols, i);
+      f_store_n(y + i, Op::of(f_load_n(x + i, n)), n);
+    }
+  }
+}
 
 template <class Op>
 void binary(const BinaryArgs& args, int64_t begin, int64_t end) {

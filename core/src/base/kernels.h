@@ -3,7 +3,7 @@
 // A kernel computes a range of independent items (rows, tiles, tokens x heads) and never talks to another
 // thread: the op layer (core/src/ops) splits the range, so that no result depends on the number of threads.
 // Every kernel obeys the numerics contract of docs/numerics.md.  This header is included by the kernel
-// translation units, which are compiled for wide instructions: it includes <stdint.h> only and defines no
+// translation units, which are compiled for wide instructions: it includes <stdint.h> and a list of names only and defines no
 // inline function, so that no shared copy of anything can hold an instruction that the machine lacks.
 #ifndef PENSTOCK_BASE_KERNELS_H
 #define PENSTOCK_BASE_KERNELS_H
@@ -172,9 +172,9 @@ struct Kernels {
   // y [t, 2 * half]: cos(position * inv_freq) * scaling, then sines; the product is rounded to f32 first
   void (*rotary_embedding)(const int32_t* positions, const float* inv_freq, int64_t half, float scaling, float* y,
                            int64_t y_stride, int64_t begin, int64_t end);
-  void (*silu_mul)(const BinaryArgs&, int64_t begin, int64_t end);
-  void (*add)(const BinaryArgs&, int64_t begin, int64_t end);
-  void (*mul)(const BinaryArgs&, int64_t begin, int64_t end);
+#define PS_UNARY(id, name, ...) void (*name)(const UnaryArgs&, int64_t begin, int64_t end);
+#define PS_BINARY(id, name, ...) void (*name)(const BinaryArgs&, int64_t begin, int64_t end);
+#include "base/elementwise_ops.inc"
   void (*gelu)(const UnaryArgs&, int32_t tanh_form, int64_t begin, int64_t end);
 
   // begin, end: tokens; a token's write touches only its own slot of its own page

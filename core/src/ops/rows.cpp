@@ -66,15 +66,12 @@ BinaryArgs binary_args(const Call& c) {
   return BinaryArgs{f32(c.in[0]),  f32(c.in[1]),        c.in[0].row_stride,    c.in[1].row_stride,
                     f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
 }
-void run_silu_mul(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->silu_mul(binary_args(c), begin, end);
+UnaryArgs unary_args(const Call& c) {
+  return UnaryArgs{f32(c.in[0]), c.in[0].row_stride, f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
 }
-void run_add(const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->add(binary_args(c), begin, end); }
-void run_mul(const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->mul(binary_args(c), begin, end); }
 
 void run_gelu(const Call& c, int64_t begin, int64_t end, int32_t) {
-  const UnaryArgs args{f32(c.in[0]), c.in[0].row_stride, f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
-  c.kernels->gelu(args, static_cast<int32_t>(c.attrs[kGeluApproximate].i), begin, end);
+  c.kernels->gelu(unary_args(c), static_cast<int32_t>(c.attrs[kGeluApproximate].i), begin, end);
 }
 
 void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -96,8 +93,7 @@ constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), u
 }
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
-                kRope = row_phase(run_rope, 3), kSiluMul = row_phase(run_silu_mul, 3), kAdd = row_phase(run_add, 3),
-                kMul = row_phase(run_mul, 3), kGelu = row_phase(run_gelu, 1), kCopy = row_phase(run_copy, 1),
+                kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1), kCopy = row_phase(run_copy, 1),
                 kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
 
 }  // namespace
@@ -107,11 +103,18 @@ Phases add_rms_norm_phases(const Call&) { return Phases{&kAddRmsNorm, 1}; }
 Phases layer_norm_phases(const Call&) { return Phases{&kLayerNorm, 1}; }
 Phases rotary_embedding_phases(const Call&) { return Phases{&kRotary, 1}; }
 Phases rope_phases(const Call&) { return Phases{&kRope, 1}; }
-Phases silu_mul_phases(const Call&) { return Phases{&kSiluMul, 1}; }
 Phases gelu_phases(const Call&) { return Phases{&kGelu, 1}; }
-Phases add_phases(const Call&) { return Phases{&kAdd, 1}; }
-Phases mul_phases(const Call&) { return Phases{&kMul, 1}; }
 Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
 Phases all_reduce_phases(const Call&) { return Phases{&kCopy, 1}; }
+
+#define PS_ELEMENTWISE(name, args, reads)                                                     \
+  Phases name##_phases(const Call&) {                                                         \
+    static constexpr Phase phase = row_phase(                                                 \
+        [](const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->name(args(c), begin, end); }, reads); \
+    return Phases{&phase, 1};                                                                 \
+  }
+#define PS_UNARY(id, name, ...) PS_ELEMENTWISE(name, unary_args, 1)
+#define PS_BINARY(id, name, ...) PS_ELEMENTWISE(name, binary_args, 3)
+#include "base/elementwise_ops.inc"
 
 }  // namespace ps

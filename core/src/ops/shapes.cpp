@@ -237,6 +237,12 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   return PS_OK;
 }
 
+ps_status infer_unary(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 3));
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
 ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "first argument", 2, 3));
   PS_TRY(expect_same(in[1], in[0], "second argument", "the first"));
@@ -245,14 +251,12 @@ ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
 }
 
 ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
-  PS_TRY(expect_f32(in[0], "x", 2, 3));
   const bool tanh_form = equal(attrs[kGeluApproximate].s, "tanh");
   if (!tanh_form && !equal(attrs[kGeluApproximate].s, "none")) {
     return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"", PS_STR(attrs[kGeluApproximate].s));
   }
   attrs[kGeluApproximate].i = tanh_form;
-  copy_type(in[0], out);
-  return PS_OK;
+  return infer_unary(in, attrs, out);
 }
 
 ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
@@ -264,12 +268,6 @@ ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
   }
   copy_type(in[0], out);
   out->dims[0] = in[1].dims[0];
-  return PS_OK;
-}
-
-ps_status infer_all_reduce(const Spec* in, AttrValue*, Spec* out) {
-  PS_TRY(expect_f32(in[0], "x", 2, 3));
-  copy_type(in[0], out);
   return PS_OK;
 }
 
