@@ -56,7 +56,7 @@ def test_the_type_with_most_bytes_is_the_checkpoints(tmp_path: Path) -> None:
         (safetensors(b" {}"), "header: expected an object"),
         (safetensors(b'{"a":1'), "header: not valid JSON"),
         (safetensors(b'{"a":{"dtype":"F32"},"a":1}'), "appears twice"),
-        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: expected texts"),
+        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: expected strings"),
         (safetensors({"a": 3}), "tensor 'a': expected dtype, shape and data_offsets"),
         (safetensors({"a": ENTRY | {"more": 1}}, bytes(16)), "expected dtype, shape and data_offsets"),
         (safetensors({"a": ENTRY | {"dtype": "F4"}}, bytes(16)), "dtype: expected one of F32"),
@@ -124,10 +124,10 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
         ({"a": "sub/x.safetensors"}, "expected the name of a .safetensors file in the folder"),
         ({"a": ".hidden.safetensors"}, "expected the name of a .safetensors file in the folder"),
         ({"a": 7}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "model-9.safetensors"}, "names 'model-9.safetensors', which is not in the folder"),
-        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "expects tensor 'z' in model-1"),
-        ({"z": "model-1.safetensors"}, "holds tensor 'a'"),
-        ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "holds tensor"),
+        ({"a": "model-9.safetensors"}, "expected the file 'model-9.safetensors' in the folder"),
+        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "expected tensor 'z' in model-1"),
+        ({"z": "model-1.safetensors"}, "found tensor 'a'"),
+        ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "found tensor"),
     ],
 )
 def test_an_index_names_plain_files_that_hold_what_it_says(
@@ -186,7 +186,7 @@ def test_a_sentencepiece_tokenizer_without_the_extra_is_refused(
     write_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match=r"tokenizer\.model but no tokenizer\.json.*penstock\[sentencepiece\]"):
+    with pytest.raises(UnsupportedError, match=r"found tokenizer\.model.*penstock\[sentencepiece\]"):
         Checkpoint.open(tmp_path).side_files()
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Checkpoint.open(tmp_path).side_files()["tokenizer.json"] == b"{}"

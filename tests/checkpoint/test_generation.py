@@ -36,7 +36,7 @@ def test_penalties_and_filters_of_the_model_are_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["top_p", "typical_p"])
-def test_a_share_too_small_to_sample_with_keeps_the_likeliest_alone(name: str) -> None:
+def test_a_tiny_top_p_keeps_only_the_likeliest_token(name: str) -> None:
     config = read_generation_config(files(generation_config={"do_sample": True, name: 1e-40}))
     assert getattr(ResolvedSampling(**{name: getattr(config, name)}), name) == 1e-6
     off = read_generation_config(files(generation_config={"do_sample": True, name: 0}))
@@ -92,9 +92,9 @@ def test_named_chat_templates() -> None:
 
 
 def test_a_template_of_no_text_or_endless_is_refused() -> None:
-    with pytest.raises(InvalidFileError, match="not UTF-8"):
+    with pytest.raises(InvalidFileError, match="expected UTF-8"):
         find_chat_template({"chat_template.jinja": b"\xff"})
     with pytest.raises(InvalidFileError, match="at most"):
         find_chat_template({"chat_template.jinja": b"x" * (1 << 21)})
-    with pytest.raises(InvalidFileError, match="chat_template: expected a text"):
+    with pytest.raises(InvalidFileError, match="chat_template: expected a string"):
         find_chat_template(files(tokenizer_config={"chat_template": 7}))

@@ -156,7 +156,7 @@ def test_a_streamed_token_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ids_beyond_32_bits_are_refused_here() -> None:
     tokenizer = TokenizerProcess(words())
     for ids in ([1 << 40], [-1, 2], ["a", "b"]):
-        with pytest.raises(InvalidArgumentError, match="32 bits"):
+        with pytest.raises(InvalidArgumentError, match="32-bit integers"):
             tokenizer.decode(ids)  # type: ignore[arg-type]
 
 

@@ -10,8 +10,12 @@ from tests.support.hostile_tokenizers import backtracks, bundle_with, grows, wor
 @pytest.mark.parametrize(
     ("fields", "prompt", "message"),
     [
-        ({"normalizer": grows(1000, 6)}, "aaa", "normalizer: its steps can make a text more than 4096 times longer"),
-        ({"decoder": grows(1000, 6, "decoders")}, "aaa", "decoder: its steps can make a text more than 4096 times"),
+        ({"normalizer": grows(1000, 6)}, "aaa", "normalizer: expected steps that lengthen a text at most 4096 times"),
+        (
+            {"decoder": grows(1000, 6, "decoders")},
+            "aaa",
+            "decoder: expected steps that lengthen a text at most",
+        ),
         ({"pre_tokenizer": backtracks()}, "a" * 60 + "b", "backtracks too often on this text"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 0}, "unk_token": "a"}}, "a", "have the same id 0"),
     ],

@@ -193,7 +193,7 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         ),
         (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
         (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
-        (["--scheme", "w4a8"], "the bundle holds 'w8a8'"),
+        (["--scheme", "w4a8"], "scheme: expected 'w8a8'"),
         (["--network", "a.py:Net"], "network: expected none for the bundle"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_prompt_is_cut_when_that_is_asked_for(penstock_command):
 
 def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):
     nothing = penstock_command("run", "", "x")
-    assert (nothing.returncode, "model must be" in nothing.stderr) == (2, True)
+    assert (nothing.returncode, "model: expected the path" in nothing.stderr) == (2, True)
     missing = penstock_command("run", tmp_path / "no.psm", "x")
     assert (missing.returncode, "no.psm" in missing.stderr) == (1, True)
     data = DEMO.read_bytes()

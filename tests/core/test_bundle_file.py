@@ -168,7 +168,7 @@ def test_damaged_header_is_refused_by_field(name: str, bundle_of: Callable[..., 
 
 def test_newer_minor_is_read(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     path = damaged(bundle_of(), tmp_path, put(10, "<H", 9))
-    with pytest.warns(UserWarning, match=rf"{path}: header\.minor: the file has format 1\.9, this version reads 1\.0"):
+    with pytest.warns(UserWarning, match=rf"{path}: header\.minor: the file has format 1\.9, this"):
         Model.open(path).close()
 
 

@@ -36,9 +36,7 @@ def test_logits_are_made_of_the_hidden_rows(model: Model, context: Context) -> N
 
 
 @pytest.mark.parametrize("scheme", ["f32", "w4a8"])
-def test_hidden_rows_have_the_same_bits_in_other_chunks_memory_and_threads(
-    scheme: str, bundle_of: Callable[..., Path]
-) -> None:
+def test_hidden_rows_are_bit_equal_in_any_chunks_and_threads(scheme: str, bundle_of: Callable[..., Path]) -> None:
     found = set()
     with Model.open(bundle_of(scheme)) as model:
         for threads, flags, chunks in ((1, 0, [40]), (2, POISON, [1, 7, 31, 1]), (3, POISON, [20, 20])):
@@ -50,9 +48,7 @@ def test_hidden_rows_have_the_same_bits_in_other_chunks_memory_and_threads(
     assert len(found) == 1
 
 
-def test_hidden_rows_are_refused_of_steps_that_were_not_asked_for_them_and_where_rows_are_picked_otherwise(
-    model: Model, context: Context, tmp_path: Path
-) -> None:
+def test_hidden_rows_are_refused_without_the_flag(model: Model, context: Context, tmp_path: Path) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
         with pytest.raises(InvalidArgumentError, match="a step before"):
             program.hidden()

@@ -151,7 +151,7 @@ def test_what_is_closed_is_refused(bundle_of: Callable[..., Path]) -> None:
             model.load_huge(context)
 
 
-def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_do_not_fit_are_refused_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("the weights were read")
 

@@ -43,7 +43,7 @@ def test_every_phase_of_every_node_has_a_span_on_every_thread(threads: int, bund
     assert len(rest) == threads * len(expected)
 
 
-def test_a_phase_begins_after_what_it_reads_has_ended_on_every_thread(bundle_of: Callable[..., Path]) -> None:
+def test_a_phase_begins_after_its_inputs_end_on_every_thread(bundle_of: Callable[..., Path]) -> None:
     with Model.open(bundle_of("w8a8")) as model, Context(2) as context:
         last = model.info.num_nodes - 1
         with CoreProgram(model, context, OPTIONS) as program:

@@ -47,9 +47,7 @@ def run_chunks(program: CoreProgram, chunks: list[int], pages: tuple[int, ...] =
 
 
 @pytest.mark.parametrize("scheme", LINEAR_LAYOUTS)
-def test_logits_are_the_same_bits_on_every_level_thread_count_and_chunking(
-    scheme: str, bundle_of: Callable[..., Path]
-) -> None:
+def test_logits_are_bit_equal_on_any_level_threads_and_chunks(scheme: str, bundle_of: Callable[..., Path]) -> None:
     found: dict[str, set[bytes]] = {}
     with Model.open(bundle_of(scheme, (0, 32))) as model:
         for level in LEVELS:
@@ -222,9 +220,7 @@ BATCHES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_wrong_batch_is_refused_by_field_and_leaves_the_program_usable(
-    case: str, model: Model, context: Context
-) -> None:
+def test_a_wrong_batch_names_the_field_and_changes_nothing(case: str, model: Model, context: Context) -> None:
     changes, message = BATCHES[case]
     with CoreProgram(model, context, OPTIONS) as program:
         with pytest.raises(InvalidArgumentError, match=message):

@@ -29,7 +29,7 @@ with Context(1) as context:
 
 
 @pytest.mark.skipif(not dict(cpu_levels()).get("amx"), reason="no tile registers here")
-def test_a_signal_stack_too_small_for_tiles_leaves_the_next_level() -> None:
+def test_a_small_signal_stack_falls_back_from_amx() -> None:
     command = [sys.executable, "-c", SMALL_STACK]
     environment = {name: value for name, value in os.environ.items() if name != "PENSTOCK_CPU"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -43,18 +43,14 @@ def test_few_wanted_rows_have_the_bits_of_all(scheme: str, kv: KvLayout, bundle_
 
 
 @pytest.mark.parametrize("rows", [[52, 22], [22, 22, 52], list(range(20, 50))])
-def test_rows_out_of_order_twice_or_of_most_tokens_are_picked_as_ever(
-    rows: list[int], model: Model, context: Context
-) -> None:
+def test_unordered_repeated_and_many_rows_are_selected(rows: list[int], model: Model, context: Context) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
         expected = rows_of(program, range(53))
         assert rows_of(program, rows).tobytes() == expected[rows].tobytes()
 
 
 @pytest.mark.parametrize("chunks", [[40], [39, 1], [1, 38, 1], [16, 16, 8]])
-def test_chunks_of_which_nothing_is_wanted_leave_the_keys_and_values_of_others(
-    chunks: list[int], model: Model, context: Context
-) -> None:
+def test_chunks_without_wanted_rows_keep_keys_and_values(chunks: list[int], model: Model, context: Context) -> None:
     with CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=POISON | ALL_THREADS)) as program:
         program.run(batch([(0, PROMPT, (1, 2))]))
         expected, kept = program.logits()[-1].copy(), [program.kv(s).copy() for s in range(model.info.num_states)]

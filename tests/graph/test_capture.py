@@ -105,9 +105,9 @@ REFUSED = {
     "broadcast": (lambda self, x, batch: x + x[:, :1], r"aten\.add.*broadcast"),
     "transpose": (lambda self, x, batch: x.view(-1, 2, 8).transpose(1, 2).reshape(-1, 16), r"aten\.transpose"),
     "columns": (lambda self, x, batch: self.up(x).view(-1, 16, 2)[:, :, 0], r"aten\.select.*rows whole"),
-    "rows": (lambda self, x, batch: x[1:], r"aten\.slice|differs from step to step"),
+    "rows": (lambda self, x, batch: x[1:], r"aten\.slice|differs between steps"),
     "index": (lambda self, x, batch: x[batch.positions.long()], "penstock|index|to"),
-    "item": (lambda self, x, batch: x if int(batch.positions[0]) == 0 else x + x, "decides by a tensor's value"),
+    "item": (lambda self, x, batch: x if int(batch.positions[0]) == 0 else x + x, "branches on the value"),
     "size": (lambda self, x, batch: x if x.shape[0] == 6 else x + x, "fixes a size|differs"),
     "weight": (lambda self, x, batch: x + self.embed.weight[:1].expand(x.shape[0], 16), "aten|weight"),
 }
@@ -173,5 +173,5 @@ def test_a_meta_constant_is_refused() -> None:
 def test_a_filled_adapter_slot_is_refused() -> None:
     network = network_of("llama", "meta")
     network.model.layers[0].mlp.up_proj.adapter = lambda x: x
-    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter: expected an empty slot"):
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter: expected None"):
         capture(network, network_name="llama", context_len=64, vocab_size=1003)

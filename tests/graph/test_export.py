@@ -67,7 +67,7 @@ def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: 
 
 def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "model"), tmp_path / "quantized", "w8a8")
-    with pytest.raises(UnsupportedError, match="quantized as w8a8; expected scheme w8a8, found w4a8"):
+    with pytest.raises(UnsupportedError, match=r"expected scheme w8a8, .*found w4a8"):
         export_bundle(tmp_path / "quantized", tmp_path / "out.psm", scheme="w4a8")
 
 
@@ -81,7 +81,7 @@ def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out.psm").exists()
 
 
-def test_rotary_buffers_and_an_equal_tied_head_are_no_left_overs(tmp_path: Path) -> None:
+def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)
     export_bundle(folder, tmp_path / "plain.psm")
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
@@ -163,7 +163,7 @@ def test_the_default_scheme_is_the_checkpoints_type(tmp_path: Path) -> None:
     assert export_bundle(folder, tmp_path / "out.psm").scheme == "f16"
 
 
-def test_a_tokenizer_that_the_core_lacks_is_named_and_the_export_goes_on(tmp_path: Path) -> None:
+def test_an_unsupported_tokenizer_is_named_in_the_export(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     values = json.loads((DEMO / "model" / "tokenizer.json").read_text())
     for normalizer, reason in ((None, ""), ({"type": "Lowercase"}, "tokenizer.json: normalizer Lowercase")):

@@ -113,7 +113,7 @@ def test_a_killed_child_is_an_error_that_says_so(tmp_path: Path) -> None:
     for child in psutil.Process(parent.pid).children():
         child.kill()
     _, errors = parent.communicate(timeout=600)
-    assert "ended by SIGKILL" in errors
+    assert "killed by SIGKILL" in errors
     assert not list(tmp_path.glob(".*"))
 
 

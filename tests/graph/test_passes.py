@@ -118,7 +118,7 @@ def test_fusion_keeps_checkpoint_names_and_rows() -> None:
     assert views == {0, 160, 192}
 
 
-def test_linears_with_biases_fuse_and_their_biases_lie_end_to_end() -> None:
+def test_linears_with_biases_fuse_and_concatenate_biases() -> None:
     graph = run_passes(capture_of("qwen2").graph)
     names = [node.name for node in graph.nodes if node.op == "linear"]
     assert names[:3] == [

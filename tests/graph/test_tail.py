@@ -31,7 +31,7 @@ def llm(bundle: Path) -> Iterator[LLM]:
         yield opened
 
 
-def test_answers_are_the_greedy_ones_whatever_the_model_would_like(llm: LLM, tmp_path: Path) -> None:
+def test_a_tail_answers_greedily_despite_sampling_defaults(llm: LLM, tmp_path: Path) -> None:
     export_bundle(FOLDER, tmp_path / "plain.psm", scheme="w8a8")
     with LLM(tmp_path / "plain.psm") as plain:
         assert plain.generation.temperature > 0
@@ -72,7 +72,7 @@ def test_all_but_greedy_is_refused_by_name(llm: LLM, given: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("given", [{"temperature": 0.5}, {"num_logprobs": 0}, {"min_tokens": 1}])
-def test_the_engine_itself_refuses_what_would_end_the_neighbours(llm: LLM, given: dict[str, Any]) -> None:
+def test_the_engine_refuses_sampling_on_a_bundle_with_a_tail(llm: LLM, given: dict[str, Any]) -> None:
     healthy = llm.stream("x", SamplingParams(max_tokens=5, ignore_eos=True))
     with pytest.raises(UnsupportedError, match=rf"^{next(iter(given))}: the bundle ends in topk"):
         llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4, **given))
@@ -95,5 +95,5 @@ def test_the_command_line_makes_and_runs_one(tmp_path: Path, capsys: pytest.Capt
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 8
     assert main(["run", path, "import ", "--temperature", "0.5"]) == 2
     assert "temperature: the bundle ends in argmax" in capsys.readouterr().err
-    with pytest.raises(InvalidArgumentError, match="tail must be argmax or topk:K"):
+    with pytest.raises(InvalidArgumentError, match="tail: expected argmax, or topk:K"):
         export_bundle(FOLDER, path, tail="softmax")

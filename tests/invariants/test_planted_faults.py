@@ -147,7 +147,7 @@ def run_engine(planted_library: Path, bundles: Path, model_of: Callable[[str], M
         ("not_a_number", "InternalError: The model's logits are not finite"),
     ],
 )
-def test_a_step_that_fails_in_the_native_program_ends_its_requests_alone(
+def test_a_failed_native_step_ends_only_its_own_requests(
     fault: str, message: str, run_engine: Callable[[str | None], dict]
 ) -> None:
     sound, found = run_engine(None), run_engine(fault)

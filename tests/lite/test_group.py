@@ -12,7 +12,7 @@ import pytest
 from penstock import lite
 from penstock.core.metadata import read_metadata, stamp_of, stored_segments
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.replace_tail import with_tail
+from penstock.graph.replace_tail import replace_tail
 from tests.support.lite_demo import BUNDLE, IDS, ask, build
 
 
@@ -31,7 +31,7 @@ def test_bundles_with_equal_weights_hold_them_once(tmp_path: Path) -> None:
     """A copy, and one that ends in ids: three files, in memory once.  Without a group each is there."""
     copy, tail = tmp_path / "copy.psm", tmp_path / "tail.psm"
     shutil.copy(BUNDLE, copy)
-    with_tail(BUNDLE, tail, "argmax")
+    replace_tail(BUNDLE, tail, "argmax")
     apart = [build(path) for path in (copy, tail)]
     expected = [ask(model, [IDS]) for model in apart]
     weights = apart[0].get_model_info("weight_bytes")
@@ -80,13 +80,13 @@ def test_what_it_refuses() -> None:
         group.add_model(["demo.psm"])  # type: ignore[list-item]
     with build() as model, build(weights="huge") as huge:
         group.add_model(model)
-        with pytest.raises(InvalidArgumentError, match="in no group"):
+        with pytest.raises(InvalidArgumentError, match="without a group"):
             lite.ModelGroup().add_model(model)
-        with pytest.raises(UnsupportedError, match="this model has a copy"):
+        with pytest.raises(UnsupportedError, match="found a model with a private copy"):
             group.add_model(huge)
 
 
-def test_a_model_that_cannot_share_is_refused_before_it_takes_a_place(tmp_path: Path) -> None:
+def test_a_model_that_cannot_share_is_refused(tmp_path: Path) -> None:
     copy = tmp_path / "copy.psm"
     shutil.copy(BUNDLE, copy)
     group = lite.ModelGroup()
@@ -94,7 +94,7 @@ def test_a_model_that_cannot_share_is_refused_before_it_takes_a_place(tmp_path: 
         group.add_model([first, second])
         shared, expected = group.shared_bytes, ask(second, [IDS])
         assert shared > 0
-        with pytest.raises(UnsupportedError, match="this model has a copy"):
+        with pytest.raises(UnsupportedError, match="found a model with a private copy"):
             second.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, None, {"weights": "huge"})
         assert second.get_model_info("model_path") == str(copy)
         assert np.array_equal(ask(second, [IDS]), expected)

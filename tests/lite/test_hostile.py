@@ -37,7 +37,7 @@ def replaced(index: int, array: np.ndarray) -> Callable[[], Inputs]:
     [
         (
             replaced(0, np.zeros((1, 5), I32)),
-            r"token_ids: shape: expected \[1, 4\], found \[1, 5\]; resize comes first",
+            r"token_ids: shape: expected \[1, 4\], found \[1, 5\]; call resize first",
         ),
         (replaced(0, np.zeros((2, 4), I32)), r"token_ids: shape: expected \[1, 4\], found \[2, 4\]"),
         (replaced(0, np.zeros(4, I32)), r"token_ids: shape: expected \[1, 4\], found \[4\]"),
@@ -54,7 +54,7 @@ def replaced(index: int, array: np.ndarray) -> Callable[[], Inputs]:
         (replaced(2, np.array([True])), "reset: dtype: expected int32, found bool"),
         (lambda: tensors([[1, 2, 3, 4]])[:2], r"inputs: expected 3 \(token_ids, num_tokens, reset\), found 2"),
         (lambda: [1, 2, 3], r"inputs\[0\]: expected a Tensor, found int"),
-        (lambda: [np.zeros((1, 4), I32)] * 3, r"found ndarray; Tensor\(array\) makes one"),
+        (lambda: [np.zeros((1, 4), I32)] * 3, r"found ndarray; use Tensor\(array\)"),
         (lambda: np.zeros((3, 4)), "inputs: expected a list of Tensors, found ndarray"),
     ],
 )
@@ -78,7 +78,7 @@ def read_only() -> lite.Tensor:
         ([T(np.zeros((1, 4095), np.float32))], r"logits: shape: expected \[1, 4096\], found \[1, 4095\]"),
         ([T(np.zeros((1, 4096), np.float64))], "logits: dtype: expected float32, found float64"),
         ([], r"outputs: expected 1 \(logits\), found 0"),
-        ([read_only()], "logits: its memory is read-only"),
+        ([read_only()], "logits: expected writable memory"),
     ],
 )
 def test_outputs(model: lite.Model, outputs: Inputs, words: str) -> None:
@@ -109,7 +109,7 @@ def test_shapes(model: lite.Model, dims: list[list[int]], words: str) -> None:
 def test_arrays_that_make_no_tensor() -> None:
     for array, words in (
         (np.zeros((4, 4), I32)[:, ::2], r"tensor: expected a C-contiguous array, found strides \[16, 8\]"),
-        (np.zeros((4, 4), I32).T, "numpy.ascontiguousarray makes one"),
+        (np.zeros((4, 4), I32).T, "use numpy.ascontiguousarray"),
         (np.array(["a"]), "tensor: dtype: expected numbers or booleans"),
         (np.array([None]), "tensor: dtype: expected numbers or booleans"),
         (np.zeros(2, ">i4"), "tensor: dtype: expected numbers or booleans, found >i4"),
@@ -135,9 +135,9 @@ def test_numbers_are_taken_when_they_are_exactly_the_same() -> None:
     tensor.set_data_from_numpy(np.array([1.0, -0.0, 2.0**31 - 128], np.float32))
     assert tensor.get_data_to_numpy().tolist() == [1, 0, 2**31 - 128]
     for wrong in ([1, 0.5, 2], [1, np.nan, 2], [1, np.inf, 2], [1, 2.0**31, 2], [1, -(2.0**40), 2]):
-        with pytest.raises(InvalidArgumentError, match="expected int32 for token_ids, found float64 whose element 1"):
+        with pytest.raises(InvalidArgumentError, match=r"int32 for token_ids, found float64 .* at element 1"):
             tensor.set_data_from_numpy(np.array(wrong))
-    with pytest.raises(InvalidArgumentError, match="found int64 whose element 0"):
+    with pytest.raises(InvalidArgumentError, match=r"found int64 .* at element 0"):
         tensor.set_data_from_numpy(np.array([2**32, 0, 0]))
     with pytest.raises(InvalidArgumentError, match="C-contiguous"):
         tensor.set_data_from_numpy(np.zeros(6, I32)[::2])
@@ -161,7 +161,7 @@ def test_dlpack_shares_memory_both_ways() -> None:
     assert np.array_equal(np.from_dlpack(tensor), source.numpy())
     with pytest.raises(InvalidArgumentError, match="C-contiguous"):
         T.from_dlpack(source.T)
-    with pytest.raises(InvalidArgumentError, match="cannot be taken over DLPack"):
+    with pytest.raises(InvalidArgumentError, match="DLPack conversion failed"):
         T.from_dlpack(torch.zeros(2, dtype=torch.bfloat16))
     with pytest.raises(InvalidArgumentError, match="expected an array with __dlpack__, found list"):
         T.from_dlpack([1])
@@ -172,7 +172,7 @@ def test_dlpack_shares_memory_both_ways() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 0
 
-    with pytest.raises(UnsupportedError, match="DLPack's device type 2"):
+    with pytest.raises(UnsupportedError, match="DLPack device type 2"):
         T.from_dlpack(Elsewhere())
 
 
@@ -182,14 +182,14 @@ def test_a_model_that_is_closed() -> None:
     model.close()
     model.close()
     for call in (model.get_inputs, model.get_outputs, model.get_model_info, lambda: model.predict(inputs)):
-        with pytest.raises(InvalidArgumentError, match="model: it is closed"):
+        with pytest.raises(InvalidArgumentError, match="model: expected a built model, found one that is closed"):
             call()
     model.build_from_file(BUNDLE, lite.ModelType.PENSTOCK)
     assert model.predict(inputs)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_is_refused_even_while_another_thread_predicts(model: lite.Model) -> None:
+def test_a_forked_child_is_refused_during_a_prediction(model: lite.Model) -> None:
     runner = lite.ModelParallelRunner()
     runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK, None, {"seq_len": 4})
     with model._lock:  # as a thread holds it that predicts while this one forks

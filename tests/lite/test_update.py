@@ -99,8 +99,8 @@ def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Te
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (tensor("model.norm", 256), "no tensor 'model.norm'; did you mean model.norm.weight"),
-        (tensor("", 256), "expected a name of the checkpoint"),
+        (tensor("model.norm", 256), "found 'model.norm'; did you mean model.norm.weight"),
+        (tensor("", 256), "expected Tensors named as in the checkpoint"),
         (tensor("model.norm.weight", 255), r"model.norm.weight: shape: expected \[256\], found \[255\]"),
         (tensor(LAYER + "self_attn.k_proj.weight", 256, 128), r"expected \[128, 256\], found \[256, 128\]"),
         (tensor("model.norm.weight", 256, dtype=np.int8), "dtype: expected float32 or float16, found int8"),
@@ -133,7 +133,7 @@ def test_what_is_not_finite_is_named(dtype: npt.DTypeLike) -> None:
             words = f"^{name}: expected finite values, found {what} at {list(place)}".replace("[", r"\[")
             with pytest.raises(InvalidArgumentError, match=words):
                 model.update_weights([lite.Tensor(bad, name=name)])
-        with pytest.raises(InvalidArgumentError, match="is there twice"):
+        with pytest.raises(InvalidArgumentError, match="expected each tensor once"):
             model.update_weights([tensor("model.norm.weight", 256), tensor("model.norm.weight", 256)])
         assert np.array_equal(ask(model, [IDS]), before)
 

@@ -68,9 +68,7 @@ def test_continuations_are_scored_behind_their_contexts(evaluator: Evaluator, or
     assert found[-1] == (0.0, True)
 
 
-def test_a_long_context_loses_its_beginning_and_a_long_continuation_is_refused(
-    evaluator: Evaluator, oracle: Oracle
-) -> None:
+def test_long_contexts_are_cut_and_long_continuations_refused(evaluator: Evaluator, oracle: Oracle) -> None:
     head = oracle.ids(TEXT.rstrip())  # the spaces at its end go with the continuation
     rest = oracle.ids(TEXT + "y = 3")[len(head) :]
     kept = head[-(CONTEXT_LEN - len(rest)) :]

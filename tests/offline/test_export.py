@@ -13,7 +13,7 @@ import torch
 import penstock
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.export import export_bundle
-from penstock.graph.replace_tail import with_tail
+from penstock.graph.replace_tail import replace_tail
 from tests.lite.test_update import CHANGED, folder, values
 from tests.support.command import Run
 from tests.support.lite_demo import BUNDLE, FOLDER
@@ -61,7 +61,7 @@ def test_a_configuration_file(here: list[dict[str, Any]], tmp_path: Path) -> Non
     )  # fmt: skip
     assert penstock.export(file, scheme="w8a8") == tmp_path / "out" / "a.psm"
     assert here[0]["tail"] == "argmax"
-    with_tail(BUNDLE, tmp_path / "tail.psm", "argmax")
+    replace_tail(BUNDLE, tmp_path / "tail.psm", "argmax")
     assert (tmp_path / "out" / "b.psm").read_bytes() == (tmp_path / "tail.psm").read_bytes()
     with penstock.pipeline("text_generation", file) as generate:
         assert len(generate("a", max_tokens=4).token_ids) == 4

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import InferConfig, InferTask, pipeline
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.graph.replace_tail import with_tail
+from penstock.graph.replace_tail import replace_tail
 from tests.support.lite_demo import BUNDLE, FOLDER
 
 PROMPT = "I love Beijing,because"
@@ -89,7 +89,7 @@ def test_by_path(expected: list[int], tmp_path: Path) -> None:
 
 def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> None:
     tail = tmp_path / "tail.psm"
-    with_tail(BUNDLE, tail, "argmax")
+    replace_tail(BUNDLE, tail, "argmax")
     changed = tmp_path / "changed.psm"
     for other, words in (
         (bundles["w4a8"], "scheme is w4a8 instead of w8a8"),
@@ -190,7 +190,7 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
     [
         ({"model_type": "mindir"}, "model_type must be 'penstock'"),
         ({"target": "Ascend"}, "target: expected 'cpu', found 'Ascend'"),
-        ({"target": "gpu"}, "target: 'gpu' is not in this build"),
+        ({"target": "gpu"}, "target: expected 'cpu', found 'gpu'"),
         ({"device_id": 1}, "device_id must be 0, not 1"),
         ({"rank_id": 1}, "rank_id must be 0, not 1"),
         ({"device_id": -1}, "device_id must be an integer"),

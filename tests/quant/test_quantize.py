@@ -94,7 +94,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(FileAccessError):
         quantize_checkpoint(source, tmp_path / "gone" / "out", "w8a8")
     quantize_checkpoint(source, tmp_path / "out", "w8a8")
-    with pytest.raises(UnsupportedError, match="is quantized already"):
+    with pytest.raises(UnsupportedError, match="expected float weights, found weights quantized"):
         quantize_checkpoint(tmp_path / "out", tmp_path / "again", "w8a8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 

@@ -90,7 +90,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_loaded_folder_is_quantized_and_saved_like_penstock_quantize(tmp_path: Path, tied: bool) -> None:
+def test_round_to_nearest_saves_what_penstock_quantize_does(tmp_path: Path, tied: bool) -> None:
     source = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
     algorithm = RoundToNearest(RoundToNearestConfig("w4a8"))
     algorithm.convert(algorithm.apply(load_network(source)))
@@ -108,7 +108,7 @@ def test_a_loaded_folder_is_quantized_and_saved_like_penstock_quantize(tmp_path:
         load_network(tmp_path / "saved")
 
 
-def test_loading_refuses_missing_left_over_and_misshapen_tensors(tmp_path: Path) -> None:
+def test_loading_refuses_missing_unused_and_misshapen_tensors(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "model")
     tensors = load_file(source / "model.safetensors")
     damaged = {

@@ -235,15 +235,13 @@ def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
     assert builder.calls == []
 
 
-def test_a_cache_that_cannot_hold_the_bundle_says_where_to_put_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_names_the_variable_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(source: Path, out: Path, **_: Any) -> dict[str, Any]:
         raise FileAccessError(f"{out.parent}/.half.partial/{out.name}: No space left on device")
 
     monkeypatch.setattr(cache_module, "build_in_child", fail)
     cache = Cache(tmp_path / "cache")
-    message = f"^{cache.folder}: No space left on device; set PENSTOCK_CACHE_DIR"
+    message = f"^{cache.folder}: No space left on device. Set PENSTOCK_CACHE_DIR"
     with pytest.raises(FileAccessError, match=message):
         cache.find_or_build(write_folder(tmp_path / "model"))
     assert list(cache.folder.iterdir()) == []
@@ -276,7 +274,7 @@ def test_two_processes_at_once_make_one_bundle(tmp_path: Path) -> None:
     assert len(Cache(tmp_path / "cache").list()) == 1
 
 
-def test_a_waiting_process_says_so_and_takes_over_from_a_killed_one(tmp_path: Path, builder: Builder) -> None:
+def test_a_waiting_build_reports_and_takes_over_from_a_killed(tmp_path: Path, builder: Builder) -> None:
     folder, log = write_folder(tmp_path / "model"), tmp_path / "log"
     script = f"""
 import time

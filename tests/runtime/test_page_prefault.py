@@ -107,7 +107,7 @@ def test_made_memory_is_resident_and_keeps_what_is_in_it():
     assert not make_memory(0, mmap.PAGESIZE)  # nothing is mapped there
 
 
-def test_a_program_makes_its_pages_before_they_are_used_and_gives_the_same_tokens():
+def test_prefaulted_pages_give_the_same_tokens():
     limits = ProgramLimits(num_pages=600, max_requests=4, context_len=1024)
     prompts = [[i % 900 + 3 for i in range(start, start + 900)] for start in range(0, 4000, 1000)]
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
@@ -135,7 +135,7 @@ def flags_at(address: int) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_the_first_pages_are_no_part_of_huge_ones_and_later_ones_are():
+def test_only_pages_after_the_first_run_are_huge():
     limits = ProgramLimits(num_pages=600, max_requests=4, context_len=1024)
     with LLM(DEMO, limits=limits) as llm:
         program = llm.engine.program

@@ -1,7 +1,7 @@
-"""A checkpoint: a folder as Hugging Face lays it out, checked in full and read without copies.
+"""A checkpoint folder in Hugging Face's format, checked completely and read without copies.
 
-No PyTorch here: the same reader serves capture, packing, quantization and eager mode.  Nothing in the folder
-is run: no pickles, no Python files.
+This reader does not import PyTorch; capture, packing, quantization and eager mode share it.  It runs no code from the
+folder: neither pickles nor Python files.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CONVERT = "use the safetensors version of the model, or convert it with transfo
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What a cache key knows of a file.
+    """The identity of a file for a cache key.
 
-    ``ctime_ns`` and ``inode`` change when a file is replaced by one of equal size and modification time.
+    ``ctime_ns`` and ``inode`` change when another file of equal size and modification time takes its name.
     """
 
     name: str
@@ -48,14 +48,14 @@ class FileStamp:
 
 
 def _refuse_other_formats(folder: Path) -> None:
-    """Say what to use instead of the weights that are there."""
+    """Raise an error that names the weights in an unsupported format, and the alternative."""
     names = sorted(entry.name for entry in folder.iterdir())
     for suffix, kind in ((".gguf", "GGUF"), (".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
                          (".pth", "pickled PyTorch"), (".h5", "Keras"), (".msgpack", "Flax"),
                          (".onnx", "ONNX")):  # fmt: skip
-        found = next((name for name in names if name.endswith(suffix)), None)
-        if found is not None:
-            raise UnsupportedError(f"{found}: {kind} weights are not supported; {_CONVERT}")
+        foreign = next((name for name in names if name.endswith(suffix)), None)
+        if foreign is not None:
+            raise UnsupportedError(f"{foreign}: {kind} weights are not supported; {_CONVERT}")
     raise InvalidFileError(f"{folder}: expected {_SINGLE} or {_INDEX}, found neither")
 
 
@@ -69,7 +69,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Tensor name to shard name; shards are plain names of files in the folder."""
+    """Return the shard of each tensor; a shard is the plain name of a file in the folder."""
     reader = ConfigReader.parse(read_small_file(folder / _INDEX, 64 << 20), _INDEX)
     section = reader.object("weight_map")
     if section is None or not section.values:
@@ -97,23 +97,23 @@ def _open_shards(folder: Path) -> list[TensorFile]:
     shards: list[TensorFile] = []
     for shard in sorted(set(weight_map.values())):
         if not (folder / shard).exists():
-            raise InvalidFileError(f"{_INDEX}: names {show(shard)}, which is not in the folder")
+            raise InvalidFileError(f"{_INDEX}: expected the file {show(shard)} in the folder, found none")
         file = TensorFile(folder / shard)
         for name in file.tensors:
             if weight_map.get(name) != shard:
                 raise InvalidFileError(
-                    f"{shard}: holds tensor {show(name)}, which {_INDEX} expects in {show(weight_map.get(name))}"
+                    f"{shard}: found tensor {show(name)}, which {_INDEX} expects in {show(weight_map.get(name))}"
                 )
         shards.append(file)
     present = {name for file in shards for name in file.tensors}
     for name, shard in weight_map.items():
         if name not in present:
-            raise InvalidFileError(f"{_INDEX}: expects tensor {show(name)} in {shard}, which does not hold it")
+            raise InvalidFileError(f"{_INDEX}: expected tensor {show(name)} in {shard}, found none")
     return shards
 
 
 def _equal_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    """Whether two arrays of one type and shape hold the same bits, without a large temporary."""
+    """Return True if two arrays of equal type and shape have the same bits; makes no large temporary array."""
     a, b = first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8)
     return all(
         np.array_equal(a[i : i + _COMPARE_BYTES], b[i : i + _COMPARE_BYTES]) for i in range(0, len(a), _COMPARE_BYTES)
@@ -121,12 +121,12 @@ def _equal_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
 
 
 class Checkpoint:
-    """An opened folder: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
+    """An open folder: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
 
-    ``scheme`` is None but for a folder that ``penstock quantize`` made: there a linear weight ``X.weight`` of int8
-    values (int4: two to a byte) has its scales beside it in ``X.weight_scale`` and, of int4, the steps and offsets of
-    its groups in ``X.weight_groups``; ``tensors`` lists them all.
-    Files are mapped: a file that shrinks while it is open ends the process, as with every mapped file.
+    ``scheme`` is None except for a folder that ``penstock quantize`` made.  In such a folder a linear weight
+    ``X.weight`` has int8 values, or 4-bit values two per byte.  Its scales are in ``X.weight_scale``; for 4 bit, the
+    steps and offsets of its groups are in ``X.weight_groups``.  ``tensors`` lists all of these.  Files are mapped: a
+    file that shrinks while it is open kills the process, as with any mapped file.
     """
 
     def __init__(self, folder: Path, config: ConfigReader, shards: list[TensorFile]) -> None:
@@ -148,8 +148,8 @@ class Checkpoint:
     def open(cls, folder: Path | str) -> Checkpoint:
         """Open and check a folder.
 
-        Raises InvalidFileError (damaged), UnsupportedError (a format or type that Penstock does not read, with what
-        to use instead) or FileAccessError.
+        Raises InvalidFileError (damaged), UnsupportedError (a format or type that Penstock does not read; the message
+        names the alternative) or FileAccessError.
         """
         path = Path(folder)
         try:
@@ -159,13 +159,13 @@ class Checkpoint:
                     _refuse_other_formats(path)
                 raise InvalidFileError(f"{path}: expected config.json, found no such file")
             config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
-            config.quantization()  # the refusal that says most comes first
+            config.quantization()  # checked first, because its error is the most helpful one
             return cls(path, config, _open_shards(path))
         except PermissionError as error:
             raise FileAccessError(f"{path}: {error.strerror}") from None
 
     def _stored_dtype(self) -> str:
-        """The float type that most bytes have; config.json decides when there are no floats."""
+        """Return the float type of most bytes; config.json decides when no tensor is a float."""
         totals = {"f32": 0, "f16": 0, "bf16": 0}
         for info in self.tensors.values():
             if info.dtype in totals:
@@ -176,8 +176,8 @@ class Checkpoint:
     def _check_version(self, version: int) -> None:
         if version != QUANTIZED_VERSION:
             raise UnsupportedError(
-                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, found {version}: quantize "
-                "the original checkpoint again"
+                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, found {version}. Quantize "
+                "the original checkpoint again."
             )
 
     def _check_quantized(self) -> None:
@@ -192,42 +192,43 @@ class Checkpoint:
             if info.dtype == "u8":
                 num_groups = (info.shape[1] * 2 + GROUP_LEN - 1) // GROUP_LEN
                 wanted.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
-            for beside, dtype, shapes in wanted:
-                self._check_beside(name, beside, dtype, shapes)
+            for companion, dtype, shapes in wanted:
+                self._check_companion(name, companion, dtype, shapes)
 
-    def _check_beside(self, name: str, beside: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
-        found = self.tensors.get(beside)
-        if found is None:
+    def _check_companion(self, name: str, companion: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
+        info = self.tensors.get(companion)
+        if info is None:
             file = self.tensors[name].file
-            raise InvalidFileError(f"{file}: tensor {show(name)}: expected {show(beside)} beside it, found none")
-        if found.dtype != dtype or found.shape not in shapes:
+            raise InvalidFileError(f"{file}: tensor {show(name)}: expected {show(companion)} beside it, found none")
+        if info.dtype != dtype or info.shape not in shapes:
             raise InvalidFileError(
-                f"{found.file}: tensor {show(beside)}: expected {dtype.upper()} of shape {list(shapes[0])}, found "
-                f"{found.dtype.upper()} of {list(found.shape)}"
+                f"{info.file}: tensor {show(companion)}: expected {dtype.upper()} of shape {list(shapes[0])}, found "
+                f"{info.dtype.upper()} of {list(info.shape)}"
             )
 
     def companions(self, name: str) -> set[str]:
-        """The tensors that belong to a quantized one: its scales and, of 4 bit, its groups."""
+        """Return the names of the tensors that belong to a quantized one: its scales and, for 4 bit, its groups."""
         if not self.is_quantized(name):
             return set()
         return {f"{name}{end}" for end in (_SCALE, _GROUPS) if f"{name}{end}" in self.tensors}
 
     def read(self, name: str) -> NDArray[Any]:
-        """The stored tensor, zero-copy: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
+        """Return the stored tensor without a copy: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
         file = self._home.get(name)
         if file is None:
             raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, found none")
         return file.read(name)
 
     def is_quantized(self, name: str) -> bool:
-        """Whether the tensor is stored as integers with scales."""
+        """Return True if the tensor is stored as integers with scales."""
         is_integer = name in self.tensors and self.tensors[name].dtype in ("i8", "u8")
         return self.scheme is not None and is_integer and not name.endswith(_GROUPS)
 
     def read_quantized(self, name: str, cols: int) -> QuantizedRows:
-        """A quantized weight of ``cols`` columns.  Four-bit values lie two to a byte, the even column in the low half.
+        """Return a quantized weight of ``cols`` columns.
 
-        Whether groups keep their values within int8 is for the packer to see, which refuses a row that does not.
+        4-bit values are stored two per byte, the even column in the low half.  The packer checks that the groups keep
+        their values within int8, and refuses a row that does not.
         """
         stored, scales = self.read(name), self._finite(name, self.read(f"{name}{_SCALE}").reshape(-1))
         if self.tensors[name].dtype == "i8":
@@ -254,23 +255,25 @@ class Checkpoint:
         return scales
 
     def choose_scheme(self, scheme: str | None) -> str:
-        """The scheme asked for, else the folder's own type; a quantized folder has one scheme alone.
+        """Return the requested scheme, or else the folder's own type; a quantized folder has only its own scheme.
 
-        Raises InvalidArgumentError for an unknown scheme, UnsupportedError for another than a quantized folder's.
+        Raises InvalidArgumentError for an unknown scheme, UnsupportedError for one that a quantized folder lacks.
         """
         if scheme is None:
             return self.scheme or default_scheme(self.dtype)
         find_scheme(scheme)
         if self.scheme is not None and scheme != self.scheme:
             raise UnsupportedError(
-                f"{self.folder}: holds weights quantized as {self.scheme}; expected scheme {self.scheme}, found "
-                f"{scheme}: use the original checkpoint instead"
+                f"{self.folder}: expected scheme {self.scheme}, which its weights are quantized with, found {scheme}. "
+                "Use the original checkpoint for another scheme."
             )
         return scheme
 
     def redundant_names(self) -> set[str]:
-        """Tensors that a network need not read: rotary frequencies, and an output head equal to the embedding it is
-        tied to.  A tied head that differs stays, and is refused as left over.
+        """Return the names of tensors that a network need not read.
+
+        These are rotary frequencies, and an output head that equals the embedding it is tied to.  A tied head that
+        differs is not redundant, so it is refused as an unused tensor.
         """
         names = {name for name in self.tensors if name.endswith(".rotary_emb.inv_freq")}
         embedding = next((name for name in self.tensors if name.endswith("embed_tokens.weight")), None)
@@ -284,19 +287,19 @@ class Checkpoint:
         return names
 
     def logical_shape(self, name: str) -> tuple[int, ...]:
-        """The shape as the network sees it.  Four-bit weights are stored with half the columns, rounded up."""
+        """Return the shape as the network sees it.  4-bit weights are stored with half the columns, rounded up."""
         info = self.tensors[name]
         if self.is_quantized(name) and info.dtype == "u8":
             return (info.shape[0], 2 * info.shape[1])
         return info.shape
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
-        """Let go of the memory behind a tensor that was read, or behind a range of its bytes; views stay sound."""
+        """Release the memory pages of a tensor, or of a range of its bytes.  Views stay valid."""
         self._home[name].release(name, begin, end)
 
     @property
     def files(self) -> list[FileStamp]:
-        """Every file that decides what a bundle of this folder holds: for the cache's key."""
+        """The identity of every file that determines the content of this folder's bundle, for the cache key."""
         names = {file.path.name for file in self._home.values()} | {_INDEX, "tokenizer.model", *SIDE_FILES}
         stamps = []
         for name in sorted(names):
@@ -307,9 +310,8 @@ class Checkpoint:
         return stamps
 
     def side_files(self) -> dict[str, bytes]:
-        """The files beside the weights that exist, by name: config, generation config, tokenizer, chat template.
+        """Return the files beside the weights that exist, by name: config, generation config, tokenizer, chat template.
 
-        A folder with ``tokenizer.model`` alone gets its ``tokenizer.json`` converted (the extra
-        penstock[sentencepiece]); without the extra it is refused.
+        Converts a ``tokenizer.model`` as ``read_folder_files`` does.
         """
         return read_folder_files(self.folder)

@@ -1,7 +1,7 @@
-"""What the files beside the weights say about generation: end tokens, sampling defaults, the chat template.
+"""Read the settings for generation from the files beside the weights: end tokens, sampling defaults, chat templates.
 
-Functions take bytes, so that they serve a folder's files and a bundle's segments alike.  Data only: nothing is
-rendered or run here.
+The functions take bytes, so that they serve the files of a folder and the segments of a bundle.  They do not render or
+run anything.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ MIN_REPETITION_PENALTY: Final = 0.01
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """The checkpoint's own defaults; the fields that a file leaves out mean greedy, unlimited generation.
+    """The checkpoint's defaults for generation; missing fields mean greedy generation without a limit.
 
-    A ``top_p`` or ``typical_p`` below 1e-6, which keeps the likeliest token alone, is raised to that.
-    ``temperature`` 0 is greedy, ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and
-    ``repetition_penalty`` 1 are off, ``max_new_tokens`` None leaves the choice to the
-    caller.  ``eos_token_ids`` are all the tokens that end a text.
+    ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and ``repetition_penalty`` 1
+    are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only the likeliest token, is raised to 1e-6.
+    ``max_new_tokens`` None leaves the choice to the caller.  Any of ``eos_token_ids`` ends a text.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -53,9 +52,9 @@ class GenerationConfig:
 
 
 def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationConfig:
-    """From generation_config.json, with config.json's end tokens where it names none.
+    """Read generation_config.json, and the end tokens of config.json if it has none.
 
-    ``files`` maps file names to their bytes.  Raises InvalidFileError naming file and key.
+    ``files`` maps file names to their bytes.  Raises InvalidFileError, which names the file and the key.
     """
     reader = _reader(files, "generation_config.json")
     config = _reader(files, "config.json")
@@ -86,7 +85,7 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
 
 
 def _share(value: float | None) -> float:
-    """A part of the probability to keep; 0 and none are all of it."""
+    """Return the share of the probability to keep; 0 and None keep all of it."""
     return max(value, MIN_SHARE) if value else 1.0
 
 
@@ -98,8 +97,9 @@ def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
 class TokenizerConfig:
     """The part of tokenizer_config.json that generation needs.
 
-    Special tokens by role ("bos_token", "eos_token", "pad_token", "unk_token"), as text.  ``add_bos_token`` None: the
-    file does not say, and tokenizer.json's own post-processor decides.
+    ``special_tokens``: the text of special tokens by role ("bos_token", "eos_token", "pad_token", "unk_token").
+    ``add_bos_token`` and ``add_eos_token``: None when the file has no such key; the post-processor of tokenizer.json
+    then decides.
     """
 
     special_tokens: dict[str, str] = field(default_factory=dict)
@@ -113,7 +113,10 @@ _ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerConfig:
-    """From tokenizer_config.json; all fields empty without one.  Raises InvalidFileError naming file and key."""
+    """Read tokenizer_config.json; without the file all fields are empty.
+
+    Raises InvalidFileError, which names the file and the key.
+    """
     name = "tokenizer_config.json"
     values = {}
     if name in files:
@@ -135,17 +138,17 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
 
 
 def _token_text(reader: ConfigReader, role: str) -> str | None:
-    """A token is written as text, or as an object with its text under "content"."""
+    """Return the text of a token, which is a string or an object with the string under "content"."""
     value = reader.values.get(role)
     if isinstance(value, dict):
         value = value.get("content")
     if value is not None and (not isinstance(value, str) or len(value) > 1024):
-        raise reader.error(role, "a text of at most 1024 characters", value)
+        raise reader.error(role, "a string of at most 1024 characters", value)
     return value
 
 
 def _max_len(reader: ConfigReader) -> int | None:
-    """transformers writes 1e30 for "no limit"."""
+    """Return the limit on the length; None for no limit, for which transformers writes 1e30."""
     value: Any = reader.values.get("model_max_length")
     if value is None:
         return None
@@ -155,7 +158,7 @@ def _max_len(reader: ConfigReader) -> int | None:
 
 
 def _templates(reader: ConfigReader) -> dict[str, str]:
-    """One text, or a list of objects with "name" and "template"."""
+    """Return the templates by name, from one string or a list of objects with "name" and "template"."""
     value = reader.values.get("chat_template")
     if value is None:
         return {}
@@ -165,7 +168,7 @@ def _templates(reader: ConfigReader) -> dict[str, str]:
         name = entry.get("name") if isinstance(entry, dict) else None
         template = entry.get("template") if isinstance(entry, dict) else None
         if not isinstance(name, str) or not isinstance(template, str) or name in found or len(found) >= 64:
-            raise reader.error("chat_template", "a text, or at most 64 objects with a name and a template", entry)
+            raise reader.error("chat_template", "a string, or at most 64 objects with a name and a template", entry)
         found[name] = _limited(template, f"{reader.file}: chat_template")
     return found
 
@@ -177,15 +180,18 @@ def _limited(template: str, where: str) -> str:
 
 
 def find_chat_template(files: Mapping[str, bytes | memoryview], name: str = "default") -> str | None:
-    """The template called ``name``: the file chat_template.jinja first, then tokenizer_config.json's; None without one.
+    """Return the chat template called ``name``; None when the checkpoint has no template.
 
-    Raises InvalidFileError for a damaged file, or when there are templates but none of that name.
+    The file chat_template.jinja has precedence over tokenizer_config.json.  Raises InvalidFileError for a damaged file,
+    and when there are templates but none of that name.
     """
     if name == "default" and "chat_template.jinja" in files:
         try:
             text = bytes(files["chat_template.jinja"]).decode()
         except UnicodeDecodeError as error:
-            raise InvalidFileError(f"chat_template.jinja: not UTF-8 text at byte {error.start}") from None
+            raise InvalidFileError(
+                f"chat_template.jinja: expected UTF-8, found an invalid byte {error.start}"
+            ) from None
         return _limited(text, "chat_template.jinja")
     templates = read_tokenizer_config(files).chat_templates
     if not templates:

@@ -1,7 +1,7 @@
-"""Checkpoint to quantized checkpoint, without PyTorch: what ``penstock quantize`` runs.
+"""Quantize a checkpoint folder without PyTorch, for ``penstock quantize``.
 
 The result is a folder that loads wherever a checkpoint does.  A linear weight ``X.weight`` becomes integers with
-their scales in ``X.weight_scale`` and, of 4 bit, ``X.weight_groups``; everything else is copied as it is.
+scales in ``X.weight_scale`` and, for 4 bit, ``X.weight_groups``; other tensors are copied unchanged.
 docs/quantization.md describes the folder.
 """
 
@@ -31,7 +31,7 @@ QuantizeProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What was done: sizes in bytes."""
+    """The result of a quantization: sizes in bytes, time in seconds."""
 
     scheme: str
     num_quantized: int
@@ -41,9 +41,9 @@ class QuantizeReport:
 
 
 def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
-    """Which tensors are quantized, and how: every float matrix ``X.weight`` but embeddings.
+    """Return the scheme of each tensor to quantize: every float matrix ``X.weight`` except embeddings.
 
-    An embedding that is also the output head is quantized as the head is.
+    An embedding that is also the output head is quantized with the head's scheme.
     """
     head = find_scheme(scheme.head)
     tied = checkpoint.config.bool("tie_word_embeddings", HEAD_NAME not in checkpoint.tensors)
@@ -72,7 +72,7 @@ def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) 
             continue
         if f"{name}_scale" in checkpoint.tensors:
             raise UnsupportedError(
-                f"{info.file}: has a tensor {show(name + '_scale')}: its weights are quantized already"
+                f"{info.file}: expected float weights, found a tensor {show(name + '_scale')} of quantized ones"
             )
         rows, cols = info.shape
         entries += quantized_entries(name, scheme, rows, cols)
@@ -84,14 +84,17 @@ def quantize_checkpoint(
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
 
-    ``progress(done, total)`` counts bytes of source.  The folder appears whole or not at all.  Raises what
-    ``Checkpoint.open`` raises, InvalidArgumentError for a scheme that does not quantize or an ``out`` that exists.
+    ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
+    ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
     begun = time.monotonic()
     chosen = quantizing_scheme(scheme)
     checkpoint = Checkpoint.open(source)
     if checkpoint.scheme is not None:
-        raise UnsupportedError(f"{source}: is quantized already ({checkpoint.scheme}); use the original checkpoint")
+        raise UnsupportedError(
+            f"{source}: expected float weights, found weights quantized as {checkpoint.scheme}. Use the original "
+            "checkpoint."
+        )
     plan = plan_weights(checkpoint, chosen)
     names = [name for name in checkpoint.tensors if name not in checkpoint.redundant_names()]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
@@ -123,5 +126,5 @@ def _write_tensor(
     try:
         for rows in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
             add_quantized(writer, name, scheme, rows)
-    except InvalidArgumentError as error:  # a NaN, say: the packer knows the row but not the name
+    except InvalidArgumentError as error:  # for example a NaN: the packer knows the row but not the name
         raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}") from None

@@ -1,7 +1,7 @@
-"""One safetensors file, mapped into memory: every rule of the format is checked before a byte is used.
+"""A memory-mapped safetensors file; every rule of the format is checked before the data is used.
 
-Why an own reader: the safetensors library hands bfloat16 to numpy only as an error, and copies every tensor
-it reads.  Packing wants the raw bytes where they lie, and wants to let go of pages that it has read.
+The safetensors library is not used because it cannot return bfloat16 to numpy and copies every tensor that it reads.
+Packing needs the raw bytes in place, and releases the pages that it has read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["ELEMENT_BYTES", "MAX_TENSORS", "TensorFile", "TensorInfo", "open_reg
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_TENSORS: Final = 1 << 17
 MAX_HEADER_VALUES: Final = 1 << 21
-"""What the entries of MAX_TENSORS have: a name, a type, two offsets and a few sizes each."""
+"""Room for the entries of MAX_TENSORS, which have a name, a type, two offsets and a few sizes each."""
 MAX_RANK: Final = 8
 MAX_TENSOR_BYTES: Final = 1 << 46
 
-# Every element type of the format with whole bytes; those that Penstock reads have a numpy type below.
+# The element types of the format that have whole bytes; those that Penstock reads have a numpy type below.
 ELEMENT_BYTES: Final = {
     "F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1,
     "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "BOOL": 1,
@@ -46,7 +46,7 @@ _NUMPY: Final[dict[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A stored tensor: ``dtype`` as the format spells it, in lower case; ``offset`` from the file's beginning."""
+    """A stored tensor: ``dtype`` is the format's name in lower case, ``offset`` counts from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,9 +56,9 @@ class TensorInfo:
 
 
 def open_regular(path: Path) -> int:
-    """A read-only descriptor of a regular file; FileAccessError or InvalidFileError otherwise.
+    """Return a read-only descriptor of a regular file; raise FileAccessError or InvalidFileError otherwise.
 
-    A pipe or a device never blocks here.
+    A pipe or a device does not block this call.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -71,7 +71,7 @@ def open_regular(path: Path) -> int:
 
 
 def _read_entry(name: str, entry: object, file: str) -> tuple[str, tuple[int, ...], int, int]:
-    """Return type, shape and offsets of an entry; InvalidFileError or UnsupportedError naming tensor and field."""
+    """Return type, shape and offsets of an entry; errors name the tensor and the field."""
     try:
         return _checked_entry(entry)
     except (InvalidFileError, UnsupportedError) as error:
@@ -104,10 +104,10 @@ def _is_count(value: object) -> bool:
 
 
 def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> dict[str, TensorInfo]:
-    """The tensors that a header describes, in the order of their bytes.
+    """Return the tensors that a header describes, in the order of their bytes.
 
-    The data must be covered from its first byte to the file's last, without overlap or holes, as the format
-    demands.  Raises InvalidFileError naming tensor and field.
+    The tensors must cover the data from its first byte to the file's last, without overlap or holes, as the format
+    requires.  Raises InvalidFileError, which names the tensor and the field.
     """
     if not header.startswith(b"{"):
         raise InvalidFileError(f"{file}: header: expected an object")
@@ -116,7 +116,7 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
         raise InvalidFileError(f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}")
     metadata = values.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InvalidFileError(f"{file}: header: __metadata__: expected texts, found {show(metadata)}")
+        raise InvalidFileError(f"{file}: header: __metadata__: expected strings, found {show(metadata)}")
     entries = sorted(
         ((name, *_read_entry(name, entry, file)) for name, entry in values.items()),
         key=lambda item: (item[3], item[4], item[0]),
@@ -158,19 +158,19 @@ class TensorFile:
                 )
             header = os.pread(descriptor, header_bytes, 8)
             self.tensors = parse_header(header, 8 + header_bytes, file_bytes, path.name)
-            # The size was compared with the header above, so that no view ends past the file.
+            # parse_header compared the size with the header, so no view ends beyond the file.
             self._map = mmap.mmap(descriptor, file_bytes, prot=mmap.PROT_READ)
         except OSError as error:
             raise FileAccessError(f"{path.name}: {error.strerror}") from None
-        except ValueError:  # of mmap
-            raise InvalidFileError(f"{path.name}: it shrank while it was opened") from None
+        except ValueError:  # raised by mmap
+            raise InvalidFileError(f"{path.name}: the file shrank while it was opened") from None
         finally:
             os.close(descriptor)
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor's bytes where they lie: float32, uint16 (f16 and bf16), int8 or uint8, in its shape.
+        """Return a view of the tensor, in its shape: float32, uint16 (the bits of f16 and bf16), int8 or uint8.
 
-        A tensor that is not aligned to its element is copied.  Other element types are refused.
+        A tensor that is not aligned to its element size is copied.  Raises UnsupportedError for other element types.
         """
         info = self.tensors[name]
         dtype = _NUMPY.get(info.dtype.upper())
@@ -185,7 +185,7 @@ class TensorFile:
         return array if info.offset % dtype.itemsize == 0 else array.copy()
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
-        """Let go of the pages that hold bytes ``begin`` to ``end`` of the tensor; reading brings them back."""
+        """Release the memory pages that hold bytes ``begin`` to ``end`` of the tensor; reading maps them again."""
         info = self.tensors[name]
         end = info.num_bytes if end is None else end
         if end > begin:

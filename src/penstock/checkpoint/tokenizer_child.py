@@ -1,8 +1,8 @@
 """The process in which the ``tokenizers`` library runs: ``python -m penstock.checkpoint.tokenizer_child``.
 
-Its standard input is a socket to the parent.  Memory is limited for the whole process, CPU time for each request, and
-the kernel ends the process at either limit; the parent then reports an error and starts another.  The library prints
-panics with backtraces to standard error, which the parent discards: each request ends with one message.
+Its standard input is a socket to the parent.  The memory of the process and the CPU time of each request are limited;
+at either limit the kernel kills the process, and the parent reports an error and starts another.  The library prints
+panics with backtraces to standard error, which the parent discards: each request ends with one reply.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IDS_PER_BYTE, _FREE_IDS = 4, 1 << 16
 
 
 def max_ids(num_bytes: int) -> int:
-    """Limit on the ids of a text: a hostile file must not fill the parent's memory with them."""
+    """Return the limit on the ids of a text, so that a hostile file cannot fill the parent's memory."""
     return _IDS_PER_BYTE * num_bytes + _FREE_IDS
 
 
@@ -47,8 +47,8 @@ def _lower_limits() -> None:
         hard = resource.getrlimit(kind)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (least, least))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process inside the library, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process even inside the library
 
 
 def _open(data: bytes) -> tuple[LibraryTokenizer, bytes]:
@@ -66,7 +66,7 @@ def _open(data: bytes) -> tuple[LibraryTokenizer, bytes]:
 def _encode(tokenizer: LibraryTokenizer, payload: bytes, flag: bool) -> bytes:
     ids = tokenizer.encode(payload.decode(), add_special_tokens=flag)
     if len(ids) > max_ids(len(payload)):
-        raise InvalidFileError(f"tokenizer.json: it makes {len(ids)} tokens of a text of {len(payload)} bytes")
+        raise InvalidFileError(f"tokenizer.json: the tokenizer made {len(ids)} tokens from {len(payload)} bytes")
     return pack_lists([ids])
 
 
@@ -76,7 +76,9 @@ def _decode(tokenizer: LibraryTokenizer, payload: bytes, flag: bool) -> bytes:
         texts.append(tokenizer.decode(ids, skip_special_tokens=flag).encode())
         num_bytes += len(texts[-1])
         if num_bytes > MAX_TEXT_BYTES:
-            raise InvalidFileError(f"tokenizer.json: it makes more than {MAX_TEXT_BYTES} bytes of {len(ids)} tokens")
+            raise InvalidFileError(
+                f"tokenizer.json: the tokenizer made more than {MAX_TEXT_BYTES} bytes from {len(ids)} tokens"
+            )
     return struct.pack(f"<{len(texts)}Q", *map(len, texts)) + b"".join(texts)
 
 
@@ -87,8 +89,8 @@ def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: by
         return _decode(tokenizer, payload, flag)
     if operation == Operation.TOKEN_BYTES:
         return tokenizer.token(unpack_lists(payload)[0][0])
-    found = tokenizer.token_id(payload.decode())
-    return b"" if found is None else struct.pack("<I", found)
+    token = tokenizer.token_id(payload.decode())
+    return b"" if token is None else struct.pack("<I", token)
 
 
 def _serve(channel: socket.socket) -> None:
@@ -119,12 +121,12 @@ def _serve(channel: socket.socket) -> None:
 
 
 def main() -> int:
-    """Serve the parent at the other end of standard input; the exit status."""
+    """Serve the parent at the other end of standard input; return the exit status."""
     _lower_limits()
     channel = socket.socket(fileno=sys.stdin.fileno())
     try:
         _serve(channel)
-    except (BrokenPipeError, ConnectionResetError):  # the parent is gone
+    except (BrokenPipeError, ConnectionResetError):  # the parent exited
         return 1
     return 0
 

@@ -1,6 +1,6 @@
-"""``tokenizer.model`` (SentencePiece) to ``tokenizer.json``, through transformers: the extra penstock[sentencepiece].
+"""Convert ``tokenizer.model`` (SentencePiece) to ``tokenizer.json`` with transformers: extra penstock[sentencepiece].
 
-It runs in a process of its own, so that transformers never enters the one that serves.
+The conversion runs in a process of its own, so that the serving process never loads transformers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ sys.stdout.buffer.write(tokenizer.backend_tokenizer.to_str().encode())
 
 
 def convert_tokenizer(folder: Path) -> bytes:
-    """The bytes of a ``tokenizer.json`` that says what the folder's ``tokenizer.model`` says.
+    """Return the bytes of a ``tokenizer.json`` that is equivalent to the folder's ``tokenizer.model``.
 
     Raises UnsupportedError without the extra, InvalidFileError when transformers cannot read the file.
     """
     missing = [name for name in ("transformers", "sentencepiece") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(
-            f"{folder}: has tokenizer.model but no tokenizer.json, and converting it needs {' and '.join(missing)}: "
-            "pip install 'penstock[sentencepiece]', or save tokenizer.json with transformers' save_pretrained"
+            f"{folder}: expected tokenizer.json, found tokenizer.model, whose conversion requires "
+            f"{' and '.join(missing)}. Run `pip install 'penstock[sentencepiece]'`, or save tokenizer.json with "
+            "transformers' save_pretrained."
         )
     try:
         done = subprocess.run(
@@ -43,7 +44,7 @@ def convert_tokenizer(folder: Path) -> bytes:
             timeout=MAX_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise InvalidFileError(f"{folder}: tokenizer.model: converting it took more than {MAX_SECONDS} s") from None
+        raise InvalidFileError(f"{folder}: tokenizer.model: the conversion took more than {MAX_SECONDS} s") from None
     if done.returncode or not done.stdout.startswith(b"{"):
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise InvalidFileError(

@@ -1,4 +1,4 @@
-"""A ``tokenizer.json`` through the ``tokenizers`` library, whose failures and faults stay errors."""
+"""A ``tokenizer.json`` in the ``tokenizers`` library, whose errors and panics become InvalidFileError."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_ALPHABET: Final = _byte_alphabet()
-"""The character that byte-level tokenizers write for each byte (GPT-2's table), inverted."""
+"""The byte of each character by which byte-level tokenizers write bytes (GPT-2's table, inverted)."""
 
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Turn what the tokenizers library raises into InvalidFileError: only a bad file makes it fail on text and ids."""
+    """Turn errors of the tokenizers library into InvalidFileError: only a bad file makes it fail on text and ids."""
     try:
         yield
     except BaseException as error:
-        # The library is Rust: a panic arrives as a BaseException of its own.
+        # The library is written in Rust; a panic arrives as a BaseException.
         if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
             raise
         raise InvalidFileError(f"tokenizer.json: {_library_message(error)}") from None
@@ -49,15 +49,15 @@ def _library_message(error: BaseException) -> str:
 
 
 def _refuse_subword_prefix(model: object) -> None:
-    """The library cuts such a prefix off merges by bytes, and ends the process when it cuts a character in two."""
+    """Refuse such a prefix: the library cuts it off merges by bytes, and aborts when it cuts a character in two."""
     if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("type") != "WordPiece":
         raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported")
 
 
 def open_tokenizer_file(data: bytes | memoryview) -> tokenizers.Tokenizer:
-    """The library's tokenizer, which neither truncates nor pads.  Raises InvalidFileError or UnsupportedError.
+    """Return the library's tokenizer, without truncation and padding.  Raises InvalidFileError or UnsupportedError.
 
-    The file is untrusted: a process that others depend on opens it through ``TokenizerProcess``.
+    The file is untrusted: a serving process opens it through ``TokenizerProcess`` instead.
     """
     import tokenizers
 
@@ -81,22 +81,22 @@ class LibraryTokenizer:
         self.is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         with library_errors():
             return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         with library_errors():
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token's text; None when there is no such token."""
+        """Return the id of the token with this text; None if there is none."""
         value = self._tokenizer.token_to_id(token)
         return None if value is None else int(value)
 
     def token(self, token: int) -> bytes:
-        """The bytes that an id of a byte-level tokenizer decodes to; none for an unknown id."""
+        """Return the bytes that an id of a byte-level tokenizer decodes to; no bytes for an unknown id."""
         text = self._tokenizer.id_to_token(token)
         if text is None:
             return b""
@@ -106,5 +106,5 @@ class LibraryTokenizer:
             return str(text).encode("utf-8")
 
     def longest_token(self) -> int:
-        """Characters of the longest token as the vocabulary writes it."""
+        """Return the length in characters of the longest token of the vocabulary."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)

@@ -1,6 +1,6 @@
-"""The messages between a process that has text and the process that runs its tokenizer.
+"""The messages between a process and the child process that runs its tokenizer.
 
-A request is an operation, its flags, a limit of CPU seconds and a payload; a reply is a status and a payload.
+A request is an operation, a flag, a limit of CPU seconds and a payload; a reply is a status and a payload.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TEXT_BYTES: Final = 64 << 20
 
 
 class Operation(IntEnum):
-    """What the child is asked to do.  The payload of each is in brackets."""
+    """The operation of a request.  The comments give the payload."""
 
     OPEN = 0  # [the file]: the first request
     ENCODE = 1  # [UTF-8]
@@ -38,7 +38,7 @@ class Operation(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request ended.  Payloads other than that of OK are messages."""
+    """The status of a reply.  For a status other than OK the payload is an error message."""
 
     OK = 0
     INVALID_FILE = 1
@@ -47,13 +47,13 @@ class Status(IntEnum):
 
 
 request_head: Final = struct.Struct("<BBdQ")
-"""Operation, flag, CPU seconds, bytes of the payload."""
+"""Operation, flag, CPU seconds, size of the payload in bytes."""
 reply_head: Final = struct.Struct("<BQ")
-"""Status, bytes of the payload."""
+"""Status, size of the payload in bytes."""
 
 
 def receive(channel: socket.socket, size: int) -> bytes | None:
-    """Exactly ``size`` bytes; None when the other end closed the channel first."""
+    """Receive exactly ``size`` bytes; return None when the other end closes the channel first."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:
@@ -65,7 +65,10 @@ def receive(channel: socket.socket, size: int) -> bytes | None:
 
 
 def pack_lists(lists: Sequence[Sequence[int]]) -> bytes:
-    """Lists of ids as 32-bit integers: how many lists, their lengths, their ids.  OverflowError beyond 32 bits."""
+    """Encode lists of ids as 32-bit integers: the number of lists, their lengths, their ids.
+
+    Raises OverflowError for an id beyond 32 bits.
+    """
     out = array("I", [len(lists), *map(len, lists)])
     for ids in lists:
         out.extend(ids if isinstance(ids, array) else array("I", ids))
@@ -73,12 +76,12 @@ def pack_lists(lists: Sequence[Sequence[int]]) -> bytes:
 
 
 def unpack_lists(data: bytes) -> list[array[int]]:
-    """What ``pack_lists`` wrote."""
+    """Return the lists that ``pack_lists`` encoded."""
     values = array("I")
     values.frombytes(data)
-    count, found = values[0], []
+    count, lists = values[0], []
     begin = 1 + count
     for length in values[1 : 1 + count]:
-        found.append(values[begin : begin + length])
+        lists.append(values[begin : begin + length])
         begin += length
-    return found
+    return lists

@@ -1,9 +1,9 @@
 """Limits on a ``tokenizer.json``, checked before the ``tokenizers`` library sees the file.
 
 The library trusts its file: chained replacements multiply the length of a text, every added token is normalized while
-the file is read, and a vocabulary may name any id.  The limits keep the time and the memory of reading a file within
-bounds, and refuse a tokenizer whose text growth is visible in the file.  What cannot be seen there, such as a pattern
-that backtracks, is bounded by ``tokenizer_process``.
+the file is read, and a vocabulary may contain any id.  The limits bound the time and the memory that reading a file
+needs, and refuse a tokenizer whose text growth is visible in the file.  ``tokenizer_process`` bounds what is not
+visible in the file, such as a pattern that backtracks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_MERGES: Final = 1 << 20
 MAX_TOKEN_CHARS: Final = 4096
 MAX_ID: Final = (1 << 24) - 1
 MAX_GROWTH: Final = 4096
-"""Limit on how many times longer the steps of one field may make a text."""
+"""Limit on the factor by which the steps of one field may lengthen a text."""
 MAX_ADDED_BYTES: Final = 64 << 20
-"""Limit on the length of all added tokens together after normalization."""
+"""Limit on the total length of the added tokens after normalization."""
 MAX_TEMPLATE_IDS: Final = 1024
 
 _CHAINS: Final = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
@@ -52,9 +52,9 @@ _MAY_MATCH_NOTHING: Final = re.compile(r"[*?^$|]|\{0|\{,|\\[bBAzZGKQ]|\(\)|^$")
 
 
 def check_json_size(data: bytes | memoryview, file: str, max_bytes: int) -> bytes:
-    """The bytes of a JSON file; InvalidFileError when parsing them would need too much time or memory.
+    """Return the bytes of a JSON file; InvalidFileError when parsing them would need too much time or memory.
 
-    Counts characters instead of parsing.  Braces and commas inside strings count too, which the limits leave room for.
+    Counts characters instead of parsing.  Braces and commas inside strings count too; the limits allow for that.
     """
     if len(data) > max_bytes:
         raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes, found {len(data)}")
@@ -68,9 +68,9 @@ def check_json_size(data: bytes | memoryview, file: str, max_bytes: int) -> byte
 
 
 def check_tokenizer_file(data: bytes | memoryview) -> dict[str, Any]:
-    """The object in a ``tokenizer.json`` that is within all limits.  InvalidFileError names the field that is not.
+    """Parse a ``tokenizer.json`` and return its object; InvalidFileError names the field that exceeds a limit.
 
-    Values of a wrong type pass: the library refuses them.
+    Values of a wrong type pass here, because the library refuses them.
     """
     raw = check_json_size(data, _FILE, MAX_TOKENIZER_BYTES)
     values = parse_object(raw, _FILE, max_bytes=len(raw), max_values=4 * MAX_VALUES)
@@ -135,8 +135,8 @@ def _check_added(added: object, growth: float) -> None:
             raise InvalidFileError(f"{_FILE}: added_tokens: expected ids up to {MAX_ID}, found {show(number)}")
     if num_bytes > MAX_ADDED_BYTES:
         raise InvalidFileError(
-            f"{_FILE}: added_tokens: the normalizer can make them {num_bytes:.3g} bytes long; "
-            f"the limit is {MAX_ADDED_BYTES}"
+            f"{_FILE}: added_tokens: expected at most {MAX_ADDED_BYTES} bytes after normalization, found up to "
+            f"{num_bytes:.3g}"
         )
 
 
@@ -145,12 +145,14 @@ def _chain_growth(field: str, value: object) -> float:
     for step in _steps(value):
         growth *= _step_growth(field, step)
         if growth > MAX_GROWTH:
-            raise InvalidFileError(f"{_FILE}: {field}: its steps can make a text more than {MAX_GROWTH} times longer")
+            raise InvalidFileError(
+                f"{_FILE}: {field}: expected steps that lengthen a text at most {MAX_GROWTH} times, found more"
+            )
     return growth
 
 
 def _steps(value: object) -> Iterator[dict[str, Any]]:
-    """The steps of a component in order, sequences taken apart.  Nesting is at most 64 deep (``parse_object``)."""
+    """Yield the steps of a component in order, those inside sequences too.  Nesting is at most 64 deep."""
     if not isinstance(value, dict):
         return
     yield value
@@ -161,15 +163,15 @@ def _steps(value: object) -> Iterator[dict[str, Any]]:
 
 
 def _step_growth(field: str, step: dict[str, Any]) -> float:
-    """How many times longer one step may make a text.
+    """Return the factor by which one step may lengthen a text.
 
-    Recognized by their keys where possible: the library reads some steps without "type", too.
+    Steps are recognised by their keys where possible, because the library also reads some steps without "type".
     """
     if field == "post_processor":
         return _template_growth(step)
     if "content" in step and "pattern" in step:
         return _replace_growth(step["pattern"], step["content"])
-    if isinstance(step.get("prepend"), str):  # in front of each text between two added tokens
+    if isinstance(step.get("prepend"), str):  # added in front of each text between two added tokens
         return 1.0 + len(step["prepend"].encode())
     if isinstance(step.get("precompiled_charsmap"), str):
         return _charsmap_growth(step["precompiled_charsmap"])
@@ -190,7 +192,7 @@ def _replace_growth(pattern: object, content: object) -> float:
 
 
 def _charsmap_growth(encoded: str) -> float:
-    """The longest replacement in SentencePiece's table: a size, a trie, then texts that each end in NUL."""
+    """Return the growth by the longest replacement in SentencePiece's table: a size, a trie, NUL-terminated texts."""
     try:
         blob = base64.b64decode(encoded)
     except (binascii.Error, ValueError):
@@ -200,7 +202,7 @@ def _charsmap_growth(encoded: str) -> float:
 
 
 def _template_growth(step: dict[str, Any]) -> float:
-    """How often a template writes the text; its special tokens are counted too."""
+    """Return how often a template repeats the text; checks the number of its special tokens too."""
     growth = 1.0
     for name in ("single", "pair"):
         items = step.get(name)

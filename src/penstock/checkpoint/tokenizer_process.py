@@ -1,8 +1,8 @@
 """The ``tokenizers`` library in a process of its own, with limits on memory and time.
 
-A ``tokenizer.json`` is untrusted, and the library that runs it bounds neither the memory nor the time of a text.  So it
-runs in a child process: when it exceeds a limit, the child ends, the call raises TokenizerError, and the next call
-starts another child.  Kinds of tokenizers that the core compiles need no such process.
+A ``tokenizer.json`` is untrusted, and the library that runs it limits neither the memory nor the time of a text.  So it
+runs in a child process: when it exceeds a limit, the child dies, the call raises TokenizerError, and the next call
+starts another child.  Tokenizers that the core can compile need no such process.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ __all__ = ["TokenizerProcess"]
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "penstock.checkpoint.tokenizer_child")
 OPEN_SECONDS: Final = 10.0
-"""CPU time in which a file must be read."""
+"""Limit on the CPU time for reading a file."""
 CALL_SECONDS: Final = 3.0
 STEP_SECONDS: Final = 1.0
-"""CPU time of a call, to which its input adds; less for token ids, because the engine's step waits for their text."""
+"""Limits on the CPU time of a call, to which its input adds.  STEP_SECONDS is for token ids, whose text the engine's
+step waits for."""
 _BYTES_PER_SECOND: Final = 200_000
 _WALL_FACTOR, _WALL_SECONDS = 4.0, 10.0
-"""Limit on waiting for the child, which may have to wait for a processor; ends a child that sleeps."""
+"""Limit on the wall time of a call, which is longer because the child may have to wait for a core."""
 MAX_DEATHS: Final = 3
 PAUSE_SECONDS: Final = 10.0
-"""After ``MAX_DEATHS`` deaths in a row, calls are refused for so long: each restart reads the file again."""
+"""After ``MAX_DEATHS`` deaths in a row, calls are refused for this time, because each restart reads the file again."""
 _MAX_REPLY_BYTES: Final = 2 * MAX_TEXT_BYTES
 _MAX_KEPT_CHARS, _MAX_KEPT_TEXTS = 256, 1 << 18
 _INPUTS: Final = {
@@ -91,7 +92,7 @@ class _Child:
         self.channel, self.pid = own, os.getpid()
 
     def end(self) -> int:
-        """Kill it and return its exit status.  In a forked copy of the parent it is left alone."""
+        """Kill the child and return its exit status.  A forked copy of the parent leaves it running."""
         self.channel.close()
         if self.pid != os.getpid():
             self.process.returncode = 0  # not this process's child
@@ -104,8 +105,9 @@ class _Child:
 class TokenizerProcess:
     """The library's tokenizer of a ``tokenizer.json``, in a child process that starts when it is needed.
 
-    Raises InvalidFileError or UnsupportedError when the file cannot be opened, TokenizerError when the tokenizer fails
-    on a text or on ids, exceeds its memory or its time.  Any number of threads may use it; calls run one at a time.
+    Raises InvalidFileError or UnsupportedError when the file cannot be opened, and TokenizerError when the tokenizer
+    fails on a text or on ids, or exceeds its memory or time limit.  Any number of threads may use it; calls run one at
+    a time.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -120,11 +122,11 @@ class TokenizerProcess:
         _TOKENIZERS.add(self)
 
     def renew_lock(self) -> None:
-        """Take a new lock in a forked child, where no thread will release the old one."""
+        """Replace the lock in a forked child, where no thread will release the old one."""
         self._lock = threading.RLock()
 
     def open(self) -> None:
-        """Start the child and open the file, unless that has been done."""
+        """Start the child and open the file, unless that is already done."""
         with self._lock:
             self._start()
 
@@ -135,27 +137,27 @@ class TokenizerProcess:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether tokens are bytes, which become characters as UTF-8 allows."""
+        """True if tokens are sequences of bytes, which may end inside a UTF-8 character."""
         return self._opened().is_byte_level
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         return unpack_lists(self._call(Operation.ENCODE, text.encode(), add_special_tokens))[0].tolist()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         if len(ids) != 1:
             return self.decode_each([ids], skip_special_tokens=skip_special_tokens)[0]
-        key = (int(ids[0]), skip_special_tokens)  # log-probabilities ask for the same tokens again
+        key = (int(ids[0]), skip_special_tokens)  # log-probabilities need the same tokens again
         if key not in self._texts:
-            found = self.decode_each([ids], skip_special_tokens=skip_special_tokens)[0]
-            if len(found) > _MAX_KEPT_CHARS or len(self._texts) >= _MAX_KEPT_TEXTS:
-                return found
-            self._texts[key] = found
+            text = self.decode_each([ids], skip_special_tokens=skip_special_tokens)[0]
+            if len(text) > _MAX_KEPT_CHARS or len(self._texts) >= _MAX_KEPT_TEXTS:
+                return text
+            self._texts[key] = text
         return self._texts[key]
 
     def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """The texts of several lists of token ids, in one call to the child."""
+        """Return the text of each list of token ids, with one call to the child."""
         reply = self._call(Operation.DECODE, _packed(lists), skip_special_tokens)
         lengths, begin, texts = struct.unpack_from(f"<{len(lists)}Q", reply), 8 * len(lists), []
         for length in lengths:
@@ -164,7 +166,7 @@ class TokenizerProcess:
         return texts
 
     def token(self, token: int) -> tuple[bytes, bool]:
-        """The bytes that an id of a byte-level tokenizer decodes to, and whether it is special."""
+        """Return the bytes that an id of a byte-level tokenizer decodes to, and whether it is special."""
         data = self._tokens.get(token)
         if data is None:
             data = self._call(Operation.TOKEN_BYTES, _packed([[token]]), False)
@@ -173,12 +175,12 @@ class TokenizerProcess:
         return data, token in self._opened().specials
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token's text; None when there is no such token."""
+        """Return the id of the token with this text; None if there is none."""
         reply = self._call(Operation.TOKEN_ID, token.encode(), False)
         return struct.unpack("<I", reply)[0] if reply else None
 
     def longest_token(self) -> int:
-        """Characters of the longest token as the vocabulary writes it."""
+        """Return the length in characters of the longest token of the vocabulary."""
         return self._opened().longest_token
 
     def _opened(self) -> _Info:
@@ -196,13 +198,13 @@ class TokenizerProcess:
                 reply = self._ask(self._start(), operation, payload, flag, seconds)
             except TokenizerError:
                 raise
-            except (InvalidFileError, UnsupportedError) as error:  # the library's answer: the child goes on
+            except (InvalidFileError, UnsupportedError) as error:  # the library's error; the child is still running
                 raise TokenizerError(str(error)) from None
             self._num_deaths = 0
             return reply
 
     def _start(self) -> _Child:
-        """The child, started and with the file open."""
+        """Return the child; start it and open the file if necessary."""
         if self._child is not None and self._child.pid != os.getpid():  # this process is a fork
             self._end()
         if self._child is not None:
@@ -210,8 +212,7 @@ class TokenizerProcess:
         left = self._refused_until - time.monotonic()
         if left > 0:
             raise TokenizerError(
-                f"tokenizer.json: the tokenizer's process ended {MAX_DEATHS} times in a row; text is refused for "
-                f"{left:.0f} s"
+                f"tokenizer.json: the tokenizer process died {MAX_DEATHS} times in a row. Retry in {left:.0f} s."
             )
         child = self._child = _Child()
         self._finalizer = weakref.finalize(self, child.end)
@@ -233,7 +234,7 @@ class TokenizerProcess:
         return 0 if child is None else child.end()
 
     def _ask(self, child: _Child, operation: Operation, payload: bytes, flag: bool, seconds: float) -> bytes:
-        """One request and its reply; after an exception that is not the child's answer, the child has ended."""
+        """Send one request and return its reply.  After any exception but an error reply, the child is dead."""
         child.channel.settimeout(_WALL_FACTOR * seconds + _WALL_SECONDS)
         reply: tuple[int, bytes] | None = None
         timed_out = False
@@ -242,7 +243,7 @@ class TokenizerProcess:
             reply = _read_reply(child.channel)
         except TimeoutError:
             timed_out = True
-        except OSError:  # the child has ended
+        except OSError:  # the child died
             pass
         except BaseException:  # KeyboardInterrupt in the middle of a message
             self._end()
@@ -255,8 +256,8 @@ class TokenizerProcess:
         raise (UnsupportedError if status == Status.UNSUPPORTED else InvalidFileError)(data.decode())
 
     def _died(self, operation: Operation, timed_out: bool, no_memory: bool) -> TokenizerError:
-        """Count a death; the error that says what ended the child."""
-        if not (timed_out or no_memory) and self._child is not None:  # else it still runs
+        """Count a death of the child, and return the error that says what killed it."""
+        if not (timed_out or no_memory) and self._child is not None:  # otherwise it is still running
             with suppress(subprocess.TimeoutExpired):
                 self._child.process.wait(1.0)
         status = self._end()
@@ -268,7 +269,7 @@ class TokenizerProcess:
             return TokenizerError(f"tokenizer.json: the tokenizer took too long {when}")
         if no_memory or status in (-signal.SIGABRT, -signal.SIGKILL):
             return TokenizerError(f"tokenizer.json: the tokenizer needed too much memory {when}")
-        return TokenizerError(f"tokenizer.json: the tokenizer's process ended with status {status} {when}")
+        return TokenizerError(f"tokenizer.json: the tokenizer process exited with status {status} {when}")
 
 
 _TOKENIZERS: Final[weakref.WeakSet[TokenizerProcess]] = weakref.WeakSet()
@@ -286,11 +287,11 @@ def _packed(lists: Sequence[Sequence[int]]) -> bytes:
     try:
         return pack_lists(lists)
     except (OverflowError, TypeError) as error:
-        raise InvalidArgumentError("ids: expected integers of 32 bits") from error
+        raise InvalidArgumentError("ids: expected 32-bit integers") from error
 
 
 def _read_reply(channel: socket.socket) -> tuple[int, bytes] | None:
-    """Status and payload; None when the child has ended, or says what it may not."""
+    """Receive the status and the payload; return None when the child died or sent an invalid reply."""
     head = receive(channel, reply_head.size)
     if head is None:
         return None

@@ -346,7 +346,7 @@ def warn_of_newer(path: str | os.PathLike[str], found: int, known: int) -> None:
     """Warn (UserWarning) about a bundle whose minor format version ``found`` is newer than ``known``."""
     if found > known:  # one call site for all, so that Python's filter shows the warning once per file
         warnings.warn(
-            f"{os.fspath(path)}: header.minor: the file has format 1.{found} and this version reads 1.{known}; "
+            f"{os.fspath(path)}: header.minor: the file has format 1.{found}, this version reads 1.{known}; "
             "newer fields of the file are ignored",
             stacklevel=1,
         )

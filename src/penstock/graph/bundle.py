@@ -1,7 +1,7 @@
-"""Writing and reading bundles (``.psm``); docs/bundle-format.md gives the bytes.
+"""Write and read bundles (``.psm``); docs/bundle-format.md specifies the bytes.
 
-A file is a header, the metadata, and page-aligned segments.  It is written under a temporary name in its own folder
-and renamed when it is whole, so that the final name never holds half a bundle.
+A file is a header, the metadata, and page-aligned segments.  It is written under a temporary name in the same folder
+and renamed when it is complete, so that the final name never refers to an incomplete bundle.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def _align(offset: int, step: int) -> int:
 class BundleWriter:
     """Streams one bundle to ``path``.
 
-    ``segments`` are named files that ride along (tokenizer.json ...).  Weights are added in the order of
-    ``graph.weights``, each exactly its layout's bytes.  As a context manager it finishes at the end of the block and
-    leaves nothing behind on an error.  ``validate`` has the core open the file before it gets its name.
-    Equal arguments give equal bytes.
+    ``segments`` are further files by name (tokenizer.json ...).  Weights are added in the order of ``graph.weights``,
+    each with exactly the bytes of its layout.  As a context manager the writer finishes the file at the end of the
+    block, and leaves nothing behind on an error.  With ``validate`` the core opens the file before the rename.  Equal
+    arguments give equal bytes.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BundleWriter:
         self._validate = validate
         self._extra = dict(segments or {})
         if _WEIGHTS in self._extra:
-            raise InvalidArgumentError(f"segments: the name {_WEIGHTS!r} is taken")
+            raise InvalidArgumentError(f"segments: expected other names than {_WEIGHTS!r}, which is reserved")
         self._graph, weights_bytes = _place_weights(graph)
         self._waiting = list(self._graph.weights.values())
         self._waiting.reverse()
@@ -72,8 +72,8 @@ class BundleWriter:
             end = offset + segment.num_bytes
         self._file_bytes = end
         self._crc = 0
-        self._position = 0  # within the weights
-        self._piece = bytearray()  # what is not written yet of a huge page, and where it belongs
+        self._position = 0  # within the weights segment
+        self._piece = bytearray()  # the part of a huge page that is not written yet, and its offset
         self._piece_offset = self._segments[0].offset
         self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.part")
         try:
@@ -83,7 +83,7 @@ class BundleWriter:
             raise FileAccessError(f"{self.path}: {error.strerror}") from error
 
     def add_weight(self, name: str, data: Data) -> None:
-        """Writes the next weight: a contiguous buffer of exactly its bytes."""
+        """Write the next weight: a contiguous buffer of exactly its bytes."""
         if not self._waiting or self._waiting[-1].name != name:
             expected = repr(self._waiting[-1].name) if self._waiting else "no further weight"
             raise InvalidArgumentError(f"add_weight: expected {expected}, found {name!r}")
@@ -98,7 +98,7 @@ class BundleWriter:
         self._append(array)
 
     def leave_weights(self, crc: int) -> None:
-        """Leaves a hole for the weights, whose checksum is ``crc``: who opens the file puts them in its place."""
+        """Leave a hole in the file for the weights, whose checksum is ``crc``; ``map_weights`` maps them there."""
         self._waiting, self._crc = [], crc
 
     def _append(self, array: npt.NDArray[np.uint8]) -> None:
@@ -113,8 +113,10 @@ class BundleWriter:
             data = data[room:]
 
     def _write_piece(self) -> None:
-        """Writes of whole aligned huge pages leave huge pages in the system's cache, where the file system has them
-        (ext4 since Linux 6.16, xfs): whoever maps the file then reads faster.
+        """Write a whole aligned huge page.
+
+        Such writes leave huge pages in the page cache if the file system supports them (ext4 since Linux 6.16, xfs),
+        and a process that maps the file then reads faster.
         """
         self._write(self._piece_offset, memoryview(self._piece))
         self._piece_offset += len(self._piece)
@@ -122,7 +124,7 @@ class BundleWriter:
 
     def _write(self, offset: int, data: memoryview) -> None:
         if self._file is None:
-            raise InvalidArgumentError(f"{self.path}: the writer is closed")
+            raise InvalidArgumentError(f"{self.path}: expected an open writer, found one that is closed")
         try:
             while data.nbytes:
                 written = os.pwrite(self._file, data, offset)
@@ -132,13 +134,13 @@ class BundleWriter:
             raise FileAccessError(f"{self.path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Finishes the file and gives it its name.  Raises, and leaves nothing, when a weight is missing."""
+        """Finish the file and rename it.  When a weight is missing, remove it and raise InvalidArgumentError."""
         if self._file is None:
             return
         if self._waiting:
             missing = self._waiting[-1].name
             self.abort()
-            raise InvalidArgumentError(f"{self.path}: the weight {missing!r} was not added")
+            raise InvalidArgumentError(f"{self.path}: expected the weight {missing!r}, which was not added")
         self._write_piece()
         self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
         for i, (segment, data) in enumerate(zip(self._segments[1:], self._extra.values(), strict=True), 1):
@@ -162,7 +164,7 @@ class BundleWriter:
                 Model.open(self._temporary).close()
             os.rename(self._temporary, self.path)
             _sync_folder(self.path.parent)
-        except PenstockError as error:  # of the core, which knows the file under the name that goes
+        except PenstockError as error:  # from the core, which knows the temporary name
             self.abort()
             raise type(error)(str(error).replace(str(self._temporary), str(self.path))) from None
         except OSError as error:
@@ -175,7 +177,7 @@ class BundleWriter:
         self._file = None
 
     def abort(self) -> None:
-        """Gives up and removes what was written.  Does nothing once the file has its name."""
+        """Remove the incomplete file.  Does nothing after the rename."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
@@ -196,7 +198,7 @@ class BundleWriter:
 
 
 def _place_weights(graph: Graph) -> tuple[Graph, int]:
-    """A graph whose weights have their places, and the bytes of all."""
+    """Return a graph whose weights have offsets and sizes, and the size of the weights segment in bytes."""
     weights: dict[str, Weight] = {}
     end = 0
     for name, weight in graph.weights.items():
@@ -218,9 +220,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_graph(path: str | os.PathLike[str]) -> tuple[Graph, list[Segment]]:
-    """The graph and the segments of a bundle; the core validates the file first.
+    """Return the graph and the segments of a bundle, which the core validates first.
 
-    Raises InvalidFileError for a damaged file and UnsupportedError for one that is too new, naming file and field.
+    Raises InvalidFileError for a damaged file and UnsupportedError for one that is too new; errors name the field.
     """
     with Model.open(path) as model:
         return decode_metadata(read_metadata(path, model.stamp))

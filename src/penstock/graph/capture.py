@@ -1,10 +1,10 @@
-"""Capture: a network of ops of the table becomes a graph.
+"""Capture a network of table ops as a graph.
 
 ``torch.export`` runs the network once on meta tensors whose sizes T (tokens), B (requests), P (page-table width) and
-R (output rows) are symbols.  What it yields is our ops, additions, multiplications and aliases; ops become nodes,
-aliases become views (base, offset), parameters become weights under their checkpoint names and the ``state`` buffers
-of attention layers become states.  What is mutated is read from the op schemas.  Anything else is refused with its
-name, the module that called it and what to use instead.
+R (output rows) are symbols.  The result contains table ops, additions, multiplications and aliases.  Ops become nodes,
+aliases become views (base, offset), parameters become weights under their checkpoint names, and the ``state`` buffers
+of attention layers become states.  The op schemas tell which arguments are mutated.  Any other operation is refused
+with its name, the module that called it and the alternative.
 
 A weight that several modules share appears once, under its first name; ``properties["tied:<other name>"]`` holds
 that first name.  ``properties["output_head"]`` is the module path of the output head.
@@ -48,24 +48,22 @@ _MAX_SIZES: Final = {"T": 1 << 20, "B": 1 << 16, "P": 1 << 20, "R": 1 << 20}
 
 
 class Capture(NamedTuple):
-    """A graph with logical weights, and the values of the weights that the network makes itself."""
+    """A graph with logical weights, and the values of the weights that the network computes itself."""
 
     graph: Graph
     constants: dict[str, NDArray[np.float32]]
 
 
 def capture(network: nn.Module, *, network_name: str, context_len: int, vocab_size: int) -> Capture:
-    """Captures ``network`` (a module whose forward takes a ``penstock.nn.Batch`` and returns logits [R, vocab]).
+    """Capture ``network``, a module whose forward takes a ``penstock.nn.Batch`` and returns logits [R, vocab].
 
-    Parameters may be on the meta device; buffers that ops read, such as inv_freq, must be real.  The graph's
-    scheme is "f32" and its weights lie row by row: passes choose.
-    Raises UnsupportedError for what cannot be captured, naming it and its module.
+    Parameters may be on the meta device; buffers that ops read, such as inv_freq, must have values.  The graph has the
+    scheme "f32" and row-major weights; passes change both.  Raises UnsupportedError for an operation that cannot be
+    captured, with its name and its module.
     """
     for path, module in network.named_modules():
         if getattr(module, "adapter", None) is not None:
-            raise UnsupportedError(
-                f"{path}.adapter: expected an empty slot: a graph would keep what fills it at run time"
-            )
+            raise UnsupportedError(f"{path}.adapter: expected None, because a captured graph would contain the adapter")
     groups = assign_page_groups(network)
     exported = _export(network, len(groups) or 1)
     graph = Graph(network=network_name, scheme="f32", vocab_size=vocab_size, context_len=context_len)
@@ -80,7 +78,7 @@ def capture(network: nn.Module, *, network_name: str, context_len: int, vocab_si
 
 
 def _export(network: nn.Module, num_groups: int) -> torch.export.ExportedProgram:
-    """Traces the network without strictness: sizes are symbols, Python runs."""
+    """Trace the network with non-strict export: sizes are symbols and its Python code runs."""
 
     def integers(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device="meta")
@@ -94,7 +92,7 @@ def _export(network: nn.Module, num_groups: int) -> torch.export.ExportedProgram
             return torch.export.export(network, (batch,), dynamic_shapes=(shapes,), strict=False)
     except (torch._dynamo.exc.UserError, GuardOnDataDependentSymNode) as error:
         raise UnsupportedError(
-            "capture: the network fixes a size that differs from step to step, or decides by a tensor's value: "
+            "capture: the network fixes a size that differs between steps, or branches on the value of a tensor: "
             + " ".join(str(error).split("\n\n")[0].split())
         ) from error
 
@@ -112,7 +110,7 @@ class _Builder:
         self.symbols: dict[str, Dim] = {}
 
     def build(self) -> None:
-        """Inputs, nodes, output; then a look at what came out."""
+        """Add the inputs, the weights, the nodes and the output to the graph."""
         signature = self.exported.graph_signature
         targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         targets.update(signature.inputs_to_lifted_tensor_constants)
@@ -146,7 +144,7 @@ class _Builder:
             self.operands[node] = Operand("value", name)
 
     def _remember_names(self) -> None:
-        """Tied parameters are one weight under their first name; the other names are noted."""
+        """Record the names of tied parameters: they are one weight under the first name."""
         for name, parameter in self.network.named_parameters(remove_duplicate=False):
             first = self.first_names.setdefault(id(parameter), name)
             if first != name:
@@ -183,8 +181,8 @@ class _Builder:
                 return
         if not isinstance(target, torch._ops.OpOverload):
             if not isinstance(node.meta.get("val"), Tensor) and self._is_size(node):
-                return  # the size of a view: shapes say it again
-            raise self._refusal(node, "ops of penstock.nn; sizes and positions as tensors, not Python numbers")
+                return  # the size of a view, which the shapes contain
+            raise self._refusal(node, "ops of penstock.nn, with sizes and positions as tensors, not Python numbers")
         if target.namespace == "penstock":
             self._add_op(node, target._opname)
         elif is_custom_op(name := f"{target.namespace}::{target._opname}"):
@@ -202,14 +200,14 @@ class _Builder:
 
     def _add_op(self, node: fx.Node, name: str) -> None:
         arguments = parse_arguments(find_op(name).schema)
-        given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+        values = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
         inputs, attrs = [], {}
         for argument in arguments:
-            found = given.get(argument.name)
+            value = values.get(argument.name)
             if argument.is_attr:
-                attrs[argument.name] = self._constant(node, argument, found)
+                attrs[argument.name] = self._constant(node, argument, value)
             else:
-                inputs.append(Operand("none") if found is None else self._operand(node, argument.name, found))
+                inputs.append(Operand("none") if value is None else self._operand(node, argument.name, value))
         for argument, operand in zip((a for a in arguments if not a.is_attr), inputs, strict=True):
             expected = {"tensor": "value", "weight": "weight", "state": "state"}[argument.kind]
             if operand.kind not in ("none", expected):
@@ -222,7 +220,7 @@ class _Builder:
         operands = [self._operand(node, which, arg) for which, arg in zip("ab", node.args, strict=True)]
         shapes = {str(list(node.args[i].meta["val"].shape)) for i in (0, 1)}  # type: ignore[union-attr]
         if any(operand.kind != "value" for operand in operands) or len(shapes) != 1:
-            raise self._refusal(node, "two activations of the same shape; nothing is broadcast")
+            raise self._refusal(node, "two activations of the same shape, without broadcasting")
         self._emit(node, name, operands, {})
 
     def _emit(self, node: fx.Node, op: str, inputs: list[Operand], attrs: dict[str, Any]) -> None:
@@ -261,7 +259,7 @@ class _Builder:
             raise self._refusal(node, _HINTS.get(str(target), "an op of penstock.nn"))
         operand = self.operands[source]
         if not isinstance(operand, Operand) or operand.kind != "value":
-            raise self._refusal(node, "an activation; weights cannot be viewed")
+            raise self._refusal(node, "views of activations only, not of weights")
         value = self.graph.values[operand.name]
         base, start = (value.base, value.offset) if value.base is not None else (value.name, 0)
         views = fold_view(str(target), source.meta["val"], node.args[1:], node.kwargs, node.meta["val"])
@@ -281,13 +279,13 @@ class _Builder:
         results: Any = node.args[0]
         operand = self.operands.get(results[0]) if len(results) == 1 and isinstance(results[0], fx.Node) else None
         if not isinstance(operand, Operand) or operand.kind != "value":
-            raise UnsupportedError("capture: output: expected logits that an op made, found a weight or a constant")
+            raise UnsupportedError("capture: output: expected logits computed by an op, found a weight or a constant")
         value = self.graph.values[operand.name]
         expected = (Dim("R", 1), Dim(None, 0, self.graph.vocab_size))
         if value.shape != expected or value.dtype != DType.F32:
             raise InvalidArgumentError(
                 f"capture: output: expected float32 logits [R, {self.graph.vocab_size}], found {value.dtype.name} "
-                f"{[dim.symbol or dim.offset for dim in value.shape]}; pick rows by batch.output_rows"
+                f"{[dim.symbol or dim.offset for dim in value.shape]}; select rows with batch.output_rows"
             )
         self.graph.output = operand.name
 

@@ -38,7 +38,7 @@ ExportProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was made: sizes in bytes, times in seconds."""
+    """The result of an export: sizes in bytes, times in seconds."""
 
     network: str
     scheme: str
@@ -48,7 +48,7 @@ class ExportReport:
     capture_seconds: float
     pack_seconds: float
     seconds: float
-    tokenizer_note: str  # why the core cannot encode and decode; "": it can
+    tokenizer_note: str  # why the core cannot encode and decode, "" if it can
 
 
 def export_bundle(
@@ -60,17 +60,17 @@ def export_bundle(
     tail: str | None = None,
     progress: ExportProgress | None = None,
 ) -> ExportReport:
-    """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears whole or not at all.
+    """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
-    ``scheme`` defaults to the checkpoint's own type; ``network`` is "file.py:Class"; ``tail`` "argmax" or "topk:K" ends
-    the graph in token ids instead of logits; ``progress(stage, done, total)`` counts bytes of source in stage "pack".
-    The same input makes the same bytes.  Raises InvalidFileError (missing or left-over tensors by name, damaged files),
+    ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
+    ends the graph in token ids instead of logits.  ``progress(stage, done, total)`` counts bytes of the source in stage
+    "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name, damaged files),
     UnsupportedError, InvalidArgumentError or FileAccessError.
     """
     begun = time.monotonic()
     tell = progress or _ignore
     if Path(source).suffix == ".psm" and not Path(source).is_dir():
-        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which needs no export")
+        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
     if tail is not None:
         check_tail(tail)
     checkpoint = Checkpoint.open(source)
@@ -103,13 +103,14 @@ def export_bundle(
 
 
 def _ignore(stage: str, done: int, total: int) -> None:
-    """Progress that nobody asked for."""
+    """Ignore progress; the default callback."""
 
 
 def build_graph(
     checkpoint: Checkpoint, scheme: str, network: str | None = None
 ) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
-    """The checkpoint's graph under ``scheme``, its weights in their layouts, and the weights that the network makes."""
+    """Return the checkpoint's graph under ``scheme``, with the layouts of its weights, and the weights that the network
+    computes itself."""
     from penstock.graph.capture import capture
     from penstock.graph.passes import assign_scheme, run_passes
     from penstock.models.meta import construct_on_meta
@@ -127,7 +128,7 @@ def _stored_parts(graph: Graph, constants: dict[str, NDArray[np.float32]]) -> li
 
 
 def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], checkpoint: Checkpoint) -> None:
-    """Every tensor that the network reads is there, in its shape, and no other is."""
+    """Check that the checkpoint has every tensor that the network reads, in its shape, and no other."""
     wanted = [part.name for part in _stored_parts(graph, constants)]
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
@@ -156,7 +157,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
                 f"found {info.dtype.upper()}: this network computes with it as {weight.layout.name}"
             )
         rows = info.shape[0]
-        expected, found = [part.num_rows], [rows]  # read_quantized checks the columns
+        expected, found = [part.num_rows], [rows]  # only rows: read_quantized checks the columns
     else:
         if info.dtype not in FLOAT_DTYPES:
             raise UnsupportedError(f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}")
@@ -172,7 +173,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
 
 
 def _part_shape(weight: Weight, part: Part) -> list[int]:
-    """Of a vector, which has one row; fused vectors lie end to end, and their parts count elements."""
+    """Return the shape of a tensor.  A vector has one row; the parts of fused vectors count elements."""
     if weight.rows > 1:
         return [part.num_rows, weight.cols]
     return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
@@ -185,7 +186,7 @@ def _names(names: list[str]) -> str:
 
 
 class _Packer:
-    """Packs one weight after another; source pages are let go as soon as they are read."""
+    """Packs one weight after another, and releases source pages as soon as they are read."""
 
     def __init__(
         self,
@@ -202,17 +203,17 @@ class _Packer:
         self._memory = np.zeros(0, np.uint8)
 
     def pack(self, weight: Weight) -> NDArray[np.uint8]:
-        """The bytes of ``weight`` in its layout, in memory that the next call uses again."""
+        """Return the bytes of ``weight`` in its layout, in memory that the next call reuses."""
         packed = self._zeroed(native.layout_bytes(int(weight.layout), weight.rows, weight.cols))
         for part in weight.parts:
             try:
                 self._pack_part(weight, part, packed)
-            except InvalidArgumentError as error:  # a NaN, say, of which the check knows the place but not the name
+            except InvalidArgumentError as error:  # for example a NaN: the check knows its place but not the tensor
                 raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
         return packed
 
     def _zeroed(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Zeroed memory, touched once and used again: fresh pages would cost as much as the packing."""
+        """Return zeroed memory, which is reused, because new pages would cost as much time as the packing."""
         if len(self._memory) < num_bytes:
             self._memory = np.zeros(num_bytes, np.uint8)
             return self._memory
@@ -244,7 +245,7 @@ class _Packer:
         self._tell(self._done)
 
     def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> None:
-        """In pieces that begin at a tile of the weight, so that threads never meet in one."""
+        """Pack a matrix in pieces that begin at a tile of the weight, so that two threads never write to one tile."""
         source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
         row_bytes = source.dtype.itemsize * weight.cols
         step = max(1, _PIECE_BYTES // max(row_bytes, 1) // TILE_ROWS) * TILE_ROWS
@@ -259,14 +260,14 @@ class _Packer:
     def _pack_vector(
         self, weight: Weight, start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
     ) -> None:
-        """Elements ``start``... of a weight of one row, which is always float32."""
+        """Pack elements ``start``... of a weight with one row, which is always float32."""
         layout, length = int(weight.layout), source.shape[1]
-        alone = np.zeros(native.layout_bytes(layout, 1, length), np.uint8)
-        native.pack(self._context, layout, 1, length, 0, 1, FLOAT_DTYPES[dtype], source, alone)
+        vector = np.zeros(native.layout_bytes(layout, 1, length), np.uint8)
+        native.pack(self._context, layout, 1, length, 0, 1, FLOAT_DTYPES[dtype], source, vector)
         if len(weight.parts) == 1:
-            packed[:] = alone
+            packed[:] = vector
         else:
-            packed.view(np.float32)[start : start + length] = alone.view(np.float32)[:length]
+            packed.view(np.float32)[start : start + length] = vector.view(np.float32)[:length]
 
     def _pack_rows(
         self, weight: Weight, row_start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]

@@ -1,4 +1,4 @@
-"""The child side of ``runtime.build``: one JSON object a line on stdout, everything else on stderr."""
+"""The export process of ``runtime.build``: one JSON object per line on stdout, all other output on stderr."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Export as the command line says; returns the exit status."""
+    """Export as the command line requests; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m penstock.graph.export_child")
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("--scheme")
     parser.add_argument("--network")
     parser.add_argument("--tail")
-    parser.add_argument("--child", action="store_true", help="end when stdin does, and remove OUT's folder")
+    parser.add_argument("--child", action="store_true", help="exit when stdin closes, and remove OUT's folder")
     args = parser.parse_args()
     env.enter_export_child()
     if args.child:
         watched = os.dup(0)
-        with open(os.devnull, "rb") as nothing:
-            os.dup2(nothing.fileno(), 0)  # a network script that reads its input gets the end of the file, not a wait
+        with open(os.devnull, "rb") as null:
+            os.dup2(null.fileno(), 0)  # a network script that reads stdin gets its end instead of blocking
         threading.Thread(target=_end_with_parent, args=(watched, Path(args.out).parent), daemon=True).start()
-    # A network script may print: that goes to stderr, and stdout stays a stream of messages.
+    # A network script may print: its output goes to stderr, so that stdout has only messages.
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
 
     def send(**message: Any) -> None:
         try:
             messages.write(json.dumps(message) + "\n")
-        except OSError:  # nobody listens any more
+        except OSError:  # the parent exited
             if not args.child:
                 raise
             _leave(Path(args.out).parent)
@@ -63,7 +63,7 @@ def main() -> int:
     else:
         send(report=dataclasses.asdict(report))
         status = 0
-    if args.child:  # tearing PyTorch down takes a second, in which nobody would watch the parent
+    if args.child:  # skip PyTorch's shutdown: it takes a second, in which no thread would watch the parent
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _end_with_parent(watched: int, folder: Path) -> None:
-    """The parent holds the other end of ``watched``; when it dies, nobody wants the bundle any more."""
+    """Exit when the parent dies, which closes the other end of ``watched``."""
     with contextlib.suppress(OSError):
         while os.read(watched, 4096):
             pass
@@ -80,7 +80,7 @@ def _end_with_parent(watched: int, folder: Path) -> None:
 
 def _leave(folder: Path) -> NoReturn:
     if folder.name.endswith(".partial"):
-        for _ in range(100):  # the other thread may be making a file just now
+        for _ in range(100):  # repeat: the other thread may be creating a file
             shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
                 break

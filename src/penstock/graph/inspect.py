@@ -1,4 +1,4 @@
-"""What a bundle holds, for people: the data behind ``penstock inspect``."""
+"""Describe the contents of a bundle, for ``penstock inspect``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PARTS = (("embed", "embedding"), ("lm_head", "output head"), ("attn", "attentio
 
 
 def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str, Any]:
-    """A bundle's contents as plain data; ``verify`` also checks every segment's checksum.
+    """Return the contents of a bundle as plain data; ``verify`` also checks the checksum of every segment.
 
     Keys: file_bytes, network, scheme, vocab_size, context_len, parameters, weight_bytes, weight_bytes_per_token,
-    bits_per_weight (of the linear layers, output head, scales and padding included; 0 without any), bytes_by_part,
+    bits_per_weight (of linear layers and the output head, with scales and padding; 0 without any), bytes_by_part,
     bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties.
     """
     with Model.open(path, verify=verify) as model:

@@ -1,8 +1,8 @@
-"""The graph: what capture makes, passes rewrite, the bundle stores and the native core executes.
+"""The graph, which capture creates, passes rewrite, the bundle stores and the native core executes.
 
-Values are in static single assignment; nodes are in execution order.  Weights and states are declared
-beside the values, so that a pass can see at once what a node reads, writes and where a parameter comes
-from.  This module knows no tensors and imports no PyTorch.
+Values are in static single assignment; nodes are in execution order.  Weights and states are declared beside the
+values, so that a pass can find what a node reads and writes, and the origin of a parameter.  This module does not
+import tensors or PyTorch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DType(IntEnum):
 
 
 class Layout(IntEnum):
-    """How a weight lies in memory, with the numbers of ``ps_layout``."""
+    """The memory layouts of weights, with the numbers of ``ps_layout``."""
 
     ROWS_F32 = layouts.ROWS_F32
     ROWS_F16 = layouts.ROWS_F16
@@ -46,7 +46,7 @@ class Layout(IntEnum):
 
 
 class KvLayout(IntEnum):
-    """How keys and values lie in a page, with the numbers of ``ps_kv_layout``."""
+    """The formats of keys and values in a page, with the numbers of ``ps_kv_layout``."""
 
     F32 = KV_NUMBERS["f32"]
     BF16 = KV_NUMBERS["bf16"]
@@ -55,7 +55,7 @@ class KvLayout(IntEnum):
 
 @dataclass(frozen=True)
 class Symbol:
-    """A size known only when a step runs: T tokens, B requests, P page-table width, R output rows."""
+    """A size that each step determines: T tokens, B requests, P page-table width, R output rows."""
 
     name: str
     min: int
@@ -64,7 +64,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Dim:
-    """``factor * symbol + offset``; ``symbol`` None means the constant ``offset``."""
+    """A size ``factor * symbol + offset``; with ``symbol`` None the constant ``offset``."""
 
     symbol: str | None
     factor: int = 0
@@ -75,8 +75,8 @@ class Dim:
 class Value:
     """A tensor that exists during a step.
 
-    ``base`` names the value that this one is a view of; ``offset`` counts elements into each of the base's
-    rows, and the row stride is the base's.
+    ``base`` is the name of the value that this one is a view of.  A view begins ``offset`` elements into each row of
+    its base, and has the base's row stride.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Part:
-    """A checkpoint tensor's rows inside a weight."""
+    """The rows of a weight that hold one checkpoint tensor."""
 
     name: str
     row_start: int
@@ -121,7 +121,7 @@ class State:
 
 @dataclass(frozen=True)
 class Operand:
-    """A reference: ``kind`` is "none", "value", "weight" or "state"."""
+    """A reference to an input of a node; ``kind`` is "none", "value", "weight" or "state"."""
 
     kind: str
     name: str = ""
@@ -129,7 +129,7 @@ class Operand:
 
 @dataclass
 class Node:
-    """One op: inputs in the order of its schema, attributes by name, outputs by value name."""
+    """A call of an op: inputs in the order of its schema, attributes by name, outputs by value name."""
 
     op: str
     name: str
@@ -140,7 +140,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Segment:
-    """A named run of bytes in the file."""
+    """A named range of bytes in the file."""
 
     name: str
     offset: int

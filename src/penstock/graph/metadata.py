@@ -1,7 +1,7 @@
-"""The metadata of a bundle: a Graph as the FlatBuffers tables of core/bundle.fbs, and back.
+"""Encode a Graph as the metadata of a bundle, the FlatBuffers tables of core/bundle.fbs, and decode it.
 
-Field numbers are positions in the schema.  Every field is written, defaults included, so that the size of the
-metadata does not depend on what is in it: the writer reserves the room before it knows the checksums.
+Field numbers are positions in the schema.  Every field is written, including defaults, so that the size of the metadata
+does not depend on its numbers: the writer reserves the space before it knows the checksums.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class _Encoder:
         try:
             return self.index[kind][name]
         except KeyError:
-            raise InvalidArgumentError(f"graph: {name!r} is used, but there is no such {kind}") from None
+            raise InvalidArgumentError(f"graph: expected a {kind} named {name!r}, found none") from None
 
     def table(self, *fields: tuple[str, Any] | None) -> int:
-        """A table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
+        """Write a table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
         add = {
             "int": self.builder.PrependInt32Slot,
             "uint": self.builder.PrependUint32Slot,
@@ -99,7 +99,7 @@ class _Encoder:
             self.builder.PrependInt64(dim.factor)
             self.builder.Pad(4)
             if dim.symbol is not None and dim.symbol not in self.symbols:
-                raise InvalidArgumentError(f"graph: the symbol {dim.symbol!r} is used, but not declared")
+                raise InvalidArgumentError(f"graph: expected a declared symbol, found {dim.symbol!r}")
             self.builder.PrependInt32(-1 if dim.symbol is None else self.symbols[dim.symbol])
         return "offset", int(self.builder.EndVector())
 
@@ -185,26 +185,26 @@ def _state_numbers(state: State) -> tuple[int, int, int]:
 
 @cache
 def _float_attrs(op: str) -> frozenset[str]:
-    """Attributes that are floats, even when a caller wrote an int."""
+    """Return the attributes of an op that are floats, even if a caller passed an int."""
     return frozenset(re.findall(r"float (\w+)", find_op(op).schema))
 
 
 def _bases_first(graph: Graph) -> list[Value]:
-    """The values, every view after its base, otherwise in their own order."""
+    """Return the values in their order, except that every view comes after its base."""
     done: dict[str, Value] = {}
     for value in graph.values.values():
         chain = [value]
         while chain[-1].base is not None and chain[-1].base not in done:
             base = graph.values.get(chain[-1].base)
             if base is None or base in chain:
-                raise InvalidArgumentError(f"graph: the view {value.name!r} has no sound base")
+                raise InvalidArgumentError(f"graph: expected a valid base for the view {value.name!r}, found none")
             chain.append(base)
         done.update((item.name, item) for item in reversed(chain))
     return list(done.values())
 
 
 def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
-    """The metadata's bytes; equal arguments give equal bytes, other numbers in them the same size."""
+    """Return the metadata bytes.  Equal arguments give equal bytes; other numbers give bytes of the same size."""
     return _Encoder(graph, segments).encode()
 
 
@@ -235,7 +235,7 @@ def _decode_attrs(rows: Sequence[Row]) -> dict[str, AttrValue]:
 
 
 def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
-    """The graph and the segments of metadata that the core has accepted."""
+    """Return the graph and the segments of metadata that the core has validated."""
     root = Row(data, int.from_bytes(data[:4], "little"))
     segments = [
         Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)

@@ -1,4 +1,4 @@
-"""A bundle with another end: token ids instead of logits, from the file alone and without PyTorch."""
+"""Replace the tail of a bundle: token ids instead of logits, made from the file only and without PyTorch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from penstock.graph.bundle import BundleWriter
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.passes.append_tail import append_tail, check_tail
 
-__all__ = ["map_weights", "with_tail"]
+__all__ = ["map_weights", "replace_tail"]
 
 _WEIGHTS = "weights"
 
 
-def with_tail(
-    source: str | os.PathLike[str], out: str | os.PathLike[str], tail: str, *, hollow: bool = False
+def replace_tail(
+    source: str | os.PathLike[str], out: str | os.PathLike[str], tail: str, *, without_weights: bool = False
 ) -> tuple[int, ...]:
-    """Write the bundle ``out``: ``source`` that ends in ``tail``, "argmax" or "topk:K"; byte for byte the file that an
-    export with that tail makes.  With ``hollow`` its weights are a hole, for ``map_weights`` to fill.
+    """Write the bundle ``out``: ``source`` with the tail "argmax" or "topk:K".
 
-    Returns the stamp of the source, by which ``map_weights`` knows it again.  InvalidArgumentError for a source that
-    ends in token ids already, and for what is no tail; InvalidFileError for one that is replaced meanwhile.
+    The file equals that of an export with this tail, byte for byte.  With ``without_weights`` it has a hole instead of
+    weights, which ``map_weights`` fills.  Returns the stamp of the source, which ``map_weights`` needs.  Raises
+    InvalidArgumentError for a source that already ends in token ids and for an invalid tail, and InvalidFileError when
+    the source is replaced meanwhile.
     """
     check_tail(tail)
     with Model.open(source) as model:
@@ -38,14 +39,14 @@ def with_tail(
             raise InvalidArgumentError(f"{source}: expected a bundle that ends in logits, found {model.info.tail}")
         append_tail(graph, tail)
         files = {
-            one.name: bytes(data)
-            for one in segments
-            if one.name != _WEIGHTS and (data := model.segment(one.name)) is not None
+            segment.name: bytes(data)
+            for segment in segments
+            if segment.name != _WEIGHTS and (data := model.segment(segment.name)) is not None
         }
         weights = np.frombuffer(model.segment(_WEIGHTS) or b"", np.uint8)
         with BundleWriter(Path(out), graph, files) as writer:
-            if hollow:
-                writer.leave_weights(next(one.crc32 for one in segments if one.name == _WEIGHTS))
+            if without_weights:
+                writer.leave_weights(next(segment.crc32 for segment in segments if segment.name == _WEIGHTS))
                 return model.stamp
             for weight in graph.weights.values():
                 writer.add_weight(weight.name, weights[weight.offset : weight.offset + weight.num_bytes])
@@ -53,21 +54,21 @@ def with_tail(
 
 
 def map_weights(model: Model, source: str | os.PathLike[str], stamp: Sequence[int]) -> None:
-    """Put the weights of the bundle ``source`` in the place of those of a hollow bundle that is open, before it runs.
+    """Map the weights of the bundle ``source`` into an open bundle without weights, before it runs.
 
-    They are mapped, not copied: both share the file's pages.  ``stamp``: what ``with_tail`` returned.  InvalidFileError
-    for a source that was replaced or changed since, FileAccessError when the system refuses, UnsupportedError where its
-    pages are larger than what segments are aligned to.
+    The weights are not copied: both bundles share the file's pages.  ``stamp`` is the result of ``replace_tail``.
+    Raises InvalidFileError when the source was replaced or changed, FileAccessError when the kernel refuses, and
+    UnsupportedError when the system's pages are larger than the alignment of segments.
     """
     if not can_map_segments():
-        raise UnsupportedError(f"{source}: pages of {mmap.PAGESIZE} bytes hold more than a segment")
+        raise UnsupportedError(f"{source}: expected a page size of at most 4096 bytes, found {mmap.PAGESIZE}")
     _, segments = decode_metadata(read_metadata(source, stamp))
     held = model.segment(_WEIGHTS)
-    place = next(one for one in segments if one.name == _WEIGHTS)
+    place = next(segment for segment in segments if segment.name == _WEIGHTS)
     if held is None or held.nbytes != place.num_bytes:
-        raise InvalidArgumentError(f"{source}: expected weights of the hollow bundle's size")
-    with open_again(
-        source, stamp
-    ) as file:  # segments begin at a page, and what is behind one on its last page is nobody's
+        num_bytes = 0 if held is None else held.nbytes
+        raise InvalidArgumentError(f"{source}: expected {num_bytes} bytes of weights, found {place.num_bytes}")
+    with open_again(source, stamp) as file:
+        # Segments begin at a page, and the rest of a segment's last page is padding.
         num_bytes = -(-place.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         map_over(np.frombuffer(held, np.uint8).ctypes.data, num_bytes, file.fileno(), place.offset)

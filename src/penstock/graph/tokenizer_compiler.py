@@ -1,7 +1,7 @@
-"""Compiles a ``tokenizer.json`` for the core: byte pair encoding of bytes, or of characters with bytes as the fallback.
+"""Compile a ``tokenizer.json`` for the core: byte pair encoding of bytes, or of characters with byte fallback.
 
-What the core does is what the ``tokenizers`` library does, id by id.  A component that it does not have is named, and
-the bundle then works with token ids alone.
+The core gives the same ids as the ``tokenizers`` library.  If the core lacks a component, the compiler names it, and
+the bundle then accepts and returns only token ids.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ Json = dict[str, Any]
 
 
 class _NotCompiledError(Exception):
-    """The component that the core does not have."""
+    """Raised for a component that the core lacks; the message names it."""
 
 
 def compile_tokenizer(files: Mapping[str, bytes]) -> tuple[bytes, str]:
-    """The segment of the tokenizer among a checkpoint's ``files``, and why it cannot encode and decode ("": it can).
+    """Compile the tokenizer among a checkpoint's ``files``.
 
-    The segment holds the ids that end a text either way.  Raises InvalidFileError for a damaged generation_config.json
-    or tokenizer_config.json.
+    Returns the segment, and the reason why the core cannot encode and decode, "" if it can.  In both cases the segment
+    has the ids that end a text.  Raises InvalidFileError for a damaged generation_config.json or tokenizer_config.json.
     """
     generation, config = read_generation_config(files), read_tokenizer_config(files)
     ids: dict[str, int] = {}
@@ -93,11 +93,11 @@ def _id_or_none(token: int | None, tables: TokenizerTables) -> int:
 
 
 def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables:
-    """The tables; ``ids`` is given the id of every token's text."""
+    """Return the tables; store the id of every token's text in ``ids``."""
     if "tokenizer.json" not in files:
         raise _NotCompiledError("the model has none")
     library = open_tokenizer_file(files["tokenizer.json"])
-    values = json.loads(library.to_str())  # as the library understands it: defaults filled in, old forms made new
+    values = json.loads(library.to_str())  # as the library reads it: with defaults, and old forms converted
     vocab: dict[str, int] = values["model"].get("vocab", {}) if values["model"].get("type") == "BPE" else {}
     added = library.get_added_tokens_decoder()
     ids |= vocab | {token.content: i for i, token in added.items()}
@@ -106,7 +106,7 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     _compile_pre_tokenizer(values["pre_tokenizer"], tables)
     tables.steps = _steps(values["normalizer"])
     if tables.metaspace and any(kind != STEP_NFC for kind, _, _ in tables.steps):
-        raise _NotCompiledError("pre_tokenizer Metaspace: only the normalizer NFC goes before it")
+        raise _NotCompiledError("pre_tokenizer Metaspace: expected no normalizer but NFC")
     written = {i: _written(library, token) for i, token in added.items()}
     _compile_vocab(model, vocab, written, values["decoder"], tables)
     specials = {token.content for token in added.values() if token.special}
@@ -130,7 +130,7 @@ def _check_model(model: Json) -> Json:
 
 
 def _steps(normalizer: Json | None) -> list[tuple[int, bytes, bytes]]:
-    """A normalizer as a list of steps."""
+    """Return the steps of a normalizer."""
     kind = None if normalizer is None else normalizer["type"]
     steps: list[tuple[int, bytes, bytes]] = []
     if normalizer is None:
@@ -147,13 +147,13 @@ def _steps(normalizer: Json | None) -> list[tuple[int, bytes, bytes]]:
         raise _NotCompiledError(f"normalizer {kind}")
     if len(steps) > _MAX_STEPS or any(max(len(a), len(b)) > _MAX_STEP_BYTES for _, a, b in steps):
         raise _NotCompiledError(
-            f"normalizer: expected up to {_MAX_STEPS} steps with texts of up to {_MAX_STEP_BYTES} bytes"
+            f"normalizer: expected up to {_MAX_STEPS} steps with strings of up to {_MAX_STEP_BYTES} bytes"
         )
     return steps
 
 
 def _flatten(value: Json | None, key: str) -> list[Json]:
-    """Components in their order, sequences taken apart."""
+    """Return components in order, with sequences flattened."""
     if value is None:
         return []
     return [part for inner in value[key] for part in _flatten(inner, key)] if value["type"] == "Sequence" else [value]
@@ -171,7 +171,7 @@ def _compile_pre_tokenizer(value: Json | None, tables: TokenizerTables) -> None:
                 f"pre_tokenizer Split with the pattern {show(split['pattern'])}, {split['behavior']}"
             )
         if last["use_regex"] or last["add_prefix_space"]:
-            raise _NotCompiledError("pre_tokenizer ByteLevel behind Split with use_regex or add_prefix_space")
+            raise _NotCompiledError("pre_tokenizer ByteLevel after Split with use_regex or add_prefix_space")
         tables.kind, tables.split = KIND_BYTES, _PATTERNS[pattern]
     elif types == ["ByteLevel"]:
         tables.kind, tables.split = KIND_BYTES, _GPT2 if parts[0]["use_regex"] else _NONE
@@ -219,7 +219,7 @@ def _compile_vocab(
 
 
 def _byte_text(token: str) -> bytes:
-    """What the ByteLevel decoder makes of a token."""
+    """Return the bytes that the ByteLevel decoder returns for a token."""
     try:
         return bytes(BYTE_ALPHABET[char] for char in token)
     except KeyError:
@@ -244,7 +244,7 @@ def _compile_bytes(model: Json, vocab: dict[str, int], decoder: Json | None, tab
 def _compile_characters(
     model: Json, vocab: dict[str, int], texts: dict[int, str], decoder: Json | None, tables: TokenizerTables
 ) -> tuple[dict[int, bytes], dict[int, int]]:
-    """What ids decode to, and their flags."""
+    """Return the bytes that ids decode to, and their flags."""
     if model["ignore_merges"]:
         raise _NotCompiledError("model.ignore_merges without the pre_tokenizer ByteLevel")
     if "" in texts.values():
@@ -259,8 +259,8 @@ def _compile_characters(
     strip = parts[-1] if types[-1:] == ["Strip"] else None
     if strip is not None:
         rest.pop()
-    wanted = {"content": " ", "start": 1, "stop": 0}
-    stripped = strip is None or all(strip[key] == value for key, value in wanted.items())
+    expected = {"content": " ", "start": 1, "stop": 0}
+    stripped = strip is None or all(strip[key] == value for key, value in expected.items())
     if (
         types[: len(replaces)] != ["Replace"] * len(replaces)
         or rest not in (["ByteFallback", "Fuse"], ["Fuse"])
@@ -280,7 +280,7 @@ def _compile_characters(
 
 
 def _written(library: Any, token: Any) -> str:
-    """An added token as it is found in a text, and given to the decoder."""
+    """Return an added token as it is found in a text and as the decoder gets it."""
     normalized = token.normalized and library.normalizer is not None
     text = str(library.normalizer.normalize_str(token.content)) if normalized else str(token.content)
     if len(text.encode()) > _MAX_ADDED_BYTES:
@@ -303,13 +303,13 @@ def _compile_added(library: Any, added: Mapping[int, Any], tables: TokenizerTabl
         table.append(AddedEntry(i, flags, text.encode()))
     for table in (tables.added, tables.added_normalized):
         if len({entry.text for entry in table}) != len(table):
-            raise _NotCompiledError("added_tokens: two of them read alike")
+            raise _NotCompiledError("added_tokens: expected different texts, found two equal ones")
 
 
 def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None:
     templates = 0
     for part in _flatten(value, "processors"):
-        if part["type"] == "ByteLevel":  # changes offsets alone
+        if part["type"] == "ByteLevel":  # changes only offsets
             continue
         if part["type"] != "TemplateProcessing" or templates:
             raise _NotCompiledError(f"post_processor {part['type']}")

@@ -1,5 +1,7 @@
-"""The segment ``tokenizer.bin``: a tokenizer's tables as the core uses them in place; docs/bundle-format.md gives the
-bytes."""
+"""Encode the segment ``tokenizer.bin``, the tables of a tokenizer that the core uses in place.
+
+docs/bundle-format.md specifies the bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _FNV_BASIS, _FNV_PRIME = 2166136261, 16777619
 
 @dataclass(frozen=True)
 class AddedEntry:
-    """An added token: its id, its flags and the text that it is found by."""
+    """An added token: its id, its flags and the text that matches it."""
 
     token: int
     flags: int
@@ -36,9 +38,12 @@ class AddedEntry:
 
 @dataclass
 class TokenizerTables:
-    """What the segment holds.  ``token_texts``: what each id decodes to; ``merges``: (left, right, rank, token);
-    ``byte_tokens``: 256 ids or none; ``characters``: (code point, id); ``words``: id and bytes of what is looked up
-    whole; ``steps``: (kind, text, other text) of the normalizer; ``reason``: why there is no tokenizer."""
+    """The contents of the segment.
+
+    ``token_texts``: the bytes that each id decodes to.  ``merges``: (left, right, rank, token).  ``byte_tokens``: 256
+    ids, or none.  ``characters``: (code point, id).  ``words``: (id, bytes) of tokens that are looked up whole.
+    ``steps``: (kind, text, second text) of the normalizer.  ``reason``: why there is no tokenizer.
+    """
 
     kind: int = KIND_NONE
     flags: int = 0
@@ -63,7 +68,7 @@ class TokenizerTables:
 
 
 class _Texts:
-    """Texts end to end."""
+    """A buffer of concatenated texts."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -79,7 +84,7 @@ def _u32(values: object) -> bytes:
 
 
 def encode_tables(tables: TokenizerTables) -> bytes:
-    """The segment's bytes."""
+    """Return the bytes of the segment."""
     texts, num_tokens = _Texts(), len(tables.token_texts)
     texts.place(tables.reason.encode())
     begins: Any = np.concatenate([[0], np.cumsum([len(text) for text in tables.token_texts])]) if num_tokens else []
@@ -118,7 +123,7 @@ def _added_table(added: list[AddedEntry], texts: _Texts) -> bytes:
 
 
 def _hash_table(words: list[tuple[int, bytes]]) -> bytes:
-    """Open addressing by FNV-1a, at most half full."""
+    """Return a hash table with open addressing by FNV-1a, at most half full."""
     if not words:
         return b""
     size = 1 << (2 * len(words)).bit_length()

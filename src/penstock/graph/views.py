@@ -1,7 +1,7 @@
-"""Aliases that fold away: which part of its source's rows a view covers.  Knows no tensors, only their shapes.
+"""Fold aliases into views: which part of its source's rows an alias covers.  Works on shapes and imports no tensors.
 
-A value is rows; kernels take any distance between rows, but a row lies whole.  So a view may reshape rows or cut a
-contiguous piece out of each, and nothing else.
+A value consists of rows.  Kernels accept any distance between rows, but each row must be contiguous.  So a view may
+reshape rows or take a contiguous piece of each row, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class View:
 def fold_view(
     target: str, source: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> list[View] | None:
-    """The views that the alias ``target`` ("aten.view.default") of ``source`` makes, or None if rows do not stay whole.
+    """Return the views of the alias ``target`` ("aten.view.default") of ``source``; None if it splits rows.
 
     ``source`` and ``result`` have ``shape`` and ``dtype``; ``args`` are those after the source.
     """
@@ -49,12 +49,12 @@ def fold_view(
 
 
 def _sizes(tensor: Any) -> list[str]:
-    """Sizes as text: comparing symbols themselves would make the trace depend on the answer."""
+    """Return the sizes as strings, because comparing symbols would make the trace depend on the result."""
     return [str(size) for size in tensor.shape]
 
 
 def _inner(source: Any) -> int:
-    """Elements that one step along dimension 1 covers."""
+    """Return the number of elements that one step along dimension 1 covers."""
     elements = 1
     for size in source.shape[2:]:
         elements *= int(size)

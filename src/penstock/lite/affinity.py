@@ -1,4 +1,4 @@
-"""Binding a context's threads to cores."""
+"""Bind the threads of a context to cores."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _CPUS: Final = Path("/sys/devices/system/cpu")
 
 
 def chosen_cores(options: CpuOptions) -> list[int]:
-    """The cores that threads are bound to, in the order of the threads; none for threads that run anywhere.
+    """Return the cores to bind threads to, in the order of the threads; an empty list binds none.
 
-    InvalidArgumentError when both ways of choosing are used, UnsupportedError for a second kind of cores where there is
-    one kind.
+    Raises InvalidArgumentError when the options set both a mode and a list, and UnsupportedError when mode 2 asks for
+    the second fastest kind of cores on a machine with one kind.
     """
     mode, listed = options.thread_affinity_mode, options.thread_affinity_core_list
     if mode and listed:
         raise InvalidArgumentError(
-            "thread_affinity_core_list: expected none beside a thread_affinity_mode, which chooses"
+            f"thread_affinity_core_list: expected none with thread_affinity_mode {mode}, found {listed}"
         )
     if not mode:
         return listed
@@ -37,14 +37,12 @@ def chosen_cores(options: CpuOptions) -> list[int]:
     speeds = {core: _speed(core) for core in cores}
     kinds = sorted(set(speeds.values()), reverse=True)
     if mode > len(kinds):
-        raise UnsupportedError(
-            f"thread_affinity_mode: 2 takes the second fastest kind of cores, but the cores {cores} are alike"
-        )
+        raise UnsupportedError(f"thread_affinity_mode: expected 0 or 1, found 2: the cores {cores} are of one kind")
     return [core for core in cores if speeds[core] == kinds[mode - 1]]
 
 
 def _speed(core: int) -> int:
-    """How fast a core is beside others: what the kernel says of its capacity, or its highest frequency in kHz."""
+    """Return the relative speed of a core: its capacity as the kernel reports it, or its highest frequency in kHz."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         try:
             return int((_CPUS / f"cpu{core}" / name).read_text())
@@ -54,7 +52,10 @@ def _speed(core: int) -> int:
 
 
 class BoundContext:
-    """A native context whose threads are bound to ``cores``, or to none; ``num_threads`` 0 takes one for each."""
+    """A native context whose threads are bound to ``cores``; without cores they run anywhere.
+
+    ``num_threads`` 0 uses one thread per core.
+    """
 
     def __init__(self, num_threads: int, cores: Sequence[int] = ()) -> None:
         self._cores = tuple(cores)
@@ -70,8 +71,10 @@ class BoundContext:
         self.native = made[0]
 
     def _make(self, num_threads: int, made: list[core.Context | BaseException]) -> None:
-        """In a thread of its own, since threads inherit cores and name of the one that starts them.  The name tells
-        those of this context from those that others start meanwhile."""
+        """Create the context in a new thread, because threads inherit the cores and the name of their creator.
+
+        The name distinguishes the threads of this context from those that others start meanwhile.
+        """
         try:
             name = f"ps-{secrets.token_hex(5)}"
             (_TASKS / str(threading.get_native_id()) / "comm").write_text(name)
@@ -86,7 +89,7 @@ class BoundContext:
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Binds the caller, who is the first of the threads, to the first core meanwhile."""
+        """Bind the calling thread, which is the first of the context's threads, to the first core during the block."""
         if not self._cores:
             yield
             return
@@ -99,11 +102,11 @@ class BoundContext:
 
 
 def _tasks_named(name: str) -> list[int]:
-    found = []
+    tasks = []
     for task in _TASKS.iterdir():
         try:
             if (task / "comm").read_text().strip() == name:
-                found.append(int(task.name))
-        except OSError:  # it ended meanwhile
+                tasks.append(int(task.name))
+        except OSError:  # the thread ended meanwhile
             continue
-    return found
+    return tasks

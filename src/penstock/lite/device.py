@@ -1,4 +1,4 @@
-"""What a model runs on: the target, its threads and the cores that they are bound to."""
+"""The device that a model runs on: the target, the number of threads, and the cores that they are bound to."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _PRECISIONS: Final = ("", "enforce_fp32", "f32", "f16", "bf16", "w8a16", "w8a8",
 
 
 class CpuOptions:
-    """The CPU: how many threads, on which cores, in which precision.
+    """The options of the CPU: threads, cores and precision.
 
-    ``thread_num``: 0 takes as many as the cores that may be used.  ``thread_affinity_mode``: 0 binds nothing, 1 binds
-    a thread to each of the fastest cores, 2 to each of the next kind of cores (refused where all are alike).
-    ``thread_affinity_core_list``: binds a thread to each core of the list instead; more threads go round it.  The
-    thread that calls ``predict`` is one of them, for as long as the call lasts.  ``precision_mode``: "" runs a bundle
-    as it is; a scheme ("w8a8" ...) or "enforce_fp32" (scheme f32, keys and values of float32) refuses any other.
+    ``thread_num``: 0 (the default) uses one thread per available core.
+    ``thread_affinity_mode``: 0 (the default) binds no thread, 1 binds a thread to each of the fastest cores, 2 to each
+    of the second fastest kind of cores; refused when all cores are of one kind.
+    ``thread_affinity_core_list``: binds a thread to each core of the list instead; further threads start at its
+    beginning again.  The thread that calls ``predict`` is one of the threads for the duration of the call.
+    ``precision_mode``: "" (the default) runs any bundle; a scheme ("w8a8" ...) or "enforce_fp32" (scheme f32 with
+    float32 keys and values) refuses bundles of another precision.
     """
 
     __slots__ = ("_affinity_mode", "_core_list", "_precision_mode", "_thread_num")
@@ -36,7 +38,7 @@ class CpuOptions:
 
     @property
     def thread_num(self) -> int:
-        """Threads, the caller's included."""
+        """The number of threads, including the caller's."""
         return self._thread_num
 
     @thread_num.setter
@@ -45,7 +47,7 @@ class CpuOptions:
 
     @property
     def thread_affinity_mode(self) -> int:
-        """0, 1 or 2."""
+        """The affinity mode: 0, 1 or 2."""
         return self._affinity_mode
 
     @thread_affinity_mode.setter
@@ -54,7 +56,7 @@ class CpuOptions:
 
     @property
     def thread_affinity_core_list(self) -> list[int]:
-        """Numbers of cores; empty binds none."""
+        """The numbers of the cores to bind threads to; empty binds none."""
         return list(self._core_list)
 
     @thread_affinity_core_list.setter
@@ -66,7 +68,8 @@ class CpuOptions:
         for core in cores:
             if core not in allowed:
                 raise InvalidArgumentError(
-                    f"thread_affinity_core_list: this process may run on the cores {sorted(allowed)}, not on {core}"
+                    f"thread_affinity_core_list: expected cores of {sorted(allowed)}, which this process may use, "
+                    f"found {core}"
                 )
         if len(set(cores)) != len(cores):
             raise InvalidArgumentError(f"thread_affinity_core_list: expected each core once, found {cores}")
@@ -74,19 +77,19 @@ class CpuOptions:
 
     @property
     def precision_mode(self) -> str:
-        """What a bundle must compute in; "" takes any."""
+        """The precision that a bundle must have; "" accepts any."""
         return self._precision_mode
 
     @precision_mode.setter
     def precision_mode(self, value: str) -> None:
         if value not in _PRECISIONS:
-            listed = ", ".join(repr(one) for one in _PRECISIONS)
+            listed = ", ".join(map(repr, _PRECISIONS))
             raise InvalidArgumentError(f"precision_mode: expected one of {listed}, found {value!r:.60}")
         self._precision_mode = value
 
 
 class GpuOptions:
-    """The GPU, which this build has no backend for: everything but what stands here is refused by name."""
+    """The options of the GPU, for which this build has no backend: any value except the default is refused by name."""
 
     __slots__ = ()
     _FIXED: Final = {"device_id": 0, "rank_id": 0, "group_size": 1, "provider": "", "precision_mode": ""}
@@ -94,19 +97,22 @@ class GpuOptions:
     def __getattr__(self, name: str) -> Any:
         if name in self._FIXED:
             return self._FIXED[name]
-        raise AttributeError(f"gpu has no option {name!r}: it has {', '.join(self._FIXED)}")
+        raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, found {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._FIXED:
-            raise AttributeError(f"gpu has no option {name!r}: it has {', '.join(self._FIXED)}")
+            raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, found {name!r}")
         if value != self._FIXED[name]:
             raise UnsupportedError(
-                f"gpu.{name}: this build runs nothing on a GPU, so {value!r:.60} means nothing to it"
+                f"gpu.{name}: expected {self._FIXED[name]!r}, since this build has no GPU backend, found {value!r:.60}"
             )
 
 
 class ParallelOptions:
-    """A ModelParallelRunner's ``workers_num``: predictions at a time; 0 is one for every ``cpu.thread_num`` cores."""
+    """The options of a ModelParallelRunner.
+
+    ``workers_num``: the number of simultaneous predictions; 0 (the default) is one for every ``cpu.thread_num`` cores.
+    """
 
     __slots__ = ("_workers_num",)
 
@@ -115,7 +121,7 @@ class ParallelOptions:
 
     @property
     def workers_num(self) -> int:
-        """Programs over one copy of the weights."""
+        """The number of programs that share one copy of the weights."""
         return self._workers_num
 
     @workers_num.setter
@@ -124,10 +130,10 @@ class ParallelOptions:
 
 
 class Context:
-    """What a model runs on: ``target``, and the options of each under its name (``cpu``, ``gpu``, ``parallel``).
+    """The device that a model runs on: ``target``, and the options in ``cpu``, ``gpu`` and ``parallel``.
 
-    The keywords are those of ``cpu``; and ``ops``, shared libraries with ops of one's own, which are loaded at once and
-    for the whole process (``load_ops``).  An option that does not exist cannot be set.
+    The keyword arguments are the options of ``cpu``, and ``ops``: shared libraries of custom ops, which are loaded at
+    once and for the whole process (``load_ops``).  Setting an unknown option raises AttributeError.
     """
 
     __slots__ = ("_ops", "_target", "cpu", "gpu", "parallel")
@@ -155,7 +161,7 @@ class Context:
 
     @property
     def ops(self) -> list[str]:
-        """Shared libraries with ops of one's own."""
+        """The shared libraries of custom ops."""
         return list(self._ops)
 
     @ops.setter
@@ -168,7 +174,7 @@ class Context:
 
     @property
     def target(self) -> list[str]:
-        """["cpu"]; any other is refused by name, as setting says."""
+        """The target: ["cpu"]; any other is refused by name."""
         return list(self._target)
 
     @target.setter
@@ -177,14 +183,17 @@ class Context:
 
 
 def check_target(targets: object) -> list[str]:
-    """The targets; UnsupportedError names one that this build has no backend for, InvalidArgumentError any other."""
+    """Return the checked targets.
+
+    Raises UnsupportedError for "gpu", for which this build has no backend, and InvalidArgumentError for any other name.
+    """
     if not isinstance(targets, Sequence) or not targets:
         raise InvalidArgumentError(f"target: expected ['cpu'], found {targets!r:.60}")
-    for one in targets:
-        if one == "gpu":
-            raise UnsupportedError("target: 'gpu' is not in this build, which runs on 'cpu'")
-        if one != "cpu":
-            raise InvalidArgumentError(f"target: expected 'cpu', found {one!r:.60}")
+    for target in targets:
+        if target == "gpu":
+            raise UnsupportedError("target: expected 'cpu', found 'gpu', for which this build has no backend")
+        if target != "cpu":
+            raise InvalidArgumentError(f"target: expected 'cpu', found {target!r:.60}")
     if len(targets) > 1:
-        raise InvalidArgumentError(f"target: expected one, found {list(targets)}")
+        raise InvalidArgumentError(f"target: expected one target, found {list(targets)}")
     return ["cpu"]

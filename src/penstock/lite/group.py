@@ -1,4 +1,4 @@
-"""Models that hold equal weights once."""
+"""Models that share equal weights in memory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from penstock.lite.open_model import OpenModel
 __all__ = ["ModelGroup"]
 
 _WEIGHTS: Final = "weights"
-_COMPARED_PAGES: Final = 4096  # at a time: 16 MB
+_COMPARED_PAGES: Final = 4096  # 16 MB at a time
 _MIN_RUN: Final = 16
-"""Pages in a row: each run is a mapping, of which a process may have 65,530."""
+"""The shortest run of pages that is shared: each run is a mapping, and a process may have 65,530 of them."""
 
 
 class ModelGroup:
-    """Models whose bundles have the same weights: they are compared byte by byte, and what is equal is mapped from one
-    file alone.
+    """Models that share the equal weights of their bundles.
 
-    That finds bundles of one network and scheme: those that end otherwise (``--tail``), copies, and fine-tuned ones
-    that share some layers; weights must lie at the same place of their segment.  Of other bundles nothing is shared,
-    which is no error.  What is shared stays so whichever model is closed first.
+    Weights are compared byte by byte, and equal pages are mapped from one file.  The weights must have the same place
+    in their segment, as in bundles of one network and scheme: copies, bundles with another tail (``--tail``), and
+    fine-tuned models that keep some layers.  Bundles without equal weights share nothing, which is not an error.
+    Shared pages stay shared in whatever order the models are closed.
     """
 
     def __init__(self) -> None:
@@ -44,22 +44,22 @@ class ModelGroup:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of weights of the models that are open that are not held a second time."""
-        opened = {model.opened for ref in self._models if (model := ref()) is not None}
-        return sum(one.shared_bytes for one in opened if one is not None)
+        """The bytes of weights that open models share instead of holding a second copy."""
+        bundles = {model.opened for ref in self._models if (model := ref()) is not None}
+        return sum(bundle.shared_bytes for bundle in bundles if bundle is not None)
 
     def add_model(self, models: Model | Sequence[Model]) -> None:
-        """Take models in, built ones now and others when they are built.
+        """Add models to the group.  A model that is not built yet shares its weights when it is built.
 
-        InvalidArgumentError for what is no Model or is in a group; UnsupportedError for one whose weights are a private
-        copy.
+        Raises InvalidArgumentError for an object that is not a Model or is already in a group, and UnsupportedError for
+        a model whose weights are a private copy.
         """
         several: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
         for model in several:
             if not isinstance(model, Model):
                 raise InvalidArgumentError(f"add_model: expected a Model, found {type(model).__name__}")
             if model.group is not None:
-                raise InvalidArgumentError("add_model: expected a Model that is in no group")
+                raise InvalidArgumentError("add_model: expected a Model without a group, found one in a group")
         for model in several:
             if model.opened is not None:
                 self.share(model)
@@ -68,7 +68,7 @@ class ModelGroup:
             model.group = self
 
     def share(self, model: Model) -> None:
-        """Look for the weights of a model that is built among those of the others."""
+        """Share the weights of a built model with those of the other models."""
         check_process(self._pid, "group", "made", "make")
         with self._lock, model.in_use() as (opened, _):
             self._share(model, opened)
@@ -77,7 +77,7 @@ class ModelGroup:
 
     @contextmanager
     def joining(self, model: Model, opened: OpenModel) -> Iterator[None]:
-        """Look for the weights of what a model of the group is about to become, and let no other join meanwhile."""
+        """Share the weights of a bundle that ``model`` is about to take; no other model joins during the block."""
         check_process(self._pid, "group", "made", "make")
         with self._lock:
             self._share(model, opened)
@@ -97,25 +97,26 @@ class ModelGroup:
 def _refuse_private(opened: OpenModel) -> None:
     if opened.is_private or opened.config.weights != "mmap":
         raise UnsupportedError(
-            "add_model: a group shares weights that are mapped (weights 'mmap', not updated), but this model has a copy"
+            "add_model: expected mapped weights (weights 'mmap', not updated), found a model with a private copy"
         )
 
 
 def _share(opened: OpenModel, donor: OpenModel, done: npt.NDArray[np.bool_]) -> int:
-    """Maps over equal pages of a model's weights but those ``done``, which it adds to; the bytes that were.
+    """Map the donor's pages over the equal pages of a model's weights; return the number of bytes.
 
-    A page that another donor had comes from there, so that of three equal models none is held twice.
+    Pages that are already ``done`` are skipped, and new ones are added to it: a page that an earlier donor has comes
+    from there, so that three equal models hold their weights once.
     """
     segment, stamp = opened.native.segment(_WEIGHTS), donor.native.stamp
     try:
         where = stored_segments(read_metadata(donor.path, stamp)).get(_WEIGHTS)
-    except InvalidFileError:  # another file has the donor's name: its pages are not the donor's
+    except InvalidFileError:  # another file has the donor's name, and its pages are not the donor's
         return 0
     if segment is None or where is None or not segment.nbytes or not where[1]:
         return 0
     offset, num_bytes = where
     own = np.frombuffer(segment, np.uint8)
-    if offset % mmap.PAGESIZE or own.ctypes.data % mmap.PAGESIZE:  # segments begin at 4096, pages may be larger
+    if offset % mmap.PAGESIZE or own.ctypes.data % mmap.PAGESIZE:  # segments are aligned to 4096, pages may be larger
         return 0
     with open_again(donor.path, stamp) as file:
         common = min(num_bytes, own.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -135,7 +136,7 @@ def _share(opened: OpenModel, donor: OpenModel, done: npt.NDArray[np.bool_]) -> 
 def _equal_runs(
     own: npt.NDArray[np.uint8], theirs: npt.NDArray[np.uint8], done: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, int]]:
-    """Byte ranges of whole pages that are equal and not done, long ones alone."""
+    """Yield the byte ranges of at least _MIN_RUN whole pages that are equal and not done."""
     begin: int | None = None
     num_pages = own.nbytes // mmap.PAGESIZE
     for first in range(0, num_pages, _COMPARED_PAGES):

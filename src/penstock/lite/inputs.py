@@ -1,4 +1,4 @@
-"""What comes to ``predict``, checked before it goes to the core."""
+"""The inputs and outputs of ``predict``, which are checked before they are passed to the core."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.lite.tensor import Tensor, array_of
 __all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
 
 INPUTS: Final = ("token_ids", "num_tokens", "reset")
-_MOST: Final = (1 << 16, 1 << 24)
-"""B and T."""
+_MAX_DIMS: Final = (1 << 16, 1 << 24)
+"""The limits on B and T."""
 
 Arrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
-    """The inputs with values that are always valid: zeros, whole rows, from the beginning."""
+    """Return inputs whose values are always valid: token ids 0, whole rows, and a reset of every sequence."""
     filled = (
         np.zeros((batch_size, seq_len), np.int32),
         np.full(batch_size, seq_len, np.int32),
@@ -33,12 +33,12 @@ def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
 
 
 def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
-    """Tensors in the order of their names, when they have them."""
+    """Return the tensors in the order of ``names``: matched by name if every tensor has one of them, else as given."""
     if not isinstance(given, (list, tuple)):
         raise InvalidArgumentError(f"{what}: expected a list of Tensors, found {type(given).__name__}")
     for index, tensor in enumerate(given):
         if not isinstance(tensor, Tensor):
-            hint = "; Tensor(array) makes one" if isinstance(tensor, np.ndarray) else ""
+            hint = "; use Tensor(array)" if isinstance(tensor, np.ndarray) else ""
             raise InvalidArgumentError(f"{what}[{index}]: expected a Tensor, found {type(tensor).__name__}{hint}")
     if len(given) != len(names):
         raise InvalidArgumentError(f"{what}: expected {len(names)} ({', '.join(names)}), found {len(given)}")
@@ -53,15 +53,16 @@ def _checked(tensor: Tensor, name: str, dtype: npt.DTypeLike, shape: Sequence[in
     if array.dtype != dtype:
         raise InvalidArgumentError(f"{name}: dtype: expected {np.dtype(dtype).name}, found {array.dtype.name}")
     if array.ndim != len(shape) or any(w is not None and w != n for w, n in zip(shape, array.shape, strict=True)):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        hint = "; resize comes first" if None not in shape else ""
-        raise InvalidArgumentError(f"{name}: shape: expected [{wanted}], found {list(array.shape)}{hint}")
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        hint = "; call resize first" if None not in shape else ""
+        raise InvalidArgumentError(f"{name}: shape: expected [{expected}], found {list(array.shape)}{hint}")
     return array
 
 
 def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -> Arrays:
-    """The three arrays, copied, so that nobody changes them behind the checks; of shapes ``dims`` [B, T], or of any
-    that agree.
+    """Return checked copies of the three input arrays, which the caller cannot change after the checks.
+
+    Their shapes must be those of ``dims`` [B, T]; None accepts any shapes that agree.
     """
     tensors = _tensors(given, "inputs", INPUTS)
     token_ids = _checked(tensors[0], INPUTS[0], np.int32, dims or (None, None)).copy()
@@ -80,32 +81,32 @@ def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -
     return token_ids, num_tokens, reset
 
 
-def _check_range(array: npt.NDArray[np.int32], name: str, least: int, most: int) -> None:
-    wrong = np.flatnonzero((array < least) | (array > most))
+def _check_range(array: npt.NDArray[np.int32], name: str, low: int, high: int) -> None:
+    wrong = np.flatnonzero((array < low) | (array > high))
     if wrong.size:
-        raise InvalidArgumentError(f"{name}: expected {least} to {most}, found {array[wrong[0]]} at [{wrong[0]}]")
+        raise InvalidArgumentError(f"{name}: expected {low} to {high}, found {array[wrong[0]]} at [{wrong[0]}]")
 
 
 def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Tensors that the outputs can be written into."""
+    """Return checked tensors that the outputs can be written to."""
     tensors = _tensors(given, "outputs", [spec.name for spec in specs])
     for tensor, spec, shape in zip(tensors, specs, shapes, strict=True):
         if not _checked(tensor, spec.name, spec.dtype, shape).flags.writeable:
-            raise InvalidArgumentError(f"{spec.name}: its memory is read-only")
+            raise InvalidArgumentError(f"{spec.name}: expected writable memory, found read-only memory")
     return tensors
 
 
 def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
-    """B and T of the shapes that ``resize`` was given."""
+    """Return B and T of the shapes that ``resize`` was called with."""
     tensors = _tensors(inputs, "inputs", INPUTS)
     if not isinstance(dims, (list, tuple)) or len(dims) != len(INPUTS):
-        raise InvalidArgumentError(f"dims: expected {len(INPUTS)} shapes, one for each input, found {dims!r:.60}")
+        raise InvalidArgumentError(f"dims: expected {len(INPUTS)} shapes, one per input, found {dims!r:.60}")
     by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]
     shapes = [by_tensor[id(tensor)] for tensor in tensors]
     for name, shape, rank in zip(INPUTS, shapes, (2, 1, 1), strict=True):
-        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(map(_is_size, shape, _MOST)):
-            wanted = ", ".join(f"{size} from 1 to {most}" for size, most in zip("BT"[:rank], _MOST, strict=False))
-            raise InvalidArgumentError(f"dims of {name}: expected [{wanted}], found {shape!r:.60}")
+        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(map(_is_size, shape, _MAX_DIMS)):
+            expected = ", ".join(f"{size} from 1 to {high}" for size, high in zip("BT"[:rank], _MAX_DIMS, strict=False))
+            raise InvalidArgumentError(f"dims of {name}: expected [{expected}], found {shape!r:.60}")
     batch_size, seq_len = (int(size) for size in shapes[0])
     for name, shape in zip(INPUTS[1:], shapes[1:], strict=True):
         if shape[0] != batch_size:
@@ -113,5 +114,5 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
     return batch_size, seq_len
 
 
-def _is_size(size: object, most: int) -> bool:
-    return is_integer(int(size) if isinstance(size, np.integer) else size, 1, most)
+def _is_size(size: object, high: int) -> bool:
+    return is_integer(int(size) if isinstance(size, np.integer) else size, 1, high)

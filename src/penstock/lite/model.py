@@ -1,4 +1,4 @@
-"""A bundle that is built, asked and updated: MindSpore Lite's Model over the native core."""
+"""A bundle in plain Python: MindSpore Lite's Model over the native core."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class WeightGroup(Protocol):
 
 
 class Model:
-    """A bundle that continues sequences of tokens, whose keys and values it keeps.
+    """A bundle that continues sequences of tokens and keeps their keys and values.
 
-    Inputs, all int32: ``token_ids`` [B, T], the next tokens of B sequences; ``num_tokens`` [B], how many of each row
-    are tokens (the rest is padding; with 0 none comes); ``reset`` [B], 1 where a sequence begins anew with these
-    tokens, 0 where they follow those of earlier calls.  Output: ``logits`` float32 [B, vocab], of the last token that
-    a sequence got ([B, T, vocab] with the config ``logits`` "all"; zeros where none came).  A bundle that ends in
-    token ids has ``token_ids`` int32 [B, k] instead, and with topk their ``logits`` [B, k].  Rows are what the engine
-    computes, bit for bit, however a sequence is cut into calls.  A network whose attention is not causal takes a
-    sequence whole, in one call with ``reset`` 1, and continues none.
+    The inputs are int32.  ``token_ids`` [B, T]: the next tokens of B sequences.  ``num_tokens`` [B]: the number of
+    tokens in each row, 0 for none; the rest of the row is padding.  ``reset`` [B]: 1 starts a new sequence with these
+    tokens, 0 appends them to those of earlier calls.
 
-    Calls of several threads come one after another; a ModelParallelRunner runs them side by side.
+    The output is ``logits`` float32 [B, vocab] of the last token of each row, zeros for a row without tokens; with the
+    config ``logits`` "all" it is [B, T, vocab].  A bundle that ends in token ids has the output ``token_ids`` int32
+    [B, k] instead, and for topk also their ``logits`` [B, k].  The rows equal those of the engine bit for bit, however
+    a sequence is split into calls.  A network whose attention is not causal takes each sequence whole, in one call with
+    ``reset`` 1, and cannot continue one.
+
+    Calls from several threads run one at a time; use a ModelParallelRunner to run them in parallel.
     """
 
     def __init__(self) -> None:
@@ -65,13 +67,13 @@ class Model:
         """Open a bundle, plan its memory and start its threads.
 
         ``config``: the fields of ``settings.ModelConfig`` in a dictionary or a file.  Raises InvalidArgumentError,
-        InvalidFileError, UnsupportedError, OutOfMemoryError or FileAccessError, naming field or file; the model is then
-        as it was.
+        InvalidFileError, UnsupportedError, OutOfMemoryError or FileAccessError, which name the field or the file; the
+        model is then unchanged.
         """
         if isinstance(context, Context) and context.parallel.workers_num > 1:
             raise InvalidArgumentError(
-                f"parallel.workers_num: expected 0 or 1, found {context.parallel.workers_num}: a Model is one program, "
-                "a ModelParallelRunner is several"
+                f"parallel.workers_num: expected 0 or 1 for a Model, found {context.parallel.workers_num}; use a "
+                "ModelParallelRunner for more"
             )
         opened = OpenModel(model_path, model_type, context, config)
         with ExitStack() as joining:
@@ -84,7 +86,7 @@ class Model:
             except BaseException:
                 opened.close()
                 raise
-            if is_forked(self._pid):  # a thread of the parent may have held it
+            if is_forked(self._pid):  # a thread of the parent may have held the lock
                 self._lock = threading.Lock()
             with self._lock:
                 self._drop()
@@ -92,12 +94,12 @@ class Model:
                 self._dims, self._pid, self._closed = (settings.batch_size, settings.seq_len), os.getpid(), False
 
     def get_inputs(self) -> list[Tensor]:
-        """Fresh tensors for ``predict``: ``token_ids`` zeros, ``num_tokens`` T, ``reset`` 1."""
+        """Return new tensors for ``predict``: ``token_ids`` 0, ``num_tokens`` T, ``reset`` 1."""
         with self.in_use():
             return input_tensors(*self._dims)
 
     def get_outputs(self) -> list[Tensor]:
-        """Fresh tensors of the outputs' names, types and shapes."""
+        """Return new tensors with the names, types and shapes of the outputs."""
         with self.in_use() as (_, sequences):
             return [
                 Tensor(name=spec.name, dtype=spec.dtype, shape=sequences.shape_of(spec, *self._dims))
@@ -105,9 +107,9 @@ class Model:
             ]
 
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
-        """Give the inputs other shapes: [[B, T], [B], [B]] in the order of ``inputs``.
+        """Change the shapes of the inputs to ``dims``, [[B, T], [B], [B]] in the order of ``inputs``.
 
-        Another T changes nothing else.  Another B makes the program anew, and all sequences are empty.
+        A new T has no other effect.  A new B creates a new program, in which all sequences are empty.
         """
         with self.in_use() as (opened, sequences):
             batch_size, seq_len = checked_dims(inputs, dims)
@@ -118,39 +120,39 @@ class Model:
             self._dims = (batch_size, seq_len)
 
     def predict(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Compute; returns fresh tensors, or ``outputs`` filled.
+        """Compute the outputs; return new tensors, or ``outputs`` filled with the result.
 
-        ``inputs`` are matched by name when all have the names of ``get_inputs``, else by order.  InvalidArgumentError
-        names what is wrong: shape, type, a token id beyond the vocabulary, a sequence beyond the context, a model that
-        is closed or was built before a fork.
+        ``inputs`` are matched by name when they have the names of ``get_inputs``, else by order.  Raises
+        InvalidArgumentError for a wrong shape or type, a token id beyond the vocabulary, a sequence beyond the context,
+        and a model that is closed or was built before a fork.
         """
         with self.in_use() as (opened, sequences):
             arrays = check_inputs(inputs, opened.info.vocab_size, self._dims)
-            found = None
+            targets = None
             if outputs is not None:
                 shapes = [sequences.shape_of(spec, *self._dims) for spec in sequences.specs]
-                found = check_outputs(outputs, sequences.specs, shapes)
+                targets = check_outputs(outputs, sequences.specs, shapes)
             rows = sequences.forward(*arrays)
-            if found is None:
+            if targets is None:
                 return [Tensor(row, name=spec.name) for row, spec in zip(rows, sequences.specs, strict=True)]
-            for tensor, row in zip(found, rows, strict=True):
+            for tensor, row in zip(targets, rows, strict=True):
                 array_of(tensor)[...] = row
-            return list(found)
+            return list(targets)
 
     def update_weights(self, weights: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> None:
         """Replace weights, named as in the checkpoint, by float32 or float16 tensors of the same shapes.
 
-        They are packed as at export, so that the model computes what a bundle of the new checkpoint would.  The first
-        call copies the weights into private memory; the file is never written.  All or none: an error changes nothing.
-        Sequences are empty afterwards.  InvalidArgumentError names the tensor, InvalidFileError a file that is no
-        longer the one that was opened.
+        They are packed as in an export, so that the model computes what a bundle of the new checkpoint would.  The
+        first call copies the weights into private memory; the file is never written.  An error leaves every weight
+        unchanged.  All sequences are empty afterwards.  Raises InvalidArgumentError, which names the tensor, and
+        InvalidFileError when the file was replaced or changed.
         """
         with self.in_use() as (opened, sequences):
             opened.check_unchanged()
             updates = pack_updates(opened, weights)
             native = opened.native if opened.is_private else core.Model.open(opened.path, mmap=False)
             try:
-                opened.check_unchanged()  # what was read by its name meanwhile is of that file
+                opened.check_unchanged()  # confirms that the reads by name above were from the open file
                 fresh = Sequences(native, opened.bind(), opened.config, sequences.batch_size)
             except BaseException:
                 if native is not opened.native:
@@ -162,7 +164,10 @@ class Model:
             self._sequences = fresh
 
     def get_model_info(self, key: str | None = None) -> Any:
-        """What the model is, a dictionary; or one entry of it.  InvalidArgumentError for a key that it lacks."""
+        """Return the description of the model as a dictionary, or one entry of it.
+
+        Raises InvalidArgumentError for an unknown key.
+        """
         with self.in_use() as (opened, sequences):
             info = opened.describe()
             plan = core.plan(opened.native, opened.bind().native, sequences.options)
@@ -170,23 +175,23 @@ class Model:
         return info if key is None else _entry(info, key)
 
     def get_file(self, name: str) -> bytes | None:
-        """A file that rides in the bundle ("tokenizer.json", "config.json" ...); None when it has none of that name."""
+        """Return a file that the bundle contains ("tokenizer.json", "config.json" ...); None if there is none."""
         if not isinstance(name, str) or not name.isprintable():
-            raise InvalidArgumentError(f"name: expected a file's name, found {name!r:.60}")
+            raise InvalidArgumentError(f"name: expected the name of a file, found {name!r:.60}")
         with self.in_use() as (opened, _):
             segment = opened.native.segment(name)
             return None if segment is None else bytes(segment)
 
     @property
     def native(self) -> core.Model:
-        """The core's own object."""
+        """The model of the native core."""
         with self.in_use() as (opened, _):
             return opened.native
 
     def close(self) -> None:
-        """Give the memory back; calling it again does nothing.  A call that runs ends first."""
+        """Wait for a running call and free the memory.  A second call does nothing."""
         if is_forked(self._pid):
-            return  # the parent's threads and memory are the parent's to end
+            return  # the threads and the memory belong to the parent
         with self._lock:
             self._drop()
             self._closed = True
@@ -212,8 +217,8 @@ class Model:
         check_process(self._pid, "model", "built", "build")
         with self._lock:
             if self._opened is None or self._sequences is None:
-                what = "it is closed" if self._closed else "build_from_file comes first"
-                raise InvalidArgumentError(f"model: {what}")
+                state = "closed" if self._closed else "not built; call build_from_file first"
+                raise InvalidArgumentError(f"model: expected a built model, found one that is {state}")
             yield self._opened, self._sequences
 
     def __enter__(self) -> Self:
@@ -233,6 +238,6 @@ def _check_seq_len(seq_len: int, sequences: Sequences) -> None:
 def _entry(info: dict[str, Any], key: str) -> Any:
     if key not in info:
         near: Final = difflib.get_close_matches(str(key), info, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(info)}"
-        raise InvalidArgumentError(f"get_model_info has no {key!r:.60}: {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"the entries are {', '.join(info)}"
+        raise InvalidArgumentError(f"key: expected an entry of the model info, found {key!r:.60}; {hint}")
     return info[key]

@@ -19,14 +19,14 @@ __all__ = ["ModelType", "OpenModel"]
 
 
 class ModelType(Enum):
-    """What a file is."""
+    """The type of a model file."""
 
     PENSTOCK = "penstock"
     """A bundle, ``.psm``."""
 
 
 class OpenModel:
-    """A bundle that is open, and the context that its programs run on."""
+    """An open bundle, and the context that its programs run on."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class OpenModel:
         if not isinstance(model_type, ModelType):
             raise InvalidArgumentError(f"model_type: expected ModelType.PENSTOCK, found {model_type!r:.60}")
         if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise InvalidArgumentError(f"model_path: expected the name of a bundle, found {path!r:.60}")
+            raise InvalidArgumentError(f"model_path: expected the path of a bundle, found {path!r:.60}")
         if context is not None and not isinstance(context, Context):
             raise InvalidArgumentError(f"context: expected a Context, found {type(context).__name__}")
         self.context = context or Context()
@@ -49,10 +49,10 @@ class OpenModel:
         self._bound: BoundContext | None = None
         self.is_private = False
         self.shared_bytes = 0
-        """Bytes of weights that are mapped from the file of another model of the group."""
+        """The bytes of weights that are mapped from the file of another model of the group."""
         self.native = core.Model.open(self.path, verify=self.config.verify)
         self.info = self.native.info
-        self._stamp = self.native.stamp  # of what is computed from first, whatever is opened beside it later
+        self._stamp = self.native.stamp  # of the first opening; ``replace`` does not change it
         try:
             self._check_precision()
             if self.config.weights == "huge":
@@ -62,22 +62,25 @@ class OpenModel:
             raise
 
     def _check_precision(self) -> None:
-        wanted, scheme = self.context.cpu.precision_mode, self.info.scheme
-        if wanted == "enforce_fp32":
+        mode, scheme = self.context.cpu.precision_mode, self.info.scheme
+        if mode == "enforce_fp32":
             if scheme != "f32" or self.config.kv_cache not in ("auto", "f32"):
                 raise UnsupportedError(
-                    f"precision_mode: enforce_fp32 takes a bundle of scheme f32 with keys and values of f32, found "
-                    f"{scheme} with {self.config.kv_cache}; penstock export --scheme f32 makes one"
+                    f"precision_mode: enforce_fp32 requires a bundle with scheme f32 and kv_cache f32, found {scheme} "
+                    f"with {self.config.kv_cache}; use penstock export --scheme f32"
                 )
-        elif wanted and wanted != scheme:
+        elif mode and mode != scheme:
             raise UnsupportedError(
-                f"precision_mode: {wanted} was asked for, but the bundle computes in {scheme}; "
-                f"penstock export --scheme {wanted} makes one that does"
+                f"precision_mode: {mode} requires a bundle with scheme {mode}, found {scheme}; use penstock export "
+                f"--scheme {mode}"
             )
 
     def bind(self, num_threads: int | None = None, first: int = 0) -> BoundContext:
-        """The context that all programs share; of ``num_threads`` threads one of its own, whose cores begin at
-        ``first`` of the list, which goes round."""
+        """Return the context that all programs share.
+
+        With ``num_threads`` return a new context of that many threads; its cores begin at index ``first`` of the list,
+        modulo the length of the list.
+        """
         if num_threads is not None:
             at = first % max(1, len(self._cores))
             return BoundContext(num_threads, self._cores[at:] + self._cores[:at])
@@ -86,17 +89,17 @@ class OpenModel:
         return self._bound
 
     def replace(self, native: core.Model) -> None:
-        """Run on another opening of the file, in private memory, from now on."""
+        """Switch to another opening of the same file, in private memory."""
         if native is not self.native:
             self.native.close()
         self.native, self.is_private, self.shared_bytes = native, True, 0
 
     def check_unchanged(self) -> None:
-        """InvalidFileError when the path is no longer the file that was opened."""
+        """Raise InvalidFileError when the path is no longer the file that was opened."""
         check_same(self.path, self._stamp)
 
     def describe(self) -> dict[str, Any]:
-        """What ``get_model_info`` gives of every program alike."""
+        """Return the entries of ``get_model_info`` that do not depend on a program."""
         info, context = self.info, self.bind().native
         return {
             "model_path": str(self.path),
@@ -113,7 +116,7 @@ class OpenModel:
         }
 
     def close(self) -> None:
-        """Gives file and threads back."""
+        """Close the file and the threads."""
         self.native.close()
         if self._bound is not None:
             self._bound.native.close()

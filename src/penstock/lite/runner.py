@@ -1,4 +1,4 @@
-"""Predictions side by side over one copy of the weights."""
+"""Parallel predictions that share one copy of the weights."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class _Worker(NamedTuple):
 
 
 class ModelParallelRunner:
-    """Several programs over one bundle: any number of threads may call ``predict``; as many as there are workers are
-    served at a time, the others wait.
+    """Several workers, each with a program, over one bundle.
 
-    ``context.parallel.workers_num`` is how many (0: one for every ``cpu.thread_num`` cores), ``cpu.thread_num`` the
-    threads of each (0: 1).  Of the cores that threads are bound to, each worker takes those after the last one's, and
-    begins again where there are no more.  Inputs and outputs are those of Model, of any [B, T] up to the config's
-    ``batch_size`` and the context.  A call knows nothing of those before it, so each ``reset`` must be 1: who continues
-    sequences uses a Model.
+    Any number of threads may call ``predict``.  Each worker serves one call at a time, and further calls wait.
+    ``context.parallel.workers_num`` is the number of workers (0: one for every ``cpu.thread_num`` cores), and
+    ``cpu.thread_num`` the number of threads of each (0: 1).  If threads are bound to cores, each worker uses the cores
+    after those of the previous worker, and starts at the first core again after the last.
+
+    Inputs and outputs are those of Model, with any [B, T] up to the config's ``batch_size`` and the context length.
+    Calls do not share state, so each ``reset`` must be 1.  Use a Model to continue sequences.
     """
 
     def __init__(self) -> None:
@@ -57,11 +58,11 @@ class ModelParallelRunner:
         context: Context | None = None,
         config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None = None,
     ) -> None:
-        """Open a bundle once and make the workers; arguments and errors are those of ``Model.build_from_file``."""
+        """Open a bundle and create the workers; arguments and errors are those of ``Model.build_from_file``."""
         check_process(self._pid, "runner", "built", "build")
         with self._lock:
             if self._pid:
-                raise InvalidArgumentError("runner: it is built, or was; another one takes another bundle")
+                raise InvalidArgumentError("runner: already built or closed; create another ModelParallelRunner")
             opened = OpenModel(model_path, model_type, context, config)
             workers: list[_Worker] = []
             try:
@@ -80,16 +81,16 @@ class ModelParallelRunner:
 
     @property
     def workers_num(self) -> int:
-        """Predictions at a time."""
+        """The number of simultaneous predictions."""
         return len(self._workers)
 
     def get_inputs(self) -> list[Tensor]:
-        """Fresh tensors for ``predict``, [batch_size, seq_len] of the config."""
+        """Return new tensors for ``predict``, with [batch_size, seq_len] of the config."""
         config = self._ready().config
         return input_tensors(config.batch_size, config.seq_len)
 
     def get_outputs(self) -> list[Tensor]:
-        """Fresh tensors of the outputs' names, types and shapes."""
+        """Return new tensors with the names, types and shapes of the outputs."""
         config = self._ready().config
         sequences = self._workers[0].sequences
         return [
@@ -98,41 +99,42 @@ class ModelParallelRunner:
         ]
 
     def predict(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Compute when a worker is free; as ``Model.predict`` otherwise."""
+        """Wait for a free worker and compute the outputs; otherwise as ``Model.predict``."""
         opened = self._ready()
         token_ids, num_tokens, reset = check_inputs(inputs, opened.info.vocab_size, None)
         batch_size, seq_len = token_ids.shape
         if not 0 < batch_size <= opened.config.batch_size:
             raise InvalidArgumentError(
-                f"token_ids: expected 1 to {opened.config.batch_size} sequences, the config's batch_size, "
-                f"found {batch_size}"
+                f"token_ids: expected 1 to {opened.config.batch_size} sequences (the config's batch_size), found "
+                f"{batch_size}"
             )
         if (reset != 1).any():
             raise InvalidArgumentError(
-                f"reset: expected 1, found 0 at [{np.flatnonzero(reset != 1)[0]}]: a call knows nothing of those before"
+                f"reset: expected 1, because calls of a runner share no state, found 0 at "
+                f"[{np.flatnonzero(reset != 1)[0]}]"
             )
         specs, shape_of = self._workers[0].sequences.specs, self._workers[0].sequences.shape_of
-        found = None
+        targets = None
         if outputs is not None:
-            found = check_outputs(outputs, specs, [shape_of(spec, batch_size, seq_len) for spec in specs])
+            targets = check_outputs(outputs, specs, [shape_of(spec, batch_size, seq_len) for spec in specs])
         worker = self._free.get()
         if worker is None:
-            self._free.put(None)  # for the next who waits
-            raise InvalidArgumentError("runner: it was closed")
+            self._free.put(None)  # wakes the next waiting call
+            raise InvalidArgumentError("runner: expected a built runner, found one that is closed")
         try:
             rows = worker.sequences.forward(token_ids, num_tokens, reset)
         finally:
             self._free.put(worker)
-        if found is None:
+        if targets is None:
             return [Tensor(row, name=spec.name) for row, spec in zip(rows, specs, strict=True)]
-        for tensor, row in zip(found, rows, strict=True):
+        for tensor, row in zip(targets, rows, strict=True):
             array_of(tensor)[...] = row
-        return list(found)
+        return list(targets)
 
     def close(self) -> None:
-        """Give the memory back once the calls that run have ended; those that wait are refused."""
+        """Wait for running calls and free the memory.  Waiting calls raise InvalidArgumentError."""
         if is_forked(self._pid):
-            return  # the parent's threads and memory are the parent's to end
+            return  # the threads and the memory belong to the parent
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is None:
@@ -145,7 +147,8 @@ class ModelParallelRunner:
         check_process(self._pid, "runner", "built", "build")
         opened = self._opened
         if opened is None:
-            raise InvalidArgumentError(f"runner: {'it is closed' if self._pid else 'build_from_file comes first'}")
+            state = "closed" if self._pid else "not built; call build_from_file first"
+            raise InvalidArgumentError(f"runner: expected a built runner, found one that is {state}")
         return opened
 
     def __enter__(self) -> Self:

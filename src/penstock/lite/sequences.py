@@ -1,4 +1,4 @@
-"""Sequences of tokens over one program: arrays in, rows out, keys and values kept in between."""
+"""Sequences of tokens over one program: arrays in, rows out; keys and values are kept between calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["OutputSpec", "Sequences", "output_specs"]
 
 
 class OutputSpec(NamedTuple):
-    """An output: ``width`` elements for each row."""
+    """An output of a model: each row has ``width`` elements."""
 
     name: str
     dtype: npt.DTypeLike
@@ -25,7 +25,7 @@ class OutputSpec(NamedTuple):
 
 
 def output_specs(info: native.ModelInfo) -> list[OutputSpec]:
-    """What a bundle makes of each row: logits, or of one that ends in token ids those, and of topk their logits."""
+    """Return the outputs of a bundle: logits; or token ids if it ends in them, and for topk also their logits."""
     if not info.tail:
         return [OutputSpec("logits", np.float32, info.vocab_size)]
     ids = OutputSpec("token_ids", np.int32, info.tail_k)
@@ -33,7 +33,7 @@ def output_specs(info: native.ModelInfo) -> list[OutputSpec]:
 
 
 class _Chunk(NamedTuple):
-    """``length`` tokens of a sequence, from the ``begin``-th of this call on."""
+    """``length`` tokens of a sequence, from token ``begin`` of this call on."""
 
     row: int
     begin: int
@@ -41,17 +41,17 @@ class _Chunk(NamedTuple):
 
 
 class Sequences:
-    """A program for up to ``batch_size`` sequences, each of which has pages of its own for a whole context.
+    """A program for up to ``batch_size`` sequences, each of which has its own pages for a whole context.
 
-    A call computes at most ``config.max_tokens`` tokens at a time; what comes out does not depend on that.  A network
-    whose attention is not causal takes each sequence whole, in one call and one step, and continues none.
+    A step computes at most ``config.max_tokens`` tokens, on which the results do not depend.  A network whose attention
+    is not causal takes each sequence whole, in one call and one step, and cannot continue one.
     """
 
     def __init__(self, model: native.Model, context: BoundContext, config: ModelConfig, batch_size: int) -> None:
         info = model.info
         if config.context_len > info.context_len:
             raise InvalidArgumentError(
-                f"context_len: the model allows up to {info.context_len} tokens, found {config.context_len}",
+                f"context_len: expected at most {info.context_len}, the model's limit, found {config.context_len}",
                 param="context_len",
             )
         self.context_len = config.context_len or info.context_len
@@ -74,18 +74,19 @@ class Sequences:
         self._lens = np.zeros(batch_size, np.int64)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Free the memory."""
         self._program.close()
 
     def shape_of(self, spec: OutputSpec, batch_size: int, seq_len: int) -> list[int]:
-        """Of an output: [B, width], or [B, T, width] when all rows are wanted."""
+        """Return the shape of an output: [B, width], or [B, T, width] when all rows are wanted."""
         return [batch_size, *([seq_len] if self._all_rows else []), spec.width]
 
     def forward(
         self, token_ids: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32], reset: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[Any]]:
-        """Appends ``num_tokens`` [B] of ``token_ids`` [B, T] to each sequence, which begins anew where ``reset`` [B]
-        is 1, and returns the outputs.  Rows without a token are zeros.  A call that fails changes no sequence.
+        """Append ``num_tokens`` [B] of ``token_ids`` [B, T] to each sequence and return the outputs.
+
+        ``reset`` [B] 1 starts a new sequence.  Rows without a token are zeros.  A call that fails changes no sequence.
         """
         counts = num_tokens.astype(np.int64)
         before = np.where(reset == 1, 0, self._lens[: len(counts)])
@@ -93,8 +94,8 @@ class Sequences:
         if over.size:
             row = int(over[0])
             raise InvalidArgumentError(
-                f"num_tokens: sequence {row} has {before[row]} tokens, and {counts[row]} more exceed the context of "
-                f"{self.context_len}",
+                f"num_tokens: expected at most {self.context_len - before[row]} for sequence {row}, which has "
+                f"{before[row]} tokens of a context of {self.context_len}, found {counts[row]}",
                 param="num_tokens",
             )
         if self._whole:
@@ -109,8 +110,8 @@ class Sequences:
         return outputs
 
     def _check_whole(self, before: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
-        """InvalidArgumentError for a sequence that would not run whole in one step."""
-        why = "the network's attention is not causal, so a sequence runs whole in one step"
+        """Raise InvalidArgumentError for a sequence that would not run whole in one step."""
+        why = "the network's attention is not causal, so a sequence must run whole in one step"
         for row in np.flatnonzero((before > 0) & (counts > 0)):
             raise InvalidArgumentError(
                 f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}", param="reset"
@@ -148,16 +149,16 @@ class Sequences:
         )
 
     def _take(self, chunks: list[_Chunk], counts: npt.NDArray[np.int64], outputs: list[npt.NDArray[Any]]) -> None:
-        """Copies the step's rows to where they belong."""
-        found = self._rows()
+        """Copy the rows of the step to their places in ``outputs``."""
+        results = self._rows()
         at = 0
         for chunk in chunks:
             if self._all_rows:
-                for output, rows in zip(outputs, found, strict=True):
+                for output, rows in zip(outputs, results, strict=True):
                     output[chunk.row, chunk.begin : chunk.begin + chunk.length] = rows[at : at + chunk.length]
                 at += chunk.length
             elif _is_last(chunk, counts):
-                for output, rows in zip(outputs, found, strict=True):
+                for output, rows in zip(outputs, results, strict=True):
                     output[chunk.row] = rows[at]
                 at += 1
 
@@ -173,7 +174,7 @@ def _is_last(chunk: _Chunk, counts: npt.NDArray[np.int64]) -> bool:
 
 
 def _steps(counts: list[int], max_tokens: int, whole: bool) -> list[list[_Chunk]]:
-    """Steps of up to ``max_tokens`` tokens; the last sequence of one may go on in the next, unless ``whole``."""
+    """Return steps of up to ``max_tokens`` tokens.  A sequence may continue in the next step, unless ``whole``."""
     steps: list[list[_Chunk]] = []
     room = 0
     for row, count in enumerate(counts):

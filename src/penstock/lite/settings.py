@@ -1,4 +1,4 @@
-"""What a model is built with: a dictionary, or a file of one section.
+"""The configuration that a model is built with: a dictionary, or a file with one section.
 
 [model]
 batch_size = 1
@@ -32,14 +32,17 @@ _BOUNDS: Final = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How a model is built.
+    """The configuration of a model.
 
-    ``batch_size``: sequences that ``predict`` takes, until ``resize``.  ``seq_len``: tokens of each, likewise.
-    ``context_len``: tokens that a sequence may have in all, 0 for as many as the model allows; memory for their keys
-    and values is made when they come.  ``max_tokens``: tokens computed at a time, for which temporaries are planned.
-    ``kv_cache``: "auto" (f32 under the scheme f32, else bf16), "f32", "bf16" or "int8".  ``logits``: "last", a row
-    for each sequence, or "all", one for each token.  ``weights``: "mmap" shares the file's pages with other
-    processes, "huge" copies them into private huge pages.  ``verify``: check the file's checksums, which reads it all.
+    ``batch_size``: the number of sequences of ``predict``; ``resize`` changes it.
+    ``seq_len``: the number of tokens in a row of ``predict``; ``resize`` changes it.
+    ``context_len``: the limit on the tokens of a sequence; 0 uses the model's limit.  Memory for keys and values is
+    allocated when tokens come.
+    ``max_tokens``: the limit on the tokens of one step, for which temporaries are planned.
+    ``kv_cache``: "auto" (f32 under the scheme f32, else bf16), "f32", "bf16" or "int8".
+    ``logits``: "last" returns one row per sequence, "all" one row per token.
+    ``weights``: "mmap" shares the file's pages with other processes, "huge" copies them into private huge pages.
+    ``verify``: check the checksums of the file, which reads it completely.
     """
 
     batch_size: int = 1
@@ -52,9 +55,9 @@ class ModelConfig:
     verify: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no model could be built with, by name."""
-        for name, (least, most) in _BOUNDS.items():
-            check_integer(name, getattr(self, name), least, most)
+        """Refuse a value that is out of range, by name."""
+        for name, (low, high) in _BOUNDS.items():
+            check_integer(name, getattr(self, name), low, high)
         for name, allowed in (
             ("kv_cache", KV_LAYOUTS), ("logits", ("last", "all")), ("weights", ("mmap", "huge")),
         ):  # fmt: skip
@@ -66,9 +69,9 @@ class ModelConfig:
 
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None) -> ModelConfig:
-    """A ModelConfig of a dictionary or a file; "" and None are the defaults.
+    """Return the ModelConfig of a dictionary or a file; "" and None give the defaults.
 
-    InvalidArgumentError or InvalidFileError naming a field that does not exist or is out of range.
+    Raises InvalidArgumentError or InvalidFileError, which name an unknown field or one that is out of range.
     """
     if config is None or config == "":
         return ModelConfig()
@@ -81,12 +84,15 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
     known = [field.name for field in fields(ModelConfig)]
     for name in config:
         if name not in known:
-            raise InvalidArgumentError(f"config: it has no field {name!r:.60}: it has {', '.join(known)}")
+            raise InvalidArgumentError(f"config: expected the fields {', '.join(known)}, found {name!r:.60}")
     return ModelConfig(**config)
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The fields that a file gives; FileAccessError when it cannot be read, InvalidFileError naming what is wrong."""
+    """Return the fields in a file.
+
+    Raises FileAccessError when it cannot be read, and InvalidFileError, which names the error, for invalid contents.
+    """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidFileError(f"{path}: expected at most {_MAX_FILE_BYTES} bytes")
@@ -94,7 +100,7 @@ def read_values(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidFileError(f"{path}: expected UTF-8 text, found none at byte {error.start}") from None
+        raise InvalidFileError(f"{path}: invalid UTF-8 at byte {error.start}") from None
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         parser.read_string(text)
@@ -102,7 +108,7 @@ def read_values(path: Path) -> dict[str, Any]:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
     for section in parser.sections():
         if section != _SECTION:
-            raise InvalidFileError(f"{path}: expected the section [{_SECTION}] alone, found [{section:.60}]")
+            raise InvalidFileError(f"{path}: expected only the section [{_SECTION}], found [{section:.60}]")
     texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
     values = {name: _value(name, text) for name, text in texts.items()}
     try:
@@ -113,7 +119,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """A file's text as the type of its field; what does not read as such stays text, which the field refuses."""
+    """Return a string of the file as the type of its field, or unchanged if it is invalid, which the field refuses."""
     kind = {field.name: type(field.default) for field in fields(ModelConfig)}.get(name, str)
     if kind is int and text.isascii() and text.isdecimal() and len(text) < 12:
         return int(text)

@@ -1,4 +1,4 @@
-"""A Tensor: numbers with a name, from numpy and back, and over DLPack to any library that speaks it."""
+"""A Tensor: an array with a name, which converts from and to numpy and, over DLPack, other libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CPU = 1  # kDLCPU of dlpack.h
 
 
 class DataType:
-    """The element types of a Tensor, numpy's own."""
+    """The element types of a Tensor, which are numpy's."""
 
     FLOAT32: ClassVar = np.dtype(np.float32)
     FLOAT16: ClassVar = np.dtype(np.float16)
@@ -43,8 +43,8 @@ _TYPES = frozenset(value for name, value in vars(DataType).items() if name.isupp
 class Tensor:
     """A C-contiguous array with a name.
 
-    ``Tensor(array)`` shares the array's memory; ``Tensor(name=, dtype=, shape=)`` makes zeros.  InvalidArgumentError
-    for what is no such array; numpy.ascontiguousarray makes one.
+    ``Tensor(array)`` shares the array's memory; ``Tensor(name=, dtype=, shape=)`` creates zeros.  Raises
+    InvalidArgumentError for an array that is not C-contiguous; use numpy.ascontiguousarray.
     """
 
     __slots__ = ("_array", "_name")
@@ -59,57 +59,58 @@ class Tensor:
         shape: Sequence[int] | None = None,
     ) -> None:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"name: expected a text, found {type(name).__name__}")
+            raise InvalidArgumentError(f"name: expected a string, found {type(name).__name__}")
         if tensor is None:
             tensor = np.zeros(_checked_shape(shape), _checked_dtype(dtype))
         elif dtype is not None or shape is not None:
             raise InvalidArgumentError(
-                f"{'dtype' if dtype is not None else 'shape'}: a tensor that is given has its own"
+                f"{'dtype' if dtype is not None else 'shape'}: expected none with an array, which has its own"
             )
         if isinstance(tensor, Tensor):
             name, tensor = name or tensor.name, tensor._array
-        self._array = _checked_array(tensor).view()  # a view: nobody else can change its shape
+        self._array = _checked_array(tensor).view()  # a view, whose shape no other code can change
         self._name = name
 
     @property
     def name(self) -> str:
-        """Of an input or output; may be set."""
+        """The name of an input or output; it can be set."""
         return self._name
 
     @name.setter
     def name(self, name: str) -> None:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"name: expected a text, found {type(name).__name__}")
+            raise InvalidArgumentError(f"name: expected a string, found {type(name).__name__}")
         self._name = name
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """One of DataType."""
+        """The element type, one of DataType."""
         return self._array.dtype
 
     @property
     def shape(self) -> list[int]:
-        """Elements of each dimension."""
+        """The number of elements in each dimension."""
         return list(self._array.shape)
 
     @property
     def element_num(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return int(self._array.size)
 
     @property
     def data_size(self) -> int:
-        """Bytes of all elements."""
+        """The size of all elements in bytes."""
         return int(self._array.nbytes)
 
     def set_data_from_numpy(self, numpy_obj: npt.NDArray[Any]) -> None:
-        """Copy an array of this tensor's shape into it.
+        """Copy an array of the same shape into this tensor.
 
-        Numbers of another type are taken when each is exactly one of this tensor's (1.0 is the int32 1; 0.5, NaN and
-        2**40 are refused).  InvalidArgumentError for another shape or type, and an array that is not C-contiguous.
+        An array of another type is accepted if this tensor's type can represent each number exactly: 1.0 is the int32
+        1, but 0.5, NaN and 2**40 are refused.  Raises InvalidArgumentError for another shape, for a number that cannot
+        be represented, and for an array that is not C-contiguous.
         """
         if not self._array.flags.writeable:
-            raise InvalidArgumentError(f"{self._called()}: its memory is read-only")
+            raise InvalidArgumentError(f"{self._called()}: expected writable memory, found read-only memory")
         array = _checked_array(numpy_obj, "numpy_obj")
         if array.shape != self._array.shape:
             raise InvalidArgumentError(f"numpy_obj: shape: expected {self.shape}, found {list(array.shape)}")
@@ -122,33 +123,32 @@ class Tensor:
             converted = array.astype(self.dtype)
             wrong = np.flatnonzero((converted.astype(array.dtype) != array).reshape(-1))
         if wrong.size:
-            found = array.reshape(-1)[wrong[0]]
             raise InvalidArgumentError(
-                f"numpy_obj: expected {self.dtype.name} for {self._called()}, found {array.dtype.name} whose element "
-                f"{wrong[0]}, {found}, is none"
+                f"numpy_obj: expected values of {self.dtype.name} for {self._called()}, found {array.dtype.name} "
+                f"{array.reshape(-1)[wrong[0]]} at element {wrong[0]}"
             )
         return converted
 
     def get_data_to_numpy(self) -> npt.NDArray[Any]:
-        """A copy of the data as an array.  ``numpy.from_dlpack(tensor)`` shares it instead."""
+        """Return a copy of the data as an array.  ``numpy.from_dlpack(tensor)`` returns one that shares the memory."""
         return self._array.copy()
 
     @classmethod
     def from_dlpack(cls, data: Any, name: str = "") -> Tensor:
-        """A tensor over the memory of another library's array (PyTorch, JAX, numpy ...), which is not copied.
+        """Return a tensor that shares the memory of another library's array (PyTorch, JAX, numpy ...).
 
-        UnsupportedError for one that lies on another device than the CPU; InvalidArgumentError for one without DLPack,
-        of a type that numpy lacks (bfloat16, say) or that is not C-contiguous.
+        Raises UnsupportedError for memory of another device than the CPU, and InvalidArgumentError for an object
+        without DLPack, for a type that numpy lacks (such as bfloat16), and for an array that is not C-contiguous.
         """
         if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
             raise InvalidArgumentError(f"data: expected an array with __dlpack__, found {type(data).__name__}")
         device = data.__dlpack_device__()
         if int(device[0]) != _CPU:
-            raise UnsupportedError(f"data: expected memory of the CPU, found DLPack's device type {int(device[0])}")
+            raise UnsupportedError(f"data: expected CPU memory, found DLPack device type {int(device[0])}")
         try:
             array = np.from_dlpack(data)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"data: it cannot be taken over DLPack: {error}") from error
+            raise InvalidArgumentError(f"data: DLPack conversion failed: {error}") from error
         return cls(array, name=name)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -166,7 +166,7 @@ class Tensor:
 
 
 def array_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """The array itself, not a copy."""
+    """Return the array of a tensor, not a copy."""
     return tensor._array
 
 
@@ -178,7 +178,7 @@ def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
     if not array.flags.c_contiguous:
         raise InvalidArgumentError(
             f"{name}: expected a C-contiguous array, found strides {list(array.strides)} of shape {list(array.shape)}; "
-            "numpy.ascontiguousarray makes one"
+            "use numpy.ascontiguousarray"
         )
     if array.ndim > _MAX_DIMS:
         raise InvalidArgumentError(f"{name}: expected up to {_MAX_DIMS} dimensions, found {array.ndim}")

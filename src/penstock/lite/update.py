@@ -1,4 +1,4 @@
-"""New values for weights of a model that is built: packed as at export, written into private memory."""
+"""Update the weights of a built model: new values are packed as in an export and written into private memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _DTYPES: Final = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
 Updates = list[tuple[StoredWeight, npt.NDArray[np.uint8]]]
 
 
-def pack_updates(opened: OpenModel, given: object) -> Updates:
-    """The new bytes of every weight that the tensors change; nothing is written yet."""
-    tensors = _named(given)
+def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
+    """Return the new bytes of every weight that the tensors change.  Does not write them."""
+    tensors = _by_name(new_weights)
     weights = stored_weights(read_metadata(opened.path, opened.native.stamp))
     known = {part.name for weight in weights for part in weight.parts}
     for name in tensors:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidArgumentError(f"weights: the model has no tensor {name!r:.200}{hint}")
+            raise InvalidArgumentError(f"weights: expected tensors of the model, found {name!r:.200}{hint}")
     updates: Updates = []
     for weight in weights:
         parts = [part for part in weight.parts if part.name in tensors]
@@ -40,7 +40,7 @@ def pack_updates(opened: OpenModel, given: object) -> Updates:
             continue
         segment = opened.native.segment(weight.segment)
         if segment is None:
-            raise InvalidArgumentError(f"weights: the model has no segment {weight.segment!r}")
+            raise InvalidArgumentError(f"weights: expected a segment {weight.segment!r} in the bundle, found none")
         packed = np.frombuffer(segment, np.uint8)[weight.offset : weight.offset + weight.num_bytes].copy()
         for part in parts:
             _pack_part(opened.bind().native, weight, part, tensors[part.name], packed)
@@ -49,32 +49,32 @@ def pack_updates(opened: OpenModel, given: object) -> Updates:
 
 
 def write_updates(model: native.Model, updates: Updates) -> None:
-    """Into a model in private memory, between steps."""
+    """Write updates into a model in private memory; call it only between steps."""
     for weight, packed in updates:
         model.overwrite(weight.segment, weight.offset, packed)
 
 
-def _named(given: object) -> dict[str, npt.NDArray[Any]]:
-    """The tensors by name; a list of lists is taken as one list."""
-    if not isinstance(given, (list, tuple)) or not given:
+def _by_name(new_weights: object) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays by name; a list of lists is flattened."""
+    if not isinstance(new_weights, (list, tuple)) or not new_weights:
         raise InvalidArgumentError("weights: expected a list of Tensors that are named as in the checkpoint")
-    flat = [one for item in given for one in (item if isinstance(item, (list, tuple)) else [item])]
-    found: dict[str, npt.NDArray[Any]] = {}
+    flat = [tensor for item in new_weights for tensor in (item if isinstance(item, (list, tuple)) else [item])]
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in flat:
         if not isinstance(tensor, Tensor):
             raise InvalidArgumentError(f"weights: expected Tensors, found {type(tensor).__name__}")
         if not tensor.name:
-            raise InvalidArgumentError("weights: expected a name of the checkpoint for every Tensor, found one without")
-        if tensor.name in found:
-            raise InvalidArgumentError(f"weights: {tensor.name!r:.200} is there twice")
+            raise InvalidArgumentError("weights: expected Tensors named as in the checkpoint, found one without a name")
+        if tensor.name in arrays:
+            raise InvalidArgumentError(f"weights: expected each tensor once, found {tensor.name!r:.200} twice")
         if tensor.dtype not in _DTYPES:
             raise InvalidArgumentError(f"{tensor.name}: dtype: expected float32 or float16, found {tensor.dtype.name}")
-        found[tensor.name] = array_of(tensor)
-    return found
+        arrays[tensor.name] = array_of(tensor)
+    return arrays
 
 
 def _expected_shape(weight: StoredWeight, part: StoredPart) -> list[int]:
-    """Of a vector, which has one row; fused vectors lie end to end, and their parts count elements."""
+    """Return the shape of a tensor.  A vector has one row; the parts of fused vectors count elements."""
     if weight.rows > 1:
         return [part.num_rows, weight.cols]
     return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
@@ -100,11 +100,11 @@ def _pack_part(
             at = (weight.layout, weight.rows, weight.cols, part.row_start, part.num_rows)
             native.pack(context, *at, dtype, np.ascontiguousarray(array), packed)
             return
-        alone = np.zeros(native.layout_bytes(weight.layout, 1, array.size), np.uint8)
-        native.pack(context, weight.layout, 1, array.size, 0, 1, dtype, np.ascontiguousarray(array), alone)
-    except InvalidArgumentError as error:  # a NaN, say, of which the check knows the place but not the name
+        vector = np.zeros(native.layout_bytes(weight.layout, 1, array.size), np.uint8)
+        native.pack(context, weight.layout, 1, array.size, 0, 1, dtype, np.ascontiguousarray(array), vector)
+    except InvalidArgumentError as error:  # for example a NaN: the check knows its place but not the tensor's name
         raise InvalidArgumentError(f"{part.name}: {error}") from None
     if len(weight.parts) == 1:
-        packed[:] = alone
+        packed[:] = vector
     else:
-        packed.view(np.float32)[part.row_start : part.row_start + array.size] = alone.view(np.float32)[: array.size]
+        packed.view(np.float32)[part.row_start : part.row_start + array.size] = vector.view(np.float32)[: array.size]

@@ -14,7 +14,7 @@ from penstock.core import native
 from penstock.core.memory import can_map_segments
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.replace_tail import map_weights, with_tail
+from penstock.graph.replace_tail import map_weights, replace_tail
 from penstock.lite.device import Context
 from penstock.lite.model import Model
 from penstock.lite.open_model import ModelType
@@ -206,7 +206,7 @@ def open_accelerated(source: Path, options: RunOptions) -> Generator:
     fixed = replace(options, scheme=None, network=None, verify="never")  # the weights were verified already
     with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / bundle.name
-        stamp = with_tail(bundle, file, "argmax", hollow=is_hollow)
+        stamp = replace_tail(bundle, file, "argmax", without_weights=is_hollow)
         generator = open_generator(file, fixed)
         try:
             if is_hollow:

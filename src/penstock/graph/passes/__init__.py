@@ -1,6 +1,6 @@
-"""Passes: each rewrites the graph it is given.  They know no tensors.
+"""The passes, each of which rewrites a graph.  They do not import tensors.
 
-``run_passes`` makes the graph that a bundle holds; ``assign_scheme`` then chooses how its weights are stored.
+``run_passes`` makes the graph of a bundle; ``assign_scheme`` then chooses the layouts of its weights.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ __all__ = [
 
 
 def run_passes(graph: Graph, *, world: int = 1) -> Graph:
-    """A rewritten copy of a captured graph: the same numbers from fewer nodes.  Same graph in, same graph out."""
+    """Return a rewritten copy of a captured graph, which computes the same numbers with fewer nodes.
+
+    Equal graphs give equal results.
+    """
     graph = copy.deepcopy(graph)
     if world == 1:
         drop_all_reduce(graph)
-    drop_dead_code(graph)  # first: what is dead must not hold up, or join, a fusion
+    drop_dead_code(graph)  # first: dead nodes must not prevent or join a fusion
     fuse_linear(graph)
     fuse_add_norm(graph)
     order_values(graph)

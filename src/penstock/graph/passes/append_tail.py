@@ -1,4 +1,4 @@
-"""A graph that ends in token ids instead of logits: for a device that only ever takes the likeliest."""
+"""End a graph in token ids instead of logits, for devices that always take the likeliest tokens."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ __all__ = ["append_tail", "check_tail"]
 
 
 def check_tail(tail: str) -> tuple[str, int]:
-    """ "argmax" or "topk:K" as an op and its number of ids; InvalidArgumentError for anything else."""
+    """Return the op and the number of ids of the tail "argmax" or "topk:K"; InvalidArgumentError for any other."""
     kind, colon, count = tail.partition(":")
     if kind == "argmax" and not colon:
         return kind, 1
     if kind == "topk" and count.isascii() and count.isdecimal() and len(count) < 6 and int(count) > 0:
         return kind, int(count)
-    raise InvalidArgumentError(f"tail must be argmax or topk:K, K ids of each row, not {tail!r:.40}", param="tail")
+    raise InvalidArgumentError(f"tail: expected argmax, or topk:K for K ids per row, found {tail!r:.40}", param="tail")
 
 
 def append_tail(graph: Graph, tail: str) -> None:
-    """Ends a graph whose output is logits [R, vocab] in their argmax, int32 [R], or in the ids of the K greatest, int32
-    [R, K], greatest first, with the logits beside them.
+    """Append a tail to a graph whose output is logits [R, vocab].
+
+    "argmax" outputs int32 [R]; "topk:K" outputs the ids of the K greatest logits, int32 [R, K], greatest first, and
+    their logits.
     """
     op, count = check_tail(tail)
     if count > graph.vocab_size:
-        raise InvalidArgumentError(f"tail {tail}: the model has only {graph.vocab_size} tokens", param="tail")
+        raise InvalidArgumentError(
+            f"tail: expected at most {graph.vocab_size} ids, the vocabulary, found {tail}", param="tail"
+        )
     rows, logits = Dim("R", 1), Operand("value", graph.output)
     ids = Value(f"tail:{op}", DType.I32, (rows,) if op == "argmax" else (rows, Dim(None, 0, count)))
     outputs = [ids.name]

@@ -1,4 +1,4 @@
-"""Chooses how the weights are stored."""
+"""Choose the layouts of the weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF1
 
 
 def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
-    """A copy of the graph whose linears have ``scheme`` and whose weights have their layouts.
+    """Return a copy of the graph whose linears have ``scheme`` and whose weights have their layouts.
 
-    The output head gets the scheme's own ``head``.  A table shared with a linear lies as that linear reads it, any
-    other table row by row in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type); vectors are float32.
+    The output head gets the scheme's ``head``.  A table that is shared with a linear has that linear's layout; any
+    other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type).  Vectors are float32.
     Raises InvalidArgumentError for an unknown scheme or type.
     """
     if table_dtype not in _ROWS:
@@ -46,11 +46,11 @@ def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
 
 
 def _head_weights(graph: Graph) -> set[str]:
-    """The weight of the output head: of the module that capture noted, else of the linear that makes the output."""
-    noted = graph.properties.get("output_head")
+    """Return the weight of the output head: the module that capture recorded, or else the linear before the output."""
+    recorded = graph.properties.get("output_head")
     root = graph.values[graph.output].base or graph.output
     return {
         node.inputs[1].name
         for node in graph.nodes
-        if node.op == "linear" and (node.name == noted if noted else root in node.outputs)
+        if node.op == "linear" and (node.name == recorded if recorded else root in node.outputs)
     }

@@ -1,4 +1,4 @@
-"""Nodes whose results nobody reads."""
+"""Remove nodes whose results no other node reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["drop_dead_code"]
 
 
 def drop_dead_code(graph: Graph) -> None:
-    """Removes pure nodes (those that write no state) without readers, and weights and states that nothing names."""
+    """Remove pure nodes (those that write no state) without readers, and unused weights and states."""
     live = {graph.output}
     kept = []
     for node in reversed(graph.nodes):

@@ -1,7 +1,7 @@
-"""Linears of one module that read the same rows become one: q|k|v, gate|up.
+"""Fuse linears of one module that read the same rows into one: q|k|v, gate|up.
 
-The fused weight stacks the rows of its parts, each under its checkpoint name; the results are views.  Every output is
-computed as before, so the numbers are the same bit for bit.
+The fused weight stacks the rows of its parts, each under its checkpoint name, and the results are views.  Every output
+is computed as before, so the numbers are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ __all__ = ["fuse_linear"]
 
 
 def fuse_linear(graph: Graph) -> None:
-    """Fuses each group of at least two linears that share input, scheme and parent module, and have a bias all or
-    none of them."""
+    """Fuse each group of at least two linears that share input, scheme and parent module.
+
+    All linears of a group have a bias, or none has.
+    """
     uses = count_weight_uses(graph)
     groups: dict[tuple[str, str, str, bool], list[Node]] = {}
     for node in graph.nodes:
@@ -50,7 +52,7 @@ def _fuse(graph: Graph, parent: str, nodes: list[Node]) -> None:
 
 
 def _stack(graph: Graph, name: str, names: list[str]) -> str:
-    """Matrices with the same columns, one below the other."""
+    """Stack the rows of matrices with the same number of columns."""
     parts: list[Part] = []
     rows = 0
     for weight in map(graph.weights.__getitem__, names):
@@ -63,7 +65,7 @@ def _stack(graph: Graph, name: str, names: list[str]) -> str:
 
 
 def _join(graph: Graph, name: str, names: list[str]) -> str:
-    """Vectors end to end: one row, whose parts count elements."""
+    """Concatenate vectors: one row, whose parts count elements."""
     parts: list[Part] = []
     cols = 0
     for weight in map(graph.weights.__getitem__, names):
@@ -77,7 +79,7 @@ def _join(graph: Graph, name: str, names: list[str]) -> str:
 
 
 def _replace(graph: Graph, names: list[str], fused: Weight) -> None:
-    """Puts ``fused`` where the first of ``names`` stood."""
+    """Replace the weights ``names`` by ``fused``, at the place of the first."""
     weights: dict[str, Weight] = {}
     for name, weight in graph.weights.items():
         if name == names[0]:

@@ -1,4 +1,4 @@
-"""What passes share: who uses a value, and replacing one."""
+"""Helpers for passes: find the uses of a value, and replace values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["count_weight_uses", "make_view", "order_values", "replace_value", "u
 
 
 def uses_of(graph: Graph, name: str) -> list[Node]:
-    """The nodes that read a value or a view of it, in order."""
+    """Return the nodes that read a value or a view of it, in order."""
     names = {name} | {value.name for value in graph.values.values() if value.base == name}
     return [node for node in graph.nodes if any(i.kind == "value" and i.name in names for i in node.inputs)]
 
 
 def count_weight_uses(graph: Graph) -> Counter[str]:
-    """How many operands name each weight."""
+    """Return the number of operands that refer to each weight."""
     return Counter(operand.name for node in graph.nodes for operand in node.inputs if operand.kind == "weight")
 
 
@@ -25,7 +25,7 @@ def _root(value: Value) -> tuple[str, int]:
 
 
 def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
-    """Turns a value that a node made into a view, ``offset`` elements into each row of the root ``base``."""
+    """Turn a node's output into a view that begins ``offset`` elements into each row of the root ``base``."""
     for value in graph.values.values():
         if value.base == name:
             value.base, value.offset = base, value.offset + offset
@@ -34,7 +34,7 @@ def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
 
 
 def replace_value(graph: Graph, old: str, new: str) -> None:
-    """Makes every reader of ``old`` read ``new``, which has the same shape; ``old`` goes away."""
+    """Make every reader of ``old`` read ``new``, which has the same shape, and remove ``old``."""
     base, offset = _root(graph.values[new])
     for value in graph.values.values():
         if value.base == old:
@@ -47,7 +47,7 @@ def replace_value(graph: Graph, old: str, new: str) -> None:
 
 
 def order_values(graph: Graph) -> None:
-    """Drops values that nothing names and lists the others as they come to exist, each followed by its views."""
+    """Remove unused values, and order the others by their creation, each followed by its views."""
     named = {i.name for node in graph.nodes for i in node.inputs if i.kind == "value"} | {graph.output}
     views: dict[str, list[Value]] = {}
     for value in graph.values.values():
