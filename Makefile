@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test system-packages lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all system-packages lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
-	@echo "make test        set everything up and run all tests"
+	@echo "make test        set everything up, and run ruff, mypy and the tests"
+	@echo "make test-all    the long tests: exhaustive forms, builds under sanitizers, the page in a browser"
 	@echo "make lint        ruff and mypy"
 	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files"
 	@echo "make perplexity  the table of docs/quantization.md"
@@ -39,10 +40,19 @@ $(VENV)/.test: constraints.txt $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/penstock run demo/demo.psm "$$(cat demo/prompt.py)" --max-tokens 96
 
-test: $(VENV)/.test system-packages lint
-	$(BIN)/pytest
+# Two workers per core: tests wait for processes about as long as they compute.  A file's tests run in one worker.
+TEST_WORKERS ?= 3
+PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile
 
-# What only a package manager of the system brings; where it may not be asked, pytest's summary says what was skipped.
+test: $(VENV)/.test system-packages lint
+	$(PYTEST) -m "not long"
+
+# The exhaustive forms, and the tests of the page, which need a browser.
+test-all: $(VENV)/.test system-packages
+	$(BIN)/python tests/system_packages.py --browser
+	$(PYTEST) -m long
+
+# Programs from the system's package manager. Where they cannot be installed, pytest's summary names the skipped tests.
 system-packages: $(BIN)/python
 	$(BIN)/python tests/system_packages.py
 

@@ -1,10 +1,10 @@
-"""How near is attention to the machine's limits?
+"""Compares attention with the limits of the machine.
 
     python benchmarks/attention.py [--threads 0] [--level avx2] [--quick]
 
-Decode: one token of each request, 32 heads of 64 dimensions, for some contexts, batches, types of keys and values, and
-query heads that share a KV head.  The share is of the higher of two limits: reading the pages at the bandwidth probed
-around the row, or multiplying at the float32 peak.  Prefill: 512 tokens behind an empty context, and behind 1,536.
+Decode: one token per request, 32 heads of 64 dimensions, for several contexts, batches, types of keys and values, and
+numbers of query heads per KV head.  The share is that of the higher of two limits: reading the pages at the bandwidth
+probed around the row, or multiplying at the float32 peak.  Prefill: 512 tokens after an empty context and after 1,536.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tensor(array: np.ndarray) -> CoreTensor:
 
 
 class Case:
-    """``batch`` requests of ``context`` tokens, the last ``new`` of which ask; a KV head for ``group`` query heads."""
+    """``batch`` requests of ``context`` tokens, the last ``new`` being queries; ``group`` query heads per KV head."""
 
     def __init__(self, context: int, batch: int, group: int, layout: KvLayout, new: int = 1) -> None:
         self.kv_heads, self.new, self.layout = HEADS // group, new, layout
@@ -47,7 +47,7 @@ class Case:
         context, batch, width = self.shape
         rng = np.random.default_rng(0)
         pages = batch * width
-        # Small numbers in every type: nothing of the arithmetic depends on them.
+        # Small numbers of each type; the arithmetic does not depend on them.
         self.state = np.full((pages, self.page_bytes // 4), 0x3C003C00, np.uint32)
         element = 4 // int(BYTES[self.layout])
         elements = self.page_bytes if self.layout is KvLayout.INT8 else self.state.shape[1] * element
@@ -62,7 +62,7 @@ class Case:
         self.operands = [tensor(q), cache, tensor(positions), tensor(starts), tensor(table), None, tensor(out)]
 
     def seconds(self, context: Context, budget: float) -> float:
-        """Median of as many runs as ``budget`` seconds hold, three at least."""
+        """Return the median of as many runs as fit into ``budget`` seconds, at least three."""
         attrs = {"scale": 0.125, "group": 0, "causal": 1, "window": 0, "softcap": 0.0}
         run_op(context, "attention", self.operands, attrs)
         times: list[float] = []
@@ -88,9 +88,9 @@ def cases(quick: bool) -> Iterator[tuple[str, Case]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention against the machine's limits.")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--level", default=None, help="an instruction level; the best unless given")
-    parser.add_argument("--quick", action="store_true", help="fewer groups, and less time a row")
-    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--level", default=None, help="instruction level (default: the best)")
+    parser.add_argument("--quick", action="store_true", help="fewer groups and less time per row (default: all)")
+    parser.add_argument("--only", default="", help="only rows whose name contains this (default: all)")
     args = parser.parse_args()
     context = Context(args.threads, args.level)
     peak = probe_compute(context, DType.F32, 0.2)

@@ -1,4 +1,4 @@
-"""What the batcher of servables costs a request: entering it and taking the batches, in processor time.
+"""Measures the processor time per request of the batcher of servables: entering a request and taking batches.
 
 python benchmarks/batcher.py
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 
-from penstock.servables.schedule.batcher import Batcher, BatchRules
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.schedule.batcher import Batcher
 
 NUM_REQUESTS = 100_000
 CASES = (

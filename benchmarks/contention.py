@@ -1,4 +1,4 @@
-"""How long do steps take when the cores are wanted elsewhere?  Decode steps at batch 1, quiet and beside others.
+"""Measures how long steps take when other work uses the cores: decode at batch 1, on a quiet and on a busy machine.
 
     python -m benchmarks.contention BUNDLE [--context 128] [--steps 200]
 
@@ -21,7 +21,7 @@ from penstock.core.native import Context, CoreProgram, Model, ProgramOptions
 
 
 def spin(cpu: int | None) -> None:
-    """Keeps a core busy until it is terminated."""
+    """Keep a core busy until the process is terminated."""
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
     while True:
@@ -30,7 +30,7 @@ def spin(cpu: int | None) -> None:
 
 @contextmanager
 def busy(cpus: list[int | None]) -> Iterator[None]:
-    """One busy process per entry, pinned to a core or not."""
+    """Run one busy process per entry, optionally pinned to a core."""
     others = [multiprocessing.Process(target=spin, args=(cpu,), daemon=True) for cpu in cpus]
     for other in others:
         other.start()
@@ -44,7 +44,7 @@ def busy(cpus: list[int | None]) -> Iterator[None]:
 
 
 def measure(model: Model, threads: int, context_len: int, steps: int) -> list[float]:
-    """Milliseconds of each step, ascending."""
+    """Return the milliseconds of each step, ascending."""
     batch = make_batch("b1", context_len, model.info.num_page_groups)
     options = ProgramOptions(max_tokens=1, max_requests=1, max_rows=1, num_pages=int(batch.page_tables.max()) + 1)
     with Context(threads) as context, CoreProgram(model, context, options) as program:

@@ -1,19 +1,19 @@
-"""penstock-lite beside graph mode and llama.cpp's programs: how soon, how fast, how much memory.
+"""Compares penstock-lite with graph mode and the programs of llama.cpp: start, speed and memory.
 
     python benchmarks/devices.py BUNDLE --lite build/device/penstock-lite [--rounds 5] [--measure start,decode]
     python benchmarks/devices.py BUNDLE --lite ... --tools build/peers/llama.cpp/build/bin --gguf Q4_0.gguf
 
-A round measures everybody, one after the other, decoding there and back, every second round the other way about, with
-the bandwidth probed before and behind.  Graph mode is a process of its own that stays open and sleeps in between; the
-others start anew.
+A round measures each system, one after the other.  Decode runs in one order and then in the reverse order; every second
+round reverses both.  The bandwidth is probed before and after each figure.  Graph mode is a separate process that stays
+open and sleeps between measurements; the other systems start anew.
 
-start    from starting the process to the first byte of its answer of one token, or its end; page cache warm.  Of
-         llama.cpp llama-completion, without its warm-up run
-decode   tokens per second behind the first, greedily, after ``--prompt-tokens`` random ids: penstock-lite's own figure
-         and the engine's own, whose tokens must be the same; llama-bench at the same depth, with tokens of its own
-memory   peak of resident memory of the process that decoded, mapped weights as far as they were read
+start    time from starting the process to the first byte of its answer of one token, or to its end; page cache warm.
+         For llama.cpp this is llama-completion without its warm-up run
+decode   tokens per second after the first, greedy, after ``--prompt-tokens`` random ids: penstock-lite's own figure and
+         the engine's own, whose tokens must be equal; llama-bench at the same depth with its own tokens
+memory   peak of resident memory of the process that decoded, including the mapped weights that were read
 
-Ratios are of the same round; what counts is their median.
+Ratios compare figures of the same round; the result is their median.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def one_round(args: argparse.Namespace, number: int, systems: dict[str, Any]) ->
                 found[name]["start_ms"] = 1e3 * systems[name].start()
     if "decode" in args.measure:
         ids: dict[str, list[int]] = {}
-        for name in [*order, *reversed(order)]:  # there and back: what changes evenly meets all alike
+        for name in [*order, *reversed(order)]:  # both directions, so that a steady drift affects all equally
             run = systems[name].ask if isinstance(systems[name], GraphMode) else systems[name].decode
             figures = run(prompt)
             found[name]["tokens_per_s"] = found[name].get("tokens_per_s", 0.0) + figures["tokens_per_s"] / 2
@@ -197,14 +197,16 @@ def report(rounds: list[Found], probes: list[float]) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--lite", type=Path, help="the program penstock-lite")
-    parser.add_argument("--tools", type=Path, help="the folder of llama-completion and llama-bench")
-    parser.add_argument("--gguf", type=Path, help="the same network for them")
+    parser.add_argument("--lite", type=Path, help="path of the program penstock-lite (default: do not measure it)")
+    parser.add_argument(
+        "--tools", type=Path, help="folder of llama-completion and llama-bench (default: do not measure llama.cpp)"
+    )
+    parser.add_argument("--gguf", type=Path, help="the same network for llama.cpp (default: none)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--measure", default=",".join(MEASURES), help="start, decode or both (default)")
+    parser.add_argument("--measure", default=",".join(MEASURES), help="start, decode or both (default: both)")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.measure = args.measure.split(",")
@@ -227,7 +229,7 @@ def main() -> None:
         systems["graph mode"] = GraphMode(args)
     if args.tools is not None:
         systems["llama.cpp"] = LlamaCpp(args)
-    one_round(args, 0, systems)  # the page cache fills, weights are touched
+    one_round(args, 0, systems)  # fills the page cache and touches the weights
     probes, rounds = [bandwidth(args.threads)], []
     for number in range(1, args.rounds + 1):
         rounds.append(one_round(args, number, systems))

@@ -1,10 +1,11 @@
-"""What the engine costs beside the model, in milliseconds a step, with a program that computes nothing.
+"""Measures the cost of the engine without the model, in milliseconds per step, with a program that computes nothing.
 
     python benchmarks/engine.py
 
-``schedule``: the scheduler alone, 256 requests running and 1,000 waiting that find no place.  ``whole step``: that,
-pages, layout, sampling arrays and update, everything of a step in Python.  Both are medians of 300 steps in
-which each request makes one token; the whole step's slowest tenth is there because it takes new pages.
+``schedule``: only the scheduler, with 256 running requests and 1,000 waiting ones that find no slot.  ``whole step``:
+the scheduler, pages, layout, sampling arrays and update, which is all of a step in Python.  Both are medians of 300
+steps in which each request gets one token.  The slowest tenth of whole steps is shown, too, because those allocate new
+pages.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import numpy as np
 from penstock.core.native import Sampled, Sampling, StepBatch
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import ResolvedSampling
+from penstock.engine.params import ResolvedSampling
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 
 NUM_RUNNING, NUM_WAITING, NUM_STEPS, PROMPT_LEN = 256, 1000, 300, 200
 
 
 class EmptyProgram:
-    """Answers every row with the same token."""
+    """A program that answers each row with the same token."""
 
     def __init__(self) -> None:
         self.limits = ProgramLimits(
@@ -37,7 +38,7 @@ class EmptyProgram:
         self.info = ProgramInfo("empty", "f32", "graph", 32000, 4096, (0,), 1, 1, 1, "generic")
 
     def run(self, batch: StepBatch) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def logits(self) -> np.ndarray:
         return np.zeros((0, 1), np.float32)
@@ -51,11 +52,11 @@ class EmptyProgram:
         return self.sample(sampling)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def filled_engine(prefix_cache: bool) -> Engine:
-    """256 requests past their prompts, 1,000 behind them."""
+    """Return an engine with 256 requests after their prompts and 1,000 waiting ones."""
     engine = Engine(EmptyProgram(), EngineOptions(prefix_cache=prefix_cache))
     random = np.random.default_rng(0)
     for _ in range(NUM_RUNNING + NUM_WAITING):

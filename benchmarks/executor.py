@@ -1,7 +1,6 @@
-"""What does a step cost without its kernels?  Everything runs but the kernels: batch checks, the walk over the
-nodes, the split over threads, every barrier.
+"""Measures the cost of a step without its kernels: batch checks, walking the nodes, splitting over threads, barriers.
 
-    python benchmarks/executor.py BUNDLE [--threads 2] [--steps 10000]
+python benchmarks/executor.py BUNDLE [--threads 2] [--steps 10000]
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How fast is each op at each instruction level, and how much does a level gain over the generic one?
+"""Measures each op at each instruction level, and the gain of a level over the generic one.
 
     python benchmarks/levels.py [--threads 1] [--tokens 32]
 
-Linear runs at 1 token and at --tokens, with weights of 1024 x 1024; attention is one decode over 512 positions and a
-prefill of --tokens at the end of them, 8 heads of 64 over 2 KV heads.
+Linear runs at 1 token and at --tokens, with weights of 1024 x 1024.  Attention is one decode over 512 positions, and a
+prefill of --tokens at the end of them, with 8 heads of 64 over 2 KV heads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tensor(array: NDArray[np.float32] | NDArray[np.int32]) -> CoreTensor:
 
 
 def seconds(call: Callable[[], None]) -> float:
-    """Median over as many runs as 0.3 s hold, five at least."""
+    """Return the median of as many runs as fit into 0.3 s, at least five."""
     call()
     times: list[float] = []
     begun = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Random-weight checkpoints of real shapes, for measurements: no PyTorch, no download, little memory.
+"""Makes checkpoints with random weights and real shapes for measurements, without PyTorch, downloads or much memory.
 
     python benchmarks/make_checkpoint.py OUT --shape 1.1b [--vocab 150000] [--dtype bf16]
 
-Weights are normal(0, 0.02) from a fixed seed, written as safetensors in one stream.  The tokenizer is a byte-level
-BPE trained on the standard library's sources; words that the sources do not yield are filled up with unused ones.
+Weights are normal(0, 0.02) from a fixed seed, written as safetensors in one stream.  The tokenizer is a byte-level BPE
+trained on the sources of the standard library; unused words fill the vocabulary up to the requested size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-SHAPES = {  # hidden, inner, layers, heads, KV heads
+SHAPES = {  # hidden, intermediate, layers, heads, KV heads
     "5m": (256, 704, 6, 4, 2),
     "100m": (768, 2048, 12, 12, 6),
     "348m": (1024, 2816, 24, 16, 8),
@@ -80,7 +80,7 @@ def tensor_shapes(shape: str, vocab: int, tied: bool) -> dict[str, tuple[int, ..
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 to the bytes of the element type; bf16 rounds to nearest even."""
+    """Convert float32 to the bytes of the element type; bf16 rounds to nearest even."""
     if dtype == "bf16":
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -88,7 +88,7 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -> int:
-    """One stream: every tensor is a run of a pool of random numbers that begins at a random place."""
+    """Write one stream: each tensor is a run of a pool of random numbers from a random position."""
     name_of, _, element = DTYPES[dtype]
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -168,7 +168,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="348m")
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
-    parser.add_argument("--context", type=int, default=2048, metavar="N", help="most tokens of a text (2048)")
+    parser.add_argument(
+        "--context", type=int, default=2048, metavar="N", help="context length in tokens (default: 2048)"
+    )
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--no-tokenizer", action="store_true")
     parser.add_argument("--corpus-bytes", type=int, default=16_000_000)

@@ -1,26 +1,27 @@
-"""More requests than a service can do: those it takes keep their budget, the others are refused at once.
+"""Checks a service under more load than it can serve: accepted requests keep their budget, others are refused at once.
 
     python benchmarks/overload.py MODEL.psm [--times 3] [--seconds 60] [--max-waiting 64] [--grpc]
 
-Starts ``penstock serve``, measures what it can do (as many clients as it has places, each with its next request at
-once), gives it that rate ``--times`` over by an open loop with Poisson arrivals, and measures again what it can do.  It
-must hold that
+The script starts ``penstock serve`` and measures its capacity: one client per slot sends its next request at once.
+Then it sends ``--times`` that rate in an open loop with Poisson arrivals, and measures the capacity again.  It checks
+that
 
-- nothing happens to a request but an answer or 429 with ``Retry-After``;
+- each request ends with an answer or with 429 and ``Retry-After``;
 - the 99th percentile of refusals is under 50 ms;
-- the 99th percentile of first tokens is under what the queue implies: as many requests as there are places and waiting
-  ones, at the rate that was measured, and a quarter more;
-- at least nine tenths of what it can do go on being done, the lesser of before and after;
-- the primary's memory stays: the most of the second half is at most 2 % above that of the first (a worker's grows into
-  what it planned, as pages of keys and values are written for the first time);
-- a request has its first token as soon as in an idle service (twice the 99th percentile) within 5 s after the last.
+- the 99th percentile of first tokens is under what the queue implies: as many requests as there are slots and waiting
+  ones, at the measured rate, plus a quarter;
+- the service completes at least nine tenths of its capacity, which is the lesser of the two measurements;
+- the memory of the primary is stable: the maximum of the second half is at most 2 % above that of the first (the memory
+  of a worker grows to its plan while pages of keys and values are written for the first time);
+- within 5 s after the last request, a request gets its first token as soon as in an idle service (twice the 99th
+  percentile).
 
-With ``--grpc`` requests go to the gRPC door, one in eight as a stream, whose first tokens are the ones that are timed;
-a refusal is RESOURCE_EXHAUSTED with ``retry-after``.
+With ``--grpc`` requests go to the gRPC port.  One in eight is a stream, and its first token is timed; a refusal is
+RESOURCE_EXHAUSTED with ``retry-after``.
 
-Times count from when a request was sent.  Beside them are printed by how much the client was late with a request, and
-how late its event loop came to a look each 5 ms, which is in every time that it measures; and the processor time of
-each part.  Ends with 1 unless all hold.
+Times count from when a request was sent.  The output also shows how late the client sent requests, how late its event
+loop woke up every 5 ms (this is part of every measured time), and the processor time of each part.  The exit status is
+1 unless all checks hold.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Asking:
         return [outcome_of(one, start_s) for one in answers]
 
     async def one(self, part: float = 1.0) -> Outcome:
-        """A request alone, in a stream."""
+        """Run one request as a stream while no other is open."""
         return (await self.play([self.message(part)], [0.0]))[0]
 
     async def close(self) -> None:
@@ -84,7 +85,7 @@ class Asking:
         hang_up(self.kept)
 
     async def first_s(self) -> float:
-        """Seconds to the first token of a request alone; infinite when there is none."""
+        """Return the seconds to the first token of a single request; infinite without one."""
         found = await self.one()
         return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
 
@@ -137,7 +138,7 @@ class GrpcAsking(Asking):
         return found
 
     async def first_s(self) -> float:
-        """Seconds to the first token of a stream alone; infinite when there is none."""
+        """Return the seconds to the first token of a single stream; infinite without one."""
         (found,) = await self._client.play([self.message()], [0.0], stream_every=1)
         return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
 
@@ -169,7 +170,7 @@ async def overload(service: Service, asking: Asking, args: argparse.Namespace) -
     readings: list[float] = []
     machine = Machine(service.process.pid, [one.pid for one in service.workers()])
     watching = [asyncio.ensure_future(watch(service, readings)), asyncio.ensure_future(machine.look())]
-    gc.freeze()  # else this client stands for a tenth of a second now and then, and measures that
+    gc.freeze()  # otherwise the collector sometimes stops this client for a tenth of a second, which would be measured
     outcomes = await asking.play(messages, due)
     for task in watching:
         task.cancel()
@@ -242,17 +243,17 @@ def judge(found: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--times", type=float, default=3.0, help="what it can do (3)")
+    parser.add_argument("--times", type=float, default=3.0, help="multiple of the capacity to send (default: 3)")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument(
-        "--measure", type=float, default=10.0, help="seconds to see what it can do, before and after (10)"
+        "--measure", type=float, default=10.0, help="seconds to measure the capacity, before and after (default: 10)"
     )
     parser.add_argument("--max-requests", type=int, default=32)
     parser.add_argument("--max-waiting", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--grpc", action="store_true", help="at the gRPC door")
+    parser.add_argument("--grpc", action="store_true", help="send requests to the gRPC port (default: HTTP)")
     args = parser.parse_args()
     sizes = ["--max-requests", args.max_requests, "--max-waiting", args.max_waiting, "--threads", args.threads]
     door = ["--grpc-port", 0] if args.grpc else []

@@ -1,9 +1,9 @@
-"""How fast is packing, and how much memory does an export take?
+"""Measures the speed of packing, and the time and memory of an export.
 
     python benchmarks/packing.py CHECKPOINT [--schemes w8a8,w4a8]
 
-Packing is timed on one matrix of 4096 x 4096 in bfloat16, in bytes of the source; an export is a whole process, with
-the operating system's account of its peak resident memory.
+Packing is timed on one bfloat16 matrix of 4096 x 4096, in bytes of the source.  An export is a complete process, whose
+peak resident memory the operating system reports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def packing_gb_s(context: Context, layout: Layout, side: int = 4096, runs: int =
 
 
 def export_figures(checkpoint: Path, scheme: str) -> tuple[float, float, int]:
-    """Seconds, peak resident gigabytes, bytes of the bundle."""
+    """Return the seconds, the peak resident gigabytes and the bytes of the bundle."""
     with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
         out = Path(folder) / "out.psm"
         command = [sys.executable, "-m", "penstock", "export", str(checkpoint), str(out), "--scheme", scheme]

@@ -1,10 +1,11 @@
-"""How much longer is one kind of step than another?  Both in turn in one process, the median of neighbours' ratios.
+"""Compares the times of two kinds of step: both alternate in one process; the result is the median ratio of neighbours.
 
     python -m benchmarks.pairs FIRST SECOND [--case b1] [--threads 2] [--steps 40]
 
-A side is a bundle and what is special about it: ``w4a8.psm``, ``w4a8.psm,cpu=avx2``, ``long.psm,kv=int8,context=8000``.
-``cpu`` is the instruction level, ``kv`` the type of keys and values (bf16), ``context`` the tokens before a decode step
-(128).  The native step alone, without sampling and without the engine; ``--case`` as in steps.py.
+A side is a bundle with optional settings: ``w4a8.psm``, ``w4a8.psm,cpu=avx2``, ``long.psm,kv=int8,context=8000``.
+``cpu`` is the instruction level, ``kv`` the type of keys and values (default: bf16), and ``context`` the tokens before
+a decode step (default: 128).  Only the native step is measured, without sampling and the engine; ``--case`` as in
+steps.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Perplexity of held-out text under each scheme, as the table of docs/quantization.md.
+"""Measures the perplexity of held-out text with each scheme, as in the table of docs/quantization.md.
 
     python benchmarks/perplexity.py [--model demo/model] [--text demo/model/valid.txt] [--schemes w8a8,w4a8]
         [--kv-cache int8]
 
-Windows of 512 tokens that do not overlap; every token of a window but its first is scored, given those before it.
-The f32 scheme, with float32 keys and values, is what the others are compared with.
+The text is split into windows of 512 tokens that do not overlap.  Each token of a window except the first is scored,
+given the tokens before it.  The other schemes are compared with f32 with float32 keys and values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_windows(llm: penstock.LLM, args: argparse.Namespace) -> list[list[int]]
 
 
 def score(llm: penstock.LLM, windows: list[list[int]]) -> tuple[float, int]:
-    """Perplexity, and how many tokens were scored."""
+    """Return the perplexity and the number of scored tokens."""
     total, count = 0.0, 0
     for ids in windows:
         logits = llm.logits(ids[:-1]).astype(np.float64)
@@ -42,7 +42,7 @@ def score(llm: penstock.LLM, windows: list[list[int]]) -> tuple[float, int]:
 
 
 def measure(args: argparse.Namespace, scheme: str) -> tuple[float, int, int]:
-    """Perplexity, tokens scored, bytes of weights."""
+    """Return the perplexity, the number of scored tokens and the bytes of weights."""
     limits = ProgramLimits(kv_layout=args.kv_cache if scheme != "f32" else "f32")
     llm = penstock.LLM(args.model, scheme=scheme, mode=args.mode, threads=args.threads, use_cache=False, limits=limits)
     try:
@@ -58,9 +58,16 @@ def main() -> int:
     parser.add_argument("--text", type=Path, default=ROOT / "demo/model/valid.txt")
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--windows", type=int, default=0, help="how many, from the beginning; 0: all")
+    parser.add_argument(
+        "--windows", type=int, default=0, help="number of windows, from the beginning; 0 (default): all"
+    )
     parser.add_argument("--mode", choices=("graph", "eager"), default="graph")
-    parser.add_argument("--kv-cache", choices=KV_LAYOUTS, default=ProgramLimits.kv_layout, help="of the other schemes")
+    parser.add_argument(
+        "--kv-cache",
+        choices=KV_LAYOUTS,
+        default=ProgramLimits.kv_layout,
+        help="type of keys and values of the other schemes (default: auto)",
+    )
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     names = args.schemes.split(",")

@@ -1,16 +1,16 @@
-"""How long a service is away when a worker is killed, or stops, under load.
+"""Measures how long a service is unavailable under load after its worker is killed or stopped.
 
     python benchmarks/recovery.py MODEL.psm [--times 4] [--hang-seconds 3]
 
-Starts ``penstock serve`` with one worker, which some clients keep busy with streams.  A load is timed as often as
-asked for: a second copy of the model through the admin socket, which is a process, its imports and the reading of the
-weights, beside the same traffic.  Then the worker is killed (SIGKILL) so often, and stopped (SIGSTOP: it lives and
-says nothing), each time ten seconds after it was ready, so that it counts as the first death in a row.  Times are from
-the signal until another process is ready, and until a request that was sent then is answered.
+The script starts ``penstock serve`` with one worker, which several clients keep busy with streams.  It times a load
+``--times`` times: a second copy of the model is loaded over the admin socket, which includes a process, its imports and
+reading the weights, with the same traffic.  Then the worker is killed (SIGKILL) as often, and stopped (SIGSTOP: it is
+alive but silent) as often, each time ten seconds after it was ready, so that each death counts as the first in a row.
+Times count from the signal until another process is ready, and until a request sent at that moment is answered.
 
-It must hold that the median time until ready is at most that of a load and 2 s, behind a stop ``--hang-seconds`` more;
-that each death is counted under its cause and no other; and that streams end whole or with a retriable error.  Ends
-with 1 unless all hold.
+It checks that the median time until ready is at most that of a load plus 2 s (after a stop, plus ``--hang-seconds``);
+that each death is counted under its cause only; and that streams end complete or with a retriable error.  The exit
+status is 1 unless all checks hold.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from serving_process import Service, penstock_serve
 from soak_serving import AdminConnection, status_of
 
 MAX_S = 2.0
-"""Beyond the time of a load."""
+"""The allowed time in addition to that of a load."""
 QUIET_S = 10.5
-"""A worker that lives longer than ten seconds is replaced without a pause."""
+"""A worker that lived longer than ten seconds is restarted without a pause."""
 NUM_CLIENTS = 4
 
 
 class Clients:
-    """Streams one after the other, and how each ended."""
+    """A client that runs streams one after the other and counts how they end."""
 
     def __init__(self, service: Service) -> None:
         self.host, _, port = service.url.removeprefix("http://").rpartition(":")
@@ -48,7 +48,7 @@ class Clients:
         self.ends: Counter[str] = Counter()
 
     async def one(self, num_new: int) -> str:
-        """How a stream of so many tokens ended: "whole", "retriable" or what else came."""
+        """Run a stream; return how it ended: "whole", "retriable" or another outcome."""
         body = {
             "model": "one",
             "prompt": [7, 8, 9],
@@ -69,7 +69,7 @@ class Clients:
         return "retriable" if is_told else answer[-200:].decode(errors="replace")
 
     async def client(self) -> None:
-        """Streams until it is cancelled."""
+        """Run streams until cancelled."""
         while True:
             end = await self.one(200)
             self.ends[end] += 1
@@ -78,13 +78,13 @@ class Clients:
 
 
 def ready_worker(service: Service) -> int:
-    """The process of the worker that is ready; 0 when none is."""
+    """Return the process id of the ready worker, or 0."""
     (model,) = status_of(service)["models"]
     return next((one["pid"] for one in model["workers"] if one["status"] == "ready"), 0)
 
 
 def change(socket: Path, route: str, body: dict[str, str] | None) -> None:
-    """Ask the admin socket, and wait until it is done."""
+    """Send a request to the admin socket and wait for the response."""
     admin = AdminConnection(socket)
     admin.request(
         "POST", f"/admin/models/{route}", json.dumps(body) if body else None, {"Content-Type": "application/json"}
@@ -97,7 +97,7 @@ def change(socket: Path, route: str, body: dict[str, str] | None) -> None:
 
 
 async def load_s(socket: Path, model: Path) -> float:
-    """Seconds that another copy takes until it is ready."""
+    """Return the seconds until another copy is ready."""
     start = time.perf_counter()
     await asyncio.to_thread(change, socket, "load", {"path": str(model.resolve()), "name": "again"})
     seconds = time.perf_counter() - start
@@ -106,7 +106,7 @@ async def load_s(socket: Path, model: Path) -> float:
 
 
 async def away_s(service: Service, clients: Clients, number: signal.Signals) -> tuple[float, float]:
-    """Seconds from a signal to the worker until the next one is ready, and until it has answered."""
+    """Return the seconds from the signal until the next worker is ready, and until it has answered."""
     await asyncio.sleep(QUIET_S)
     victim = await asyncio.to_thread(ready_worker, service)
     start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What sampling costs a row, by filter: the median of nine calls of the core over made-up logits, microseconds.
+"""Measures the cost of sampling per row, by filter: the median of nine calls on random logits, in microseconds.
 
     python benchmarks/sampling.py [ROWS ...]
 
-Each call allocates its scratch memory, as a program does not: figures for one row are an upper bound.
+Unlike a program, each call allocates its scratch memory, so figures for one row are an upper bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HISTORY = 4096
 
 
 def cases(rows: int) -> dict[str, dict[str, object]]:
-    """Fields of Sampling by name of the case."""
+    """Return the fields of Sampling by the name of the case."""
     rng = np.random.default_rng(0)
 
     def numbers(value: float) -> np.ndarray:
@@ -42,7 +42,7 @@ def cases(rows: int) -> dict[str, dict[str, object]]:
 
 
 def main() -> None:
-    """Print one line a case."""
+    """Print one line per case."""
     for rows in map(int, sys.argv[1:] or ("1", "32")):
         logits = (np.random.default_rng(1).standard_normal((rows, VOCAB)) * 3).astype(np.float32)
         base = {

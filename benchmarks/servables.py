@@ -1,13 +1,12 @@
-"""What a servable that does nothing costs, beside LitServe, MLServer and Ray Serve; and what batching gains a network.
+"""Compares an empty servable with LitServe, MLServer and Ray Serve, and measures the gain of batching for a network.
 
     python benchmarks/servables.py build/servable-peers [--seconds 3] [--turns 1] [--system Penstock ...] [--network]
 
-Peers are installed into the folder, pinned, each into an environment of its own (1 GB).  One system runs at a time.
-With ``--turns`` all of them run so many times in turn, every other time in the other order, and of each cell the turn
-with the median rate is shown: machines change their speed.
-Load comes over bare sockets from this process, which has a core of two when that many are there: everything shares
-the machine, so what a system leaves of it shows, too.  ``--network`` serves a network of about 1 ms with batches of
-one and of up to 32 instead, by Penstock alone.
+Peers are installed into the folder, pinned, each in its own environment (1 GB).  One system runs at a time.  With
+``--turns`` all systems run that many times, every other time in reverse order.  Each cell shows the turn with the
+median rate, because machines change their speed. This process sends the load over bare sockets.  It has one of two
+cores if there are two.  Client and system share the machine, so the cost of a system shows in the rate.  ``--network``
+instead serves a network of about 1 ms with Penstock only, with batches of one and of up to 32.
 """
 
 from __future__ import annotations
@@ -124,10 +123,17 @@ def table(found: dict[str, dict[tuple[str, int], Figures]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", type=Path, metavar="FOLDER")
-    parser.add_argument("--seconds", type=float, default=3.0, help="that count of each cell (3)")
-    parser.add_argument("--turns", type=int, default=1, help="how often all of it is measured (1)")
-    parser.add_argument("--system", action="append", choices=[one.name for one in SYSTEMS], help="all unless named")
-    parser.add_argument("--network", action="store_true", help="what batching gains a network")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured seconds per cell (default: 3)")
+    parser.add_argument("--turns", type=int, default=1, help="number of repetitions (default: 1)")
+    parser.add_argument(
+        "--system",
+        action="append",
+        choices=[one.name for one in SYSTEMS],
+        help="system to measure; may be repeated (default: all)",
+    )
+    parser.add_argument(
+        "--network", action="store_true", help="measure the gain of batching for a network (default: compare systems)"
+    )
     args = parser.parse_args()
     systems = [one for one in SYSTEMS if not args.system or one.name in args.system]
     if args.network:

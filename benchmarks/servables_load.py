@@ -1,6 +1,6 @@
-"""Load over bare sockets: a request that never changes, so many in flight, over HTTP/1.1 or as gRPC over HTTP/2.
+"""Sends load over bare sockets: one constant request with a fixed number in flight, over HTTP/1.1 or gRPC over HTTP/2.
 
-It costs the same whatever answers: nothing is parsed of an answer but where it ends and whether it is one.
+The cost of the client is the same for each system.  It parses only where an answer ends and whether it is an answer.
 """
 
 from __future__ import annotations

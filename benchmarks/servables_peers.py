@@ -1,8 +1,8 @@
-"""The systems that benchmarks/servables.py compares: the same nothing as each of them has it written, and its start.
+"""The systems that benchmarks/servables.py compares: an empty model as each system defines it, and how to start it.
 
-Penstock runs it in a process of its own, LitServe too, as it comes (its queue over ZeroMQ was no faster); MLServer in
-the process that takes requests, or, as it comes, in one of its own; Ray Serve in an actor, with as many requests in
-flight as come.
+Penstock and LitServe (by default; its ZeroMQ queue was no faster) run the model in its own process.  MLServer runs it
+in the process that takes requests or, by default, in its own.  Ray Serve runs it in an actor without a limit on
+requests in flight.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Load on a service that speaks OpenAI's completions, by an open loop: percentiles of what its clients see.
+"""Sends load to a service with OpenAI's completions in an open loop, and prints percentiles of what its clients see.
 
     penstock serve MODEL.psm &
     python benchmarks/serving.py http://127.0.0.1:8000/v1 --rate 1,2,4
     python benchmarks/serving.py a=http://127.0.0.1:8000/v1 b=http://127.0.0.1:8080/v1 --rate 1,2 --json out.jsonl
 
-Requests leave when they are due, Poisson arrivals at each rate (0: all at once), whether or not earlier ones were
-answered; every latency counts from when a request was due.  The requests are those of ``peers/traces.py``: token ids,
-lognormal lengths, a fixed number of new tokens (``ignore_eos``, which vLLM and llama.cpp know, too).  With several URLs
-each rate is given to one after the other, the same requests to all; another rate or round has other requests.
+Requests are sent when they are due, with Poisson arrivals at each rate (0: all at once), whether or not earlier ones
+are answered.  A latency counts from when a request was due.  The requests are those of ``peers/traces.py``: token ids,
+lognormal lengths, and a fixed number of new tokens (``ignore_eos``, which vLLM and llama.cpp also support).  With
+several URLs, each rate runs on one after the other with the same requests; other rates and rounds have other requests.
 """
 
 from __future__ import annotations
@@ -96,22 +96,36 @@ def line_of(name: str, rate: float, found: dict[str, Any]) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("urls", nargs="+", metavar="[NAME=]URL", help="with /v1")
+    parser.add_argument("urls", nargs="+", metavar="[NAME=]URL", help="base URL, including /v1")
     parser.add_argument(
-        "--rate", default="0", help="requests per second, several with commas; 0 (default): all at once"
+        "--rate", default="0", help="requests per second, separated by commas; 0 (default): all at once"
     )
     parser.add_argument("--requests", type=int, default=traces.NUM_REQUESTS, metavar="N")
-    parser.add_argument("--trace", default="mixed", help="mixed (default), shared, or a file as traces.py has them")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of all rates and servers (1)")
-    parser.add_argument("--whole", action="store_true", help="answers in one piece, not streamed")
-    parser.add_argument("--warm-up", action="store_true", help="a full batch first, which is not measured")
-    parser.add_argument("--key-file", type=Path, help="an API key")
-    parser.add_argument("--patience", type=float, default=600.0, metavar="S", help="an answer is given up after (600)")
     parser.add_argument(
-        "--field", action="append", default=[], metavar="NAME=JSON", help="a field of every request; null leaves it out"
+        "--trace", default="mixed", help="mixed (default), shared, or a file in the format of traces.py"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to it, one line each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="N", help="repetitions of all rates and servers (default: 1)"
+    )
+    parser.add_argument("--whole", action="store_true", help="request complete answers (default: streams)")
+    parser.add_argument(
+        "--warm-up", action="store_true", help="send a full batch first, which is not measured (default: do not)"
+    )
+    parser.add_argument("--key-file", type=Path, help="file with an API key (default: none)")
+    parser.add_argument(
+        "--patience", type=float, default=600.0, metavar="S", help="seconds until an answer is given up (default: 600)"
+    )
+    parser.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="field of each request; null removes it; may be repeated",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="append the figures to this file, one line each (default: none)"
+    )
     args = parser.parse_args(arguments)
     args.rates = [float(rate) for rate in args.rate.split(",")]
     args.extra = {name: json.loads(value) for name, _, value in (one.partition("=") for one in args.field)}

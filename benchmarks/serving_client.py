@@ -1,8 +1,8 @@
-"""A cheap client for services that speak OpenAI's completions: requests leave when they are due, not when others end.
+"""A cheap client for services with OpenAI's completions: requests are sent when they are due, not when others end.
 
-While answers come, nothing is done but to keep each read and its time; what the bytes say is read afterwards, so that
-the client takes as little of the machine as it can.  Connections are kept: a request takes one that rests, or opens
-another.  No dependencies.
+While answers arrive, the client only stores each read with its time, and parses the bytes afterwards, so that it uses
+as little of the machine as possible.  Connections are kept: a request uses an idle one or opens another.  No
+dependencies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Reads = Sequence[tuple[float, bytes]]
 
 @dataclass(frozen=True)
 class Server:
-    """Where requests go.  ``url`` as clients of OpenAI have it, "/v1" included; ``key`` empty: none is sent."""
+    """A server.  ``url`` includes "/v1", as for OpenAI's clients; with an empty ``key`` none is sent."""
 
     url: str
     key: str = ""
@@ -40,7 +40,7 @@ class Server:
         return parts.hostname, parts.port or 80
 
     def message(self, path: str, body: dict[str, Any]) -> bytes:
-        """A whole POST request."""
+        """Return a complete POST request."""
         data = json.dumps(body).encode()
         host, port = self.address
         head = f"POST {urlsplit(self.url).path.rstrip('/')}{path} HTTP/1.1\r\nHost: {host}:{port}\r\n"
@@ -60,7 +60,7 @@ class Answer:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, which carries one request at a time."""
+    """A connection, which carries one request at a time."""
 
     _room = memoryview(bytearray(1 << 16))  # all share it: what came is copied before anything else is read
 
@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]
 
     async def ask(self, message: bytes, answer: Answer) -> None:
-        """Send a request; returns when its answer has ended or was lost."""
+        """Send a request; return when its answer has ended or was lost."""
         self._answer, self._done = answer, asyncio.get_running_loop().create_future()
         self._left, self._tail = -1, b""
         answer.sent_s = time.perf_counter()
@@ -147,7 +147,7 @@ class Pausing(selectors.DefaultSelector):
 
 
 def pausing_loop() -> asyncio.AbstractEventLoop:
-    """An event loop over that selector, for asyncio.Runner."""
+    """Return an event loop with that selector, for asyncio.Runner."""
     return asyncio.SelectorEventLoop(Pausing())
 
 
@@ -189,13 +189,13 @@ async def play(
 
 
 def hang_up(connections: list[Connection]) -> None:
-    """Close them."""
+    """Close the connections."""
     for connection in [*connections]:
         connection.close()
 
 
 def body_of(reads: Reads) -> tuple[int, Iterator[tuple[float, bytes]]]:
-    """The status, and the body as it came, chunks taken apart.  ValueError for what is not an HTTP answer."""
+    """Return the status and the body with its times, without chunk framing.  ValueError if it is not HTTP."""
     text = b""
     for number, (at_s, data) in enumerate(reads):
         text += data
@@ -208,7 +208,7 @@ def body_of(reads: Reads) -> tuple[int, Iterator[tuple[float, bytes]]]:
 
 
 def _unchunked(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The bytes of chunks, each chunk with the time at which it was complete."""
+    """Return the bytes of the chunks, each with the time at which it was complete."""
     held = b""
     for at_s, data in reads:
         held += data
@@ -224,7 +224,7 @@ def _unchunked(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, by
 
 
 def events_of(body: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """What stands behind "data:" in server-sent events, each with the time at which its line was complete."""
+    """Return the data of server-sent events, each with the time at which its line was complete."""
     held = b""
     for at_s, data in body:
         *lines, held = (held + data).split(b"\n")

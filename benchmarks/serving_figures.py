@@ -1,4 +1,4 @@
-"""What became of requests to a service, and the figures of a run.  No dependencies but ``peers/traces.py``."""
+"""The outcome of requests to a service, and the figures of a run.  Depends only on ``peers/traces.py``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from traces import percentiles
 
 @dataclass
 class Outcome:
-    """One request; seconds from the beginning of its run.
+    """The outcome of a request; times in seconds from the start of its run.
 
-    ``kind``: "done", or why not: the HTTP status, "error in stream", "cut short", "connection lost", "given up".
-    ``pieces_s``: when text came, for streams alone; a piece may hold several tokens.
+    ``kind``: "done", or the reason: the HTTP status, "error in stream", "cut short", "connection lost", "given up".
+    ``pieces_s``: when text arrived, for streams only; a piece may contain several tokens.
     """
 
     due_s: float
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def outcome_of(answer: Answer, start_s: float) -> Outcome:
-    """Read an answer.  A stream is done when it ended with [DONE] or told its usage."""
+    """Parse an answer.  A stream is complete if it ended with [DONE] or contains its usage."""
     end_s = answer.ended_s or (answer.reads[-1][0] if answer.reads else answer.sent_s or answer.due_s)
     found = Outcome(answer.due_s - start_s, answer.sent_s - start_s, end_s - start_s)
     if answer.lost:

@@ -1,4 +1,4 @@
-"""A client for the gRPC door of ``penstock serve``: requests that leave when they are due, and what became of them."""
+"""A client for the gRPC port of ``penstock serve``: sends requests when they are due and records how they end."""
 
 from __future__ import annotations
 

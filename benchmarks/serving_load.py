@@ -1,4 +1,4 @@
-"""What a run takes of the machine, and how late a client that shares it is."""
+"""Measures what a run uses of the machine, and how late a client on the same machine is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_S = 0.005
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of processor time, and seconds in which threads could have run and had no core."""
+    """Seconds of processor time, and seconds in which runnable threads had no core."""
 
     used_s: float = 0.0
     waited_s: float = 0.0
@@ -29,7 +29,7 @@ class Taken:
 
 
 def taken_by(pids: Iterable[int]) -> Taken:
-    """By all threads that processes have now; one that has ended meanwhile is left out."""
+    """Return the sum over the current threads of processes; a thread that ended meanwhile is skipped."""
     used = waited = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*"):
@@ -40,7 +40,7 @@ def taken_by(pids: Iterable[int]) -> Taken:
 
 
 class Machine:
-    """The parts of a run: its client, which is this process, the service's primary and its workers."""
+    """The parts of a run: the client (this process), the primary of the service, and its workers."""
 
     def __init__(self, primary: int, workers: Iterable[int]) -> None:
         self._parts = {"client": [os.getpid()], "primary": [primary], "workers": [*workers]}

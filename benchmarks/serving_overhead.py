@@ -1,12 +1,12 @@
-"""What the service costs beside the engine in process: the same requests through both, in turn, on an idle machine.
+"""Measures the cost of the service over the engine: the same requests through both, alternately, when idle.
 
     python benchmarks/serving_overhead.py MODEL.psm [--threads 1] [--turns 5]
 
-"engine" is ``LLM.generate`` of the whole batch, "async" one ``AsyncLLM`` stream for each request; "streamed" and
-"whole" are ``penstock serve`` and a client beside it (``serving_client.py``), whose work is on the service's account;
-"paused" is streamed to a client that looks once a millisecond, so that it takes less.  Each turn takes all of them,
-every second turn the other way about; what is lost is the median over turns of a turn's own ratio.  First tokens are
-of one request at a time, on a connection that is open already.
+"engine" is ``LLM.generate`` of the whole batch; "async" is one ``AsyncLLM`` stream per request.  "streamed" and "whole"
+are ``penstock serve`` with a client beside it (``serving_client.py``), whose work counts for the service.  "paused" is
+streamed to a client that looks once per millisecond, so that it uses less.  A turn runs all of them, every second turn
+in reverse order.  The loss is the median over turns of the ratio within a turn.  First tokens are of one request at a
+time, on an open connection.
 """
 
 from __future__ import annotations
@@ -158,13 +158,15 @@ def report(args: argparse.Namespace, taken: dict[str, list[float]], firsts: list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--threads", type=int, default=0, help="of either engine; 0 (default): all")
+    parser.add_argument("--threads", type=int, default=0, help="threads of each engine; 0 (default): all cores")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--ways", default="async,streamed,paused,whole", help="beside the engine (all)")
-    parser.add_argument("--firsts", type=int, default=30, help="pairs of first tokens")
+    parser.add_argument(
+        "--ways", default="async,streamed,paused,whole", help="ways to measure besides the engine (default: all)"
+    )
+    parser.add_argument("--firsts", type=int, default=30, help="number of pairs of first tokens (default: 30)")
     args = parser.parse_args()
     context = args.prompt_tokens + args.new_tokens + 32
     limits = ProgramLimits(

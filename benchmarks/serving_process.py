@@ -1,4 +1,4 @@
-"""``penstock serve`` as a process of a benchmark, and what it and its workers hold."""
+"""``penstock serve`` as a process of a benchmark, and the resources that it and its workers hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Held:
-    """What processes hold: resident bytes, open descriptors, threads; ``num`` is how many processes there are."""
+    """The resources of processes: resident bytes, open descriptors, threads; ``num`` is the number of processes."""
 
     num: int = 0
     num_bytes: int = 0
@@ -28,7 +28,7 @@ class Held:
 
 
 def held_by(processes: list[psutil.Process]) -> Held:
-    """The sum over processes; those that end meanwhile are left out."""
+    """Return the sum over processes; those that end meanwhile are skipped."""
     rows = []
     for one in processes:
         try:
@@ -40,22 +40,22 @@ def held_by(processes: list[psutil.Process]) -> Held:
 
 
 class Service:
-    """A running service.  ``url`` has no "/v1"; ``grpc_address`` is empty without ``--grpc-port``."""
+    """A running service.  ``url`` excludes "/v1"; ``grpc_address`` is empty without ``--grpc-port``."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, grpc_address: str = "") -> None:
         self.process, self.url, self.grpc_address = process, url, grpc_address
         self._primary = psutil.Process(process.pid)
 
     def workers(self) -> list[psutil.Process]:
-        """Its processes but the first."""
+        """Return its processes except the primary."""
         return self._primary.children(recursive=True)
 
     def held(self) -> tuple[Held, Held]:
-        """By the primary, and by its workers together."""
+        """Return the resources of the primary, and of all workers together."""
         return held_by([self._primary]), held_by(self.workers())
 
     def stop(self) -> str:
-        """SIGTERM; what is wrong with its end, empty when nothing is."""
+        """Send SIGTERM; return what is wrong with its exit, or ""."""
         workers = self.workers()
         self.process.terminate()
         try:
@@ -68,13 +68,13 @@ class Service:
 
 @contextmanager
 def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[Service]:
-    """The command with these arguments on a free port; ``folder`` is where it may make temporary files."""
+    """Start the command with these arguments on a free port; temporary files go to ``folder``."""
     command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments), "--port", "0", "--log", "warning"]
     environment = os.environ | ({"TMPDIR": str(folder)} if folder is not None else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         found = _said(process, r"https?://\S+")
-        address = _said(process, r"(?<=Protocol v2, at )[^\s,]+") if "--grpc-port" in arguments else ""
+        address = _said(process, r"(?<=Protocol v2\) at )[^\s,]+") if "--grpc-port" in arguments else ""
         yield Service(process, found, address)
     finally:
         if process.poll() is None:
@@ -87,7 +87,7 @@ def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[S
 
 
 def _said(process: subprocess.Popen[str], pattern: str) -> str:
-    """The next thing of that form on its standard output."""
+    """Return the next match on the standard output of the service."""
     for line in process.stdout or ():
         if found := re.search(pattern, line):
             return found[0]

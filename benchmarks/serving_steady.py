@@ -1,11 +1,11 @@
-"""What a stream costs while it flows: steps of a full batch through the service beside those of the engine in process.
+"""Measures the cost of a stream in steady state: steps of a full batch in the service and in the engine in process.
 
     python benchmarks/serving_steady.py MODEL.psm [--threads 1] [--seconds 60]
 
-Both run a batch of long answers side by side, in turns of 0.3 s: whoever has no turn is stopped by a signal.  A turn's
-figure is the mean time between its steps; what is lost is the median of pairs of turns next to each other, so that a
-machine whose speed changes within seconds changes both.  Beginnings and ends of answers are not in it
-(``serving_overhead.py`` has them); the client is, on the service's account.  Behind that, processor time a step.
+Both run a batch of long answers at the same time, in turns of 0.3 s: a signal stops the one that has no turn.  The
+figure of a turn is the mean time between its steps.  The loss is the median over pairs of neighbouring turns, so that a
+change of the machine's speed affects both.  Starts and ends of answers are not included (``serving_overhead.py`` has
+them); the client is, and counts for the service.  The last line is processor time per step.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def take_turns(sides: dict[str, list[int]], seconds: float) -> list[tuple[str, float, float]]:
-    """Who ran from when to when."""
+    """Return the turns as (system, start, end)."""
     turns: list[tuple[str, float, float]] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -149,7 +149,7 @@ def report(turns: list[tuple[str, float, float]], ended: dict[str, list[float]],
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--threads", type=int, default=0, help="of either engine; 0 (default): all")
+    parser.add_argument("--threads", type=int, default=0, help="threads of each engine; 0 (default): all cores")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=900)
     parser.add_argument("--seconds", type=float, default=50.0)

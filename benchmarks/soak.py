@@ -1,10 +1,10 @@
-"""Many short requests with random aborts: does memory stay flat, and is every page free in the end?
+"""Runs many short requests with random aborts, and checks that memory is stable and that every page is free at the end.
 
     python benchmarks/soak.py demo/demo.psm --requests 100000
 
-Resident memory is read every hundredth of the way; the slope of a line through the last three quarters of the
-readings, times the way they cover, must be under 1 % of their mean.  Ends with status 1 when it is not, when a page is
-held at the end, or when a request ended with another error than its deadline's; errors are printed, kind and message.
+Resident memory is read at every hundredth of the run.  The growth of a line through the last three quarters of the
+readings must be under 1 % of their mean.  The exit status is 1 if it is not, if a page is held at the end, or if a
+request ended with an error other than its deadline.  Errors are printed with kind and message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def resident_bytes() -> int:
 
 
 def one(llm: LLM, random: np.random.Generator, shared: list[int]) -> Stream:
-    """A request of a few tokens, some with a beginning that others have, a deadline, or a stop string."""
+    """Return a request of a few tokens; some share a beginning, or have a deadline or a stop string."""
     prompt = random.integers(0, llm.info.vocab_size, int(random.integers(1, 60))).tolist()
     if random.random() < 0.5:
         prompt = shared[: int(random.integers(1, len(shared)))] + prompt
@@ -44,7 +44,7 @@ def one(llm: LLM, random: np.random.Generator, shared: list[int]) -> Stream:
 
 
 class Errors:
-    """Observes an engine: the errors that requests ended with."""
+    """Observes an engine and collects the errors of requests."""
 
     def __init__(self) -> None:
         self.found: list[Exception] = []
@@ -54,7 +54,7 @@ class Errors:
 
     @property
     def unexpected(self) -> list[Exception]:
-        """Those that are no deadline's."""
+        """Return the errors that are not of a deadline."""
         return [error for error in self.found if not isinstance(error, DeadlineError)]
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Errors:
 
 
 def soak(llm: LLM, num_requests: int) -> list[int]:
-    """Resident bytes, a hundred readings on the way."""
+    """Run the requests; return resident bytes at a hundred points."""
     random = np.random.default_rng(0)
     shared = random.integers(0, llm.info.vocab_size, 100).tolist()
     live: list[Stream] = []

@@ -1,4 +1,4 @@
-"""Clients of all kinds at the gRPC door, for ``soak_serving.py``."""
+"""gRPC clients of all kinds, for ``soak_serving.py``."""
 
 from __future__ import annotations
 

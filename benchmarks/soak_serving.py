@@ -1,17 +1,17 @@
-"""A service under clients of all kinds for long: memory, descriptors, threads and processes stay as they were.
+"""Runs clients of all kinds against a service, and checks that memory, descriptors, threads and processes are stable.
 
     python benchmarks/soak_serving.py MODEL.psm [--requests 20000] [--clients 24] [--switches 60]
 
-Clients of ``penstock serve`` ask for whole answers and streams, several answers, log-probabilities, echoes, embeddings
-and tokens, and two in five of them over gRPC, in streams or not; one in five goes away at a random moment (half a
-request, no byte of the answer, in the middle of a stream), and one in twenty sends what must be refused.  With
-``--switches`` the model is then replaced as often, over the admin socket, while traffic goes on.
+Clients of ``penstock serve`` request answers and streams, several answers, log-probabilities, echoes, embeddings and
+tokens; two in five use gRPC.  One in five disconnects at a random moment (after half a request, before the answer, or
+during a stream), and one in twenty sends a request that must be refused.  With ``--switches`` the model is then
+replaced that many times over the admin socket, under traffic.
 
-Held are read every hundredth of the way, by the primary and by its workers.  It must hold that nothing is answered
-with 5xx or not at all; that a line through the last three quarters of the resident bytes grows by less than 2 % of
-their mean; that descriptors, threads and processes are at the end, when all is quiet, what they were after the first
-hundredth; that nothing is open, and nothing is left of the processes, of temporary files and of shared memory when
-SIGTERM has ended it.  Ends with 1 unless all hold.
+The resources of the primary and of its workers are read at every hundredth of the run.  It checks that no request is
+answered with 5xx or not at all; that a line through the last three quarters of the resident bytes grows by less than 2
+% of their mean; that descriptors, threads and processes at the end, when all is quiet, equal those after the first
+hundredth; and that after SIGTERM nothing is open and no processes, temporary files or shared memory are left.  The exit
+status is 1 unless all checks hold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How soon is the first token there?  Whole processes of ``penstock run``, and opening a bundle by itself.
+"""Measures the time to the first token of complete ``penstock run`` processes, and of opening a bundle.
 
     python benchmarks/startup.py BUNDLE [--prompt-tokens 16] [--runs 9]
 
-The page cache is warm: one run goes before those that count.  Python's bytecode is compiled, as an installation has it:
+The page cache is warm: one run before the others does not count.  Python's bytecode is compiled, as in an installation,
 into a folder that is removed at the end, whatever PYTHONDONTWRITEBYTECODE says.
 """
 
@@ -22,14 +22,14 @@ from penstock.text.tokenizer import Tokenizer
 
 
 def prompt_of(bundle: Path, num_tokens: int) -> str:
-    """A text of about that many tokens: code, cut by the bundle's own tokenizer."""
+    """Return code of about that many tokens, cut by the tokenizer of the bundle."""
     with Model.open(bundle) as model:
         tokenizer = Tokenizer({"tokenizer.json": bytes(model.segment("tokenizer.json") or b"")})
     return tokenizer.decode(tokenizer.encode(Path(__file__).read_text())[:num_tokens])
 
 
 def first_token_s(bundle: Path, prompt: str, bytecode: str) -> float:
-    """Seconds from starting the process to the first byte on its standard output."""
+    """Return the seconds from starting the process to the first byte on its standard output."""
     command = [
         sys.executable,
         "-m",

@@ -1,10 +1,10 @@
-"""Where do the steps of a bundle spend their time?  Time, waiting and share by kind of op, median of some steps.
+"""Shows where the steps of a bundle spend their time: time, waiting and share by kind of op, median of several steps.
 
     python benchmarks/steps.py BUNDLE [--threads 2] [--context 128] [--cases b1 b8 b32 p512] [--steps 30]
 
-``b8`` is a decode step of 8 requests after ``--context`` tokens each, ``p512`` a prefill of 512 tokens.  Each column
-is the mean over the threads; keys and values are bf16.  "lost" is what a thread waited for others before phases of
-that kind.
+``b8`` is a decode step of 8 requests after ``--context`` tokens each; ``p512`` is a prefill of 512 tokens.  Each column
+is the mean over the threads; keys and values are bf16.  "lost" is the time that a thread waited for others before
+phases of that kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.runtime.program import pages_for
 
 
 def make_batch(case: str, context: int, groups: int) -> StepBatch:
-    """A decode step of N requests ("bN"), or a prefill of one request of N tokens ("pN")."""
+    """Return a decode step of N requests ("bN"), or a prefill of one request of N tokens ("pN")."""
     if not re.fullmatch("[bp][1-9][0-9]{0,5}", case) or context < 0:
         raise SystemExit(f"{case} after {context}: expected bN or pN, such as b8 and p512, after 0 tokens or more")
     size = int(case[1:])
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--cases", nargs="+", default=["b1", "b8", "b32", "p512"])
-    parser.add_argument("--brief", action="store_true", help="one line a case, without spans")
+    parser.add_argument("--brief", action="store_true", help="one line per case, without spans (default: a table)")
     args = parser.parse_args()
     model, context = Model.open(args.bundle), Context(num_threads=args.threads)
     nodes, info = spans.node_infos(model), model.info

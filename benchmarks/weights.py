@@ -1,9 +1,9 @@
-"""Do weights in a private copy of huge pages decode faster than the mapped file, and what does the copy cost?
+"""Compares decode with weights copied into huge pages and with the mapped file, and measures the cost of the copy.
 
     python benchmarks/weights.py BUNDLE... [--rounds 5] [--steps 40] [--context 128] [--threads N]
 
-Both programs of a bundle stay open and take turns; the read bandwidth is probed before and after each turn.  A turn's
-share is its bytes of weights per second, as a part of the higher of its two probes.
+Both programs of a bundle stay open and alternate.  The read bandwidth is probed before and after each turn.  The share
+of a turn is its bytes of weights per second divided by the higher of its two probes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.runtime.program import WEIGHTS, ProgramLimits, pages_for
 
 
 def step_of(position: int, num_tokens: int, num_pages: int) -> native.StepBatch:
-    """Tokens from ``position`` of one request whose logits are wanted at the end."""
+    """Return a step of one request from ``position`` that computes the logits of its last token."""
     return native.StepBatch(
         token_ids=np.arange(1, num_tokens + 1, dtype=np.int32),
         positions=np.arange(position, position + num_tokens, dtype=np.int32),
@@ -32,7 +32,7 @@ def step_of(position: int, num_tokens: int, num_pages: int) -> native.StepBatch:
 
 
 def turn(program: NativeProgram, context_len: int, steps: int) -> tuple[float, float]:
-    """Median seconds of a step of one token after ``context_len``, and the higher of the bandwidths around it."""
+    """Return the median seconds of a step of one token after ``context_len``, and the higher of two bandwidths."""
     num_pages = program.limits.num_pages
     before = native.probe_bandwidth(program.context, passes=3)
     times = []
@@ -51,7 +51,7 @@ def compare(bundle: Path, args: argparse.Namespace) -> None:
             max_tokens=args.context, max_requests=1, num_pages=pages, context_len=pages * 32, weights=weights
         )
         programs[weights], _ = NativeProgram.open(bundle, threads=args.threads, limits=limits)
-        programs[weights].run(step_of(0, args.context, pages))  # faults the file's pages in
+        programs[weights].run(step_of(0, args.context, pages))  # loads the pages of the file
     huge = programs["huge"]
     size = huge.info.weight_bytes
     print(f"{bundle.name}: {size / 1e6:,.0f} MB copied in {huge.populate_s * 1e3:,.0f} ms", flush=True)

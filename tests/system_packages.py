@@ -17,6 +17,7 @@ PACKAGES = {
     "flatc": "flatbuffers-compiler",
     "pkg-config": "pkg-config",
     "openssl": "openssl",
+    "curl": "curl",
 }
 # 60 MB: the core built for AArch64 and run under emulation.  A machine of that architecture needs neither.
 AARCH64 = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"}

@@ -18,7 +18,8 @@ from traces import Request as Asked
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, SamplingParams
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.request import Request
 from penstock.llm.async_llm import AsyncLLM
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits, pages_for

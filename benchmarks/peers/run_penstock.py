@@ -12,7 +12,8 @@ from protocol import CONTEXT_LEN, START_TEXT, Launch, batch_of, measure_one, pro
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status
 from penstock.runtime.open import open_program
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 
@@ -104,7 +105,7 @@ def measure(peer: Penstock, name: str) -> dict[str, object]:
 
 
 def first_token(launch: Launch) -> None:
-    from penstock.engine.request import SamplingParams
+    from penstock.engine.params import SamplingParams
     from penstock.llm.llm import LLM
 
     limits = ProgramLimits(max_requests=1, **chosen(launch))

@@ -16,8 +16,8 @@ foreach(bundle ${PENSTOCK_OPS_FROM})
 endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${bundles})
 
-set(reader core/tools/bundle_ops.cpp)
-foreach(source crc32 error file flat layout memory metadata ops_loaded ops_schema ops_table)
+set(reader core/tools/generate/bundle_ops.cpp)
+foreach(source base/crc32 base/error base/memory bundle/file bundle/flatbuffer bundle/metadata ops/layout ops/loaded ops/schema ops/table)
   list(APPEND reader core/src/${source}.cpp)
 endforeach()
 list(TRANSFORM reader PREPEND ${CMAKE_SOURCE_DIR}/)
@@ -25,7 +25,7 @@ set(ops_from_dir ${CMAKE_BINARY_DIR}/ops_from)
 file(MAKE_DIRECTORY ${ops_from_dir})
 execute_process(
   COMMAND ${PENSTOCK_HOST_CXX} -std=c++17 -O0 -DPENSTOCK_OP_NAMES -I${CMAKE_SOURCE_DIR}/core/include -I${CMAKE_SOURCE_DIR}/core/src
-          -I${CMAKE_SOURCE_DIR}/core/kernels ${reader} -pthread -o ${ops_from_dir}/bundle_ops
+          ${reader} -pthread -o ${ops_from_dir}/bundle_ops
   RESULT_VARIABLE failed ERROR_VARIABLE message)
 if(failed)
   message(FATAL_ERROR "PENSTOCK_OPS_FROM: the program that reads bundles does not compile\n${message}")

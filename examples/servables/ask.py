@@ -1,4 +1,4 @@
-"""Ask the servables of this folder.
+"""Send requests to the servables of this folder.
 
 penstock serve demo/demo.psm examples/servables
 python examples/servables/ask.py
@@ -16,7 +16,7 @@ SEVEN = [
     [0, 0, 7, 8, 13, 16, 15, 1], [0, 0, 7, 7, 4, 11, 12, 0], [0, 0, 0, 0, 8, 13, 1, 0], [0, 4, 8, 8, 15, 15, 6, 0],
     [0, 2, 11, 15, 15, 4, 0, 0], [0, 0, 0, 16, 5, 0, 0, 0], [0, 0, 9, 15, 1, 0, 0, 0], [0, 0, 13, 5, 0, 0, 0, 0],
 ]  # fmt: skip
-"""A seven, as a person wrote it."""
+"""A handwritten seven."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         random = np.random.default_rng(0)
         blurred = (np.clip(image + random.normal(0, 6, image.shape), 0, 16).astype(np.float32) for _ in range(100))
         answers = client.infer_many("digits", ({"image": one} for one in blurred))
-        print("100 blurred ones, 32 requests in flight:", [one["label"][0] for one in answers].count(7), "sevens")
+        print("100 blurred pictures, 32 requests in flight:", [one["label"][0] for one in answers].count(7), "sevens")
 
         if "demo" in (model["name"] for model in client.servables.statistics()):
             found = client.infer("complete", {"code": ["def add(a, b):"]})

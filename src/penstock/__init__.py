@@ -1,6 +1,6 @@
 """Penstock: inference of language models.
 
-Names are loaded when they are first used: importing the package costs nothing and never loads PyTorch.
+Names are imported when they are first used.  Importing the package is cheap and never loads PyTorch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from penstock.client.async_client import AsyncClient
     from penstock.client.client import Client
     from penstock.core.library import load_ops
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.engine.options import EngineOptions, RequestOptions
     from penstock.engine.params import SamplingParams
-    from penstock.engine.pooling import Embedding
-    from penstock.engine.request import TokenLogprobs
     from penstock.errors import (
         DeadlineError,
         FileAccessError,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.llm.async_llm import AsyncLLM, AsyncStream
     from penstock.llm.conversation import Conversation, Turn
     from penstock.llm.llm import LLM
-    from penstock.llm.result import Choice, Delta, Result, Score
+    from penstock.llm.result import Choice, Delta, Embedding, Result, Score
     from penstock.llm.stream import Stream
     from penstock.llm.streamers import Streamer, TextStreamer
     from penstock.models.loader import load_network
@@ -101,12 +100,11 @@ _HOMES = {
     "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "penstock.llm.async_llm": ("AsyncLLM", "AsyncStream"),
     "penstock.llm.conversation": ("Conversation", "Turn"),
-    "penstock.engine.pooling": ("Embedding",),
     "penstock.llm.llm": ("LLM",),
     "penstock.engine.options": ("EngineOptions", "RequestOptions"),
     "penstock.engine.params": ("SamplingParams",),
-    "penstock.engine.request": ("TokenLogprobs",),
-    "penstock.llm.result": ("Choice", "Delta", "Result", "Score"),
+    "penstock.engine.logprobs": ("TokenLogprobs",),
+    "penstock.llm.result": ("Choice", "Delta", "Embedding", "Result", "Score"),
     "penstock.llm.stream": ("Stream",),
     "penstock.llm.streamers": ("Streamer", "TextStreamer"),
     "penstock.errors": (

@@ -1,4 +1,4 @@
-"""``python -m penstock`` is the ``penstock`` command."""
+"""Run the ``penstock`` command with ``python -m penstock``."""
 
 from penstock.cli.main import main
 

@@ -1,4 +1,4 @@
-"""How a request is refused: one table of codes, OpenAI's shape of an error, and which error becomes which code."""
+"""API errors: the table of status codes, OpenAI's error format, and the mapping from exceptions to both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.errors import (
     DeadlineError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     OutOfMemoryError,
@@ -35,9 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Code:
-    """One way to be refused: OpenAI's ``type``, gRPC's code, what it means, and whether the same request may succeed
-    later.
-    """
+    """A status code: OpenAI's ``type``, gRPC's code, its meaning, and whether the same request may succeed later."""
 
     type: str
     grpc: str
@@ -47,49 +46,55 @@ class Code:
 
 CODES: Final[dict[int, Code]] = {
     400: Code(
-        "invalid_request_error", "INVALID_ARGUMENT", "the body, a field or a header is wrong; `param` names the field"
+        "invalid_request_error",
+        "INVALID_ARGUMENT",
+        "The body, a field or a header is invalid. `param` names the field.",
     ),
-    401: Code("authentication_error", "UNAUTHENTICATED", "the key is missing or wrong"),
+    401: Code("authentication_error", "UNAUTHENTICATED", "The API key is missing or invalid."),
     403: Code(
         "permission_error",
         "PERMISSION_DENIED",
-        "the Host or Origin header is not one that this service answers to, or only admins may do this",
+        "The Host or Origin header is not allowed, or the operation needs an admin key.",
     ),
-    404: Code("not_found_error", "NOT_FOUND", "no such route or model"),
-    405: Code("invalid_request_error", "UNIMPLEMENTED", "the route has other methods: `Allow` lists them"),
-    408: Code("timeout_error", "DEADLINE_EXCEEDED", "the body did not arrive in time", is_retriable=True),
-    413: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the body is larger than may be"),
+    404: Code("not_found_error", "NOT_FOUND", "The route, model or version does not exist."),
+    405: Code(
+        "invalid_request_error",
+        "UNIMPLEMENTED",
+        "The route does not support this method. The `Allow` header lists those that it supports.",
+    ),
+    408: Code("timeout_error", "DEADLINE_EXCEEDED", "The body did not arrive in time.", is_retriable=True),
+    413: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "The body is too large."),
     415: Code(
         "invalid_request_error",
         "UNIMPLEMENTED",
-        "the body is of a type, or compressed in a way, that the route does not take",
+        "The route does not accept this Content-Type or Content-Encoding.",
     ),
     429: Code(
         "rate_limit_error",
         "RESOURCE_EXHAUSTED",
-        "as many requests wait as may: come back after `Retry-After` seconds",
+        "The request queue is full. Retry after `Retry-After` seconds.",
         is_retriable=True,
     ),
-    431: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "the headers are too many or too large"),
-    500: Code("server_error", "INTERNAL", "a bug of ours, or a servable failed; the log has more under the request id"),
+    431: Code("invalid_request_error", "RESOURCE_EXHAUSTED", "The headers are too many or too large."),
+    500: Code("server_error", "INTERNAL", "Penstock or a servable failed. The log has details under the request id."),
     501: Code(
         "invalid_request_error",
         "UNIMPLEMENTED",
-        "the request has a method or a Transfer-Encoding that this server does not implement",
+        "The server does not implement this method or Transfer-Encoding.",
     ),
     503: Code(
         "unavailable_error",
         "UNAVAILABLE",
-        "the model is not ready, or the service is stopping: come back later",
+        "The model is not ready, or the service is stopping. Retry later.",
         is_retriable=True,
     ),
-    504: Code("timeout_error", "DEADLINE_EXCEEDED", "the answer was not done in the time that the request was given"),
+    504: Code("timeout_error", "DEADLINE_EXCEEDED", "The response was not complete within the request's timeout."),
 }
-"""Every status beside 200 that a route answers with; ``docs/serving.md`` shows the same table."""
+"""All error statuses that routes return; ``docs/serving.md`` shows the same table."""
 
 
 def grpc_code(status: int) -> str:
-    """gRPC's name for a status of the table, for 200, and for 499: the client went away."""
+    """Return gRPC's name for a status of the table, for 200, or for 499 (the client disconnected)."""
     return {200: "OK", 499: "CANCELLED"}.get(status) or CODES[status].grpc
 
 
@@ -99,18 +104,23 @@ _DETAIL = Members(
     ("message", "type", "param", "code"),
 )
 ERROR: Final = Members("Error", {"error": _DETAIL}, ("error",))
-"""The body of every refusal."""
+"""The schema of an error response."""
 OIP_ERROR: Final = Members(
     "InferenceError",
     {"error": Text(), "type": Text(), "param": optional(Text()), "code": optional(Text())},
     ("error", "type", "param", "code"),
 )
-"""The same where the Open Inference Protocol is spoken, whose clients read ``error`` as a text."""
+"""The schema of an error response of the Open Inference Protocol, whose clients expect ``error`` to be a string."""
 MAX_MESSAGE_CHARS: Final = 1000
 
 
 class VersionNotFoundError(NotFoundError):
-    """A model is there, and has no such version."""
+    """A model exists, but not in the requested version."""
+
+    default_code = "version_not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model_version")
 
 
 _QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"]*?([^'"/]*)/?\1""")
@@ -118,9 +128,10 @@ _PATH: Final = re.compile(r"""(?<![\w./:'"])/(?:[^\s/:;,'"()]+/)+""")
 
 
 def without_folders(text: str, *known: str) -> str:
-    """Return an error's text for clients: only the last part of each absolute path is left.
+    """Return an error message for clients, with each absolute path cut to its last component.
 
-    ``known``: paths that the text may name and that have characters at which a path in other texts ends.
+    ``known``: paths that the message may contain and that the patterns would not recognize as a whole, because of
+    spaces or punctuation.
     """
     for path in known:
         if path.startswith("/") and (name := path.rstrip("/").rpartition("/")[2]):
@@ -129,7 +140,10 @@ def without_folders(text: str, *known: str) -> str:
 
 
 class RefusalError(Exception):
-    """A request that ends with a status of the table."""
+    """Raised to end a request with a status of the table.
+
+    ``param`` names the field at fault, ``code`` the failure.  ``retry_after_s`` is sent for retriable statuses.
+    """
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 1
@@ -141,16 +155,16 @@ class RefusalError(Exception):
             self.headers.append((b"retry-after", b"%d" % max(1, retry_after_s)))
         if status == 401:
             self.headers.append((b"www-authenticate", b"Bearer"))
-        if status in (408, 413):  # the rest of the body is not worth reading
+        if status in (408, 413):  # close instead of reading the rest of the body
             self.headers.append((b"connection", b"close"))
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's shape."""
+        """Return the error in OpenAI's format."""
         message = str(self)[:MAX_MESSAGE_CHARS]
         return {"error": {"message": message, "type": CODES[self.status].type, "param": self.param, "code": self.code}}
 
     def text(self, is_oip: bool = False) -> bytes:
-        """The body as JSON, in the one form or the other."""
+        """Return the body as JSON, in OpenAI's format or in that of the Open Inference Protocol."""
         body = self.body()
         if is_oip:
             detail = body["error"]
@@ -166,40 +180,37 @@ _KINDS = {
 }
 
 
+_BODY_FIELDS = {"deadline_s": "timeout", "truncate_prompt": "truncate_prompt_tokens"}
+"""Fields of RequestOptions, and what request bodies call them."""
+
+
 def misfit_refusal(misfit: MisfitError) -> RefusalError:
-    """A field that does not fit: 400."""
+    """Return the 400 response for a value that failed a check."""
     return RefusalError(400, str(misfit), param=misfit.path or None, code=_KINDS[misfit.kind])
 
 
 def refusal_of(error: BaseException, request_id: str) -> RefusalError:
-    """What a request ends with that raised ``error``.  The text of what is not our own error stays in the log."""
+    """Return the response for a request that raised ``error``.
+
+    The message of an unexpected exception is not sent to the client; it is only in the log.
+    """
     if isinstance(error, RefusalError):
         return error
     if isinstance(error, MisfitError):
         return misfit_refusal(error)
     if isinstance(error, QueueFullError):
-        return RefusalError(429, "as many requests wait already as may: come back later", code="queue_full")
+        return RefusalError(429, "The request queue is full. Retry later.", code=error.code)
     if isinstance(error, DeadlineError):
-        message = str(error).replace("deadline_s", "timeout", 1)  # by the name that clients know
-        return RefusalError(504, message, param="timeout", code="deadline_exceeded")
-    if isinstance(error, InvalidArgumentError):
-        param = str(error).partition(" ")[0].partition("[")[0].rstrip(":")
-        is_too_long = "but the context holds" in str(error)
-        code = "context_length_exceeded" if is_too_long else "invalid_value"
-        return RefusalError(400, str(error), param=param if param.isidentifier() else None, code=code)
-    if isinstance(error, TokenizerError):
-        return RefusalError(400, str(error), code="tokenizer_failed")
-    if isinstance(error, UnsupportedError):
-        return RefusalError(400, str(error), code="unsupported_parameter")
+        return RefusalError(504, error.naming("timeout"), param="timeout", code=error.code)
+    if isinstance(error, (InvalidArgumentError, TokenizerError, UnsupportedError)):
+        param = _BODY_FIELDS.get(error.param, error.param) if error.param else None
+        return RefusalError(400, error.naming(param) if param else str(error), param=param, code=error.code)
     if isinstance(error, (OutOfMemoryError, MemoryError)):
-        return RefusalError(503, "there is no memory for it now", code="out_of_memory")
-    if isinstance(error, VersionNotFoundError):
-        return RefusalError(404, str(error), param="model_version", code="version_not_found")
+        return RefusalError(503, "Not enough memory for this request now. Retry later.", code="out_of_memory")
     if isinstance(error, NotFoundError):
-        return RefusalError(404, str(error), param="model", code="model_not_found")
+        return RefusalError(404, str(error), param=error.param or "model", code=error.code)
     if isinstance(error, UnavailableError):
         message = without_folders(str(error))
-        return RefusalError(503, message, code="unavailable", retry_after_s=math.ceil(error.retry_after_s))
-    return RefusalError(
-        500, f"something went wrong inside; the log has more under request {request_id}", code="internal"
-    )
+        return RefusalError(503, message, code=error.code, retry_after_s=math.ceil(error.retry_after_s))
+    message = f"Internal error. The server's log has details under request {request_id}."
+    return RefusalError(500, message, code=InternalError.default_code)

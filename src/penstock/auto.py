@@ -1,6 +1,6 @@
-"""The shape that tutorials use: a config, a model made from it, a tokenizer.
+"""AutoConfig, AutoModel and AutoTokenizer: the interface that tutorials of other libraries use.
 
-Thin wrappers over ``penstock.LLM``; everything that ``generate`` takes is checked or refused.
+These are thin wrappers over ``penstock.LLM``.  ``generate`` refuses an option that it does not support.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import ConfigReader, parse_object
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.text.tokenizer import Tokenizer
@@ -23,9 +23,9 @@ _OPTIONS = ("temperature", "top_k", "top_p", "seed", "stop", "ignore_eos")
 
 
 class AutoConfig(ConfigReader):
-    """A model's ``config.json``, which remembers the folder or bundle it came from.
+    """A model's ``config.json``, with the folder or bundle that it was read from.
 
-    Keys are attributes (``config.hidden_size``); the typed reads of ``ConfigReader`` refuse what is wrong.
+    Keys are attributes (``config.hidden_size``).  The typed getters of ``ConfigReader`` check the values.
     """
 
     folder: Path | None = None
@@ -42,14 +42,14 @@ class AutoConfig(ConfigReader):
         path = Path(model)
         data = read_side_files(path, ["config.json"])
         if "config.json" not in data:
-            raise FileAccessError(f"{path}: it has no config.json")
+            raise FileAccessError(f"{path}: no config.json found")
         config = cls(parse_object(data["config.json"], str(path / "config.json")), str(path / "config.json"))
         config.folder = path
         return config
 
 
 class AutoTokenizer:
-    """A tokenizer that is called: ``tokenizer(text)["input_ids"]``."""
+    """A callable tokenizer: ``tokenizer(text)["input_ids"]``."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -62,27 +62,27 @@ class AutoTokenizer:
         return cls(Tokenizer(files))
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """``input_ids`` and ``attention_mask``: lists for one text, lists of lists for several."""
-        if isinstance(text, str) or not isinstance(text, Sequence):  # what is no text, encode refuses
+        """Return ``input_ids`` and ``attention_mask``: lists for one text, lists of lists for several."""
+        if isinstance(text, str) or not isinstance(text, Sequence):  # encode refuses other types
             ids = self.encode(text, add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-        several = [self.encode(one, add_special_tokens) for one in text]
-        return {"input_ids": several, "attention_mask": [[1] * len(ids) for ids in several]}
+        lists = [self.encode(item, add_special_tokens) for item in text]
+        return {"input_ids": lists, "attention_mask": [[1] * len(ids) for ids in lists]}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of one text."""
+        """Return the token ids of one text."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of token ids, or of one."""
+        """Return the text of one token id or several."""
         ids = list(token_ids) if isinstance(token_ids, Iterable) else [token_ids]
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < 1 << 31:
-                raise InvalidArgumentError(f"token_ids must be whole numbers from 0, found {token!r}")
+                raise InvalidArgumentError(f"token_ids must be integers from 0, got {token!r}")
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
-        """The texts of several lists of token ids."""
+        """Return the texts of several lists of token ids."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
 
@@ -94,10 +94,10 @@ class AutoModel:
 
     @classmethod
     def from_config(cls, config: AutoConfig, **options: Any) -> AutoModel:
-        """The model of a config that remembers its folder; ``options`` as for ``penstock.LLM``."""
+        """Open the model of a config from ``AutoConfig.from_pretrained``; ``options`` as for ``penstock.LLM``."""
         if not isinstance(config, AutoConfig) or config.folder is None:
             raise InvalidArgumentError(
-                "config has no folder, so there are no weights to run: use AutoConfig.from_pretrained(folder)"
+                "config has no folder, so there are no weights; use AutoConfig.from_pretrained(folder)"
             )
         return cls.from_pretrained(config.folder, **options)
 
@@ -113,33 +113,34 @@ class AutoModel:
         do_sample: bool | None = None,
         **options: Any,
     ) -> list[list[int]]:
-        """Continue one prompt or several; every returned list begins with its prompt.
+        """Continue one prompt or several; each returned list begins with its prompt.
 
-        ``do_sample`` False is greedy; True samples with the model's temperature or 1.  ``options`` are the other
-        fields of ``penstock.SamplingParams``: temperature, top_k, top_p, seed, stop, ignore_eos.
+        ``input_ids``: a list of token ids or a list of lists.  ``do_sample``: False is greedy; True samples with
+        ``temperature``, by default the model's or 1; None follows the model's defaults.  ``options`` are these fields
+        of ``penstock.SamplingParams``: temperature, top_k, top_p, seed, stop, ignore_eos.
         """
         if do_sample not in (None, True, False):
             raise InvalidArgumentError(f"do_sample must be True or False, not {do_sample!r}")
         for name in options:
             if name not in _OPTIONS:
                 raise InvalidArgumentError(
-                    f"generate has no option {name!r}; it has max_new_tokens, do_sample, {', '.join(_OPTIONS)}"
+                    f"generate: unknown option {name!r}; expected max_new_tokens, do_sample, {', '.join(_OPTIONS)}"
                 )
         if do_sample is False:
             if options.get("temperature"):
-                raise InvalidArgumentError(f"temperature {options['temperature']!r} goes with do_sample=True")
+                raise InvalidArgumentError(f"temperature {options['temperature']!r} requires do_sample=True")
             options["temperature"] = 0.0
         elif do_sample and options.get("temperature") is None:
             options["temperature"] = self.llm.generation.temperature or 1.0
         elif do_sample and options["temperature"] == 0:
-            raise InvalidArgumentError("do_sample=True goes with a temperature above 0")
+            raise InvalidArgumentError("do_sample=True requires a temperature above 0")
         if hasattr(input_ids, "tolist"):
             input_ids = input_ids.tolist()
         params = SamplingParams(max_tokens=max_new_tokens, **options)
         results = self.llm.generate(input_ids, params)
-        several = results if isinstance(results, list) else [results]
-        return [result.prompt_token_ids + result.token_ids for result in several]
+        result_list = results if isinstance(results, list) else [results]
+        return [result.prompt_token_ids + result.token_ids for result in result_list]
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.llm.close()

@@ -390,7 +390,7 @@ def is_number(value: object, low: float, high: float) -> bool:
 def check_integer(name: str, value: object, low: int, high: int) -> int:
     """Return an argument that must be an integer from ``low`` to ``high``; InvalidArgumentError names it otherwise."""
     if not isinstance(value, int) or not is_integer(value, low, high):
-        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, found {value!r:.60}")
+        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, found {value!r:.60}", param=name)
     return value
 
 

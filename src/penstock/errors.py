@@ -1,23 +1,26 @@
 """Every error that Penstock raises on purpose.
 
     PenstockError
-    ├── InvalidArgumentError   the caller's mistake; the message names the option or field (a ValueError too)
-    ├── InvalidFileError       a damaged, hostile or incomplete file; the message names file and field
+    ├── InvalidArgumentError   an argument, option or field is wrong (a ValueError too)
+    ├── InvalidFileError       a file is damaged, hostile or incomplete; the message names file and field
     │   └── TokenizerError     the tokenizer of a model failed on this text or these token ids
-    ├── UnsupportedError       a sound request that Penstock cannot serve; the message says what to use instead
-    ├── OutOfMemoryError       a plan that does not fit (a MemoryError too)
-    ├── FileAccessError        the operating system refused (an OSError too)
-    ├── QueueFullError         as many requests wait as may wait: try again later
-    ├── DeadlineError          a request was not done in the time it was given (a TimeoutError too)
+    ├── UnsupportedError       the request is valid, but Penstock cannot serve it; the message says what to use instead
+    ├── OutOfMemoryError       a memory plan does not fit (a MemoryError too)
+    ├── FileAccessError        the operating system refused access (an OSError too)
+    ├── QueueFullError         the request queue is full; retry later
+    ├── DeadlineError          a request did not finish within its deadline (a TimeoutError too)
     ├── NotFoundError          a service has no model of that name (a LookupError too)
-    ├── UnavailableError       a service cannot answer now: try again later
-    ├── ServiceError           what a client was told by a service that it asked
-    └── InternalError          our bug
+    ├── UnavailableError       a service cannot answer now; retry later
+    ├── ServiceError           a service answered a client with an error, or could not be reached
+    └── InternalError          a bug in Penstock
 
-A message says what was expected and what was found.
+A message says what was expected and what was found.  ``param`` is the name of the field, option or argument at fault,
+``code`` a stable name of the failure for programs.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 __all__ = [
     "DeadlineError",
@@ -37,47 +40,86 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The root: catching it catches everything that Penstock raises on purpose."""
+    """The base class of all errors that Penstock raises on purpose.
+
+    ``param``: the field, option or argument at fault, or None.  ``code``: a stable name of the failure; each class has
+    its own, and an error may carry a more exact one.
+    """
+
+    param: str | None = None
+    code: str | None = None
+    default_code: ClassVar[str] = "error"
+
+    def __init__(self, *arguments: object, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(*arguments)
+        self.param, self.code = param, code or self.default_code
+
+    def naming(self, param: str) -> str:
+        """Return the message with the field under another name, as another interface calls it."""
+        text = str(self)
+        if self.param and text.startswith(self.param):
+            return param + text[len(self.param) :]
+        return text
 
 
 class InvalidArgumentError(PenstockError, ValueError):
-    """The caller's mistake."""
+    """An argument, option or field is wrong."""
+
+    default_code = "invalid_value"
 
 
 class InvalidFileError(PenstockError):
-    """A file that is damaged, hostile or incomplete."""
+    """A file is damaged, hostile or incomplete."""
+
+    default_code = "invalid_file"
 
 
 class TokenizerError(InvalidFileError):
     """The tokenizer of a model failed on a text or on token ids, or exceeded its memory or time for one call."""
 
+    default_code = "tokenizer_failed"
+
 
 class UnsupportedError(PenstockError):
-    """A sound request that this version cannot serve."""
+    """The request is valid, but this version cannot serve it."""
+
+    default_code = "unsupported_parameter"
 
 
 class OutOfMemoryError(PenstockError, MemoryError):
-    """A memory plan that does not fit."""
+    """A memory plan does not fit."""
+
+    default_code = "out_of_memory"
 
 
 class FileAccessError(PenstockError, OSError):
     """The operating system refused to read or write."""
 
+    default_code = "file_access"
+
 
 class QueueFullError(PenstockError):
-    """As many requests wait as may wait."""
+    """The request queue is full."""
+
+    default_code = "queue_full"
 
 
 class DeadlineError(PenstockError, TimeoutError):
-    """A request was not done in the time it was given."""
+    """A request did not finish within its deadline."""
+
+    default_code = "deadline_exceeded"
 
 
 class NotFoundError(PenstockError, LookupError):
     """A service has no model of that name."""
 
+    default_code = "model_not_found"
+
 
 class UnavailableError(PenstockError):
     """A service cannot answer now; the same request may be sent again after ``retry_after_s`` seconds."""
+
+    default_code = "unavailable"
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -85,9 +127,9 @@ class UnavailableError(PenstockError):
 
 
 class ServiceError(PenstockError):
-    """What a client was told by the service that it asked, or that it could not ask it (``status`` 0).
+    """A service answered with an error, or could not be reached (``status`` 0).
 
-    ``code`` and ``param`` are the refusal's; ``request_id`` finds it in the service's log.
+    ``code`` and ``param`` are those of the service's error; ``request_id`` identifies the request in its log.
     """
 
     def __init__(
@@ -107,3 +149,5 @@ class ServiceError(PenstockError):
 
 class InternalError(PenstockError):
     """A bug in Penstock."""
+
+    default_code = "internal"

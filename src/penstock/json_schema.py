@@ -1,7 +1,7 @@
-"""What a JSON value may be: one description that checks a value and writes its JSON schema.
+"""Shapes of JSON values: each shape checks a value and generates the JSON schema of the check.
 
-A shape's ``check`` gives the value as Python wants it, or raises MisfitError with the path of the field.  ``schema``
-says the same in JSON schema (2020-12), so that ``/openapi.json`` cannot differ from what is checked.
+A shape's ``check`` returns the value as a Python object, or raises MisfitError with the path of the field.  ``schema``
+returns the same rule as JSON schema (2020-12), so that ``/openapi.json`` always agrees with the checks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _PIECE: Final = 1 << 14
 
 
 class MisfitError(Exception):
-    """A value that does not fit, and the path of its field; ``kind``: "missing", "unknown", "unsupported", "value".
+    """Raised for a value that does not have its shape.
 
-    ``is_length``: the value is of the right type, but too long or too short.
+    ``path`` is the path of the field, ``kind`` is "missing", "unknown", "unsupported" or "value".  ``is_length``: the
+    value has the right type, but is too long or too short.
     """
 
     def __init__(self, path: str, message: str, kind: str = "value", *, is_length: bool = False) -> None:
@@ -34,45 +35,45 @@ class MisfitError(Exception):
 
 
 class Shape(Protocol):
-    """What one value may be."""
+    """The set of values that a field may have."""
 
     def check(self, value: Any, path: str) -> Any:
-        """The value as Python wants it; MisfitError names ``path`` or what lies below it."""
+        """Return the value as a Python object; raise MisfitError with ``path`` or a path below it."""
 
     def schema(self) -> Schema:
-        """The same as JSON schema."""
+        """Return the shape as JSON schema."""
 
 
 def _expected(path: str, expected: str, found: object) -> MisfitError:
-    return MisfitError(path, f"{path or 'the body'} must be {expected}, not {show(found)}")
+    return MisfitError(path, f"{path or 'body'} must be {expected}, not {show(found)}")
 
 
 @dataclass(frozen=True)
 class Anything:
-    """Any value at all: of answers, where nothing is checked."""
+    """Any value; used in responses, which are not checked."""
 
     def check(self, value: Any, path: str) -> Any:
-        """The value."""
+        """Return the value."""
         return value
 
     def schema(self) -> Schema:
-        """An empty one."""
+        """Return an empty schema."""
         return {}
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """null alone.  ``why`` says what the field would be for."""
+    """Only null: a field that is known, but not supported.  ``why`` says what to use instead."""
 
     why: str = ""
 
     def check(self, value: Any, path: str) -> None:
-        """None; anything else is not supported."""
+        """Return None; raise MisfitError for any other value."""
         if value is not None:
             raise MisfitError(path, f"{path} is not supported{': ' if self.why else ''}{self.why}", "unsupported")
 
     def schema(self) -> Schema:
-        """null."""
+        """Return the schema of null."""
         return {"type": "null"}
 
 
@@ -81,25 +82,25 @@ class Flag:
     """true or false."""
 
     def check(self, value: Any, path: str) -> bool:
-        """The flag."""
+        """Return the flag."""
         if not isinstance(value, bool):
             raise _expected(path, "true or false", value)
         return value
 
     def schema(self) -> Schema:
-        """A boolean."""
+        """Return the schema of a boolean."""
         return {"type": "boolean"}
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number within bounds; 2.0 is one, as JSON schema has it."""
+    """An integer within bounds; 2.0 counts as an integer, as in JSON schema."""
 
     low: int
     high: int
 
     def check(self, value: Any, path: str) -> int:
-        """The number as int."""
+        """Return the number as int."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not self.low <= value <= self.high:
@@ -107,7 +108,7 @@ class Whole:
         return value
 
     def schema(self) -> Schema:
-        """An integer."""
+        """Return the schema of an integer."""
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
 
@@ -119,38 +120,38 @@ class Number:
     high: float
 
     def check(self, value: Any, path: str) -> float:
-        """The number as float."""
+        """Return the number as float."""
         if type(value) not in (int, float) or not self.low <= value <= self.high:
             raise _expected(path, f"a number from {self.low:g} to {self.high:g}", value)
         return float(value)
 
     def schema(self) -> Schema:
-        """A number."""
+        """Return the schema of a number."""
         return {"type": "number", "minimum": self.low, "maximum": self.high}
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of so many characters, all of which match ``pattern`` if there is one."""
+    """A string of ``low`` to ``high`` characters that matches ``pattern`` as a whole, if there is one."""
 
     low: int = 0
     high: int | None = None
     pattern: str | None = None
 
     def check(self, value: Any, path: str) -> str:
-        """The text."""
+        """Return the string."""
         if not isinstance(value, str):
-            raise _expected(path, "a text", value)
+            raise _expected(path, "a string", value)
         if len(value) < self.low or (self.high is not None and len(value) > self.high):
             most = " or more" if self.high is None else f" to {self.high}"
             message = f"{path} must be a string of {self.low}{most} characters, not of {len(value)}"
             raise MisfitError(path, message, is_length=True)
         if self.pattern is not None and re.fullmatch(self.pattern, value) is None:
-            raise _expected(path, f"a text like {self.pattern}", value)
+            raise _expected(path, f"a string that matches {self.pattern}", value)
         return value
 
     def schema(self) -> Schema:
-        """A string."""
+        """Return the schema of a string."""
         found: Schema = {"type": "string"}
         if self.low:
             found["minLength"] = self.low
@@ -163,46 +164,46 @@ class Text:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few texts."""
+    """One of a fixed set of strings."""
 
     values: tuple[str, ...]
 
     def check(self, value: Any, path: str) -> str:
-        """The text."""
+        """Return the string."""
         if not isinstance(value, str) or value not in self.values:
             raise _expected(path, " or ".join(f'"{one}"' for one in self.values), value)
         return value
 
     def schema(self) -> Schema:
-        """A string of an enumeration."""
+        """Return the schema of an enumeration."""
         return {"type": "string", "enum": list(self.values)}
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of so many values of one shape."""
+    """A list of ``low`` to ``high`` values of one shape."""
 
     of: Shape
     low: int
     high: int | None
 
     def check(self, value: Any, path: str) -> list[Any]:
-        """The values, each checked."""
+        """Return the values, each checked."""
         if not isinstance(value, list):
             raise _expected(path, "a list", value)
         if len(value) < self.low or (self.high is not None and len(value) > self.high):
-            if value:  # a list of something else is not too long, but wrong
+            if value:  # report a wrong type before a wrong length
                 self.of.check(value[0], f"{path}[0]")
             most = "or more" if self.high is None else f"to {self.high}"
             message = f"{path} must be a list of {self.low} {most} items, not of {len(value)}"
             raise MisfitError(path, message, is_length=True)
         of = self.of
         if isinstance(of, Whole) and value and _are_whole(value, of):
-            return value  # token ids, of which there may be many
+            return value  # a fast path for token ids, which may be many
         return [of.check(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     def schema(self) -> Schema:
-        """An array."""
+        """Return the schema of an array."""
         found: Schema = {"type": "array", "items": self.of.schema()}
         if self.low:
             found["minItems"] = self.low
@@ -212,7 +213,7 @@ class Items:
 
 
 def _are_whole(values: list[Any], of: Whole) -> bool:
-    """Whether all are integers within bounds; looked at in pieces, between which other threads may run."""
+    """Return True if all values are integers within bounds; it works in slices, so that other threads can run."""
     for at in range(0, len(values), _PIECE):
         piece = values[at : at + _PIECE]
         if set(map(type, piece)) != {int} or min(piece) < of.low or max(piece) > of.high:
@@ -222,25 +223,25 @@ def _are_whole(values: list[Any], of: Whole) -> bool:
 
 @dataclass(frozen=True)
 class Entries:
-    """An object whose keys are no names of fields: at most ``high`` of them, each like ``key``."""
+    """An object with free keys: at most ``high`` entries, each key matching the pattern ``key``."""
 
     key: str
     of: Shape
     high: int
 
     def check(self, value: Any, path: str) -> dict[str, Any]:
-        """Keys and checked values."""
+        """Return the keys with their checked values."""
         if not isinstance(value, dict):
             raise _expected(path, "an object", value)
         if len(value) > self.high:
             raise MisfitError(path, f"{path} must have at most {self.high} entries, not {len(value)}")
         for name in value:
             if re.fullmatch(self.key, name) is None:
-                raise _expected(path, f"an object whose keys are like {self.key}", name)
+                raise _expected(path, f"an object whose keys match {self.key}", name)
         return {name: self.of.check(item, f"{path}[{show(name)}]") for name, item in value.items()}
 
     def schema(self) -> Schema:
-        """An object."""
+        """Return the schema of an object."""
         return {
             "type": "object",
             "patternProperties": {f"^{self.key}$": self.of.schema()},
@@ -250,26 +251,27 @@ class Entries:
 
 
 def _reach(path: str) -> tuple[list[int], int]:
-    """How far a check came that stopped at a path: by the items of lists that it had passed, then by depth."""
+    """Return how far a check got before it stopped at a path: the list indices that it reached, then the depth."""
     return [int(number) for number in re.findall(r"\[([0-9]+)\]", path)], len(path)
 
 
 def _telling(misfit: MisfitError) -> tuple[bool, list[int], int]:
-    """How much an error of one alternative says about the value; more is greater."""
+    """Return the rank of an error among those of all alternatives; the most informative one has the greatest rank."""
     return (misfit.is_length, *_reach(misfit.path))
 
 
 @dataclass(frozen=True)
 class Either:
-    """One of several shapes; ``expected`` names them in words."""
+    """One of several shapes; ``expected`` describes them for the error message."""
 
     shapes: tuple[Shape, ...]
     expected: str
 
     def check(self, value: Any, path: str) -> Any:
-        """What the first shape that fits makes of it.
+        """Return the result of the first shape that accepts the value.
 
-        Of those that do not, one whose type fits and whose length does not speaks, else the one that came furthest.
+        If no shape accepts it, the error is that of a shape whose type matches and whose length does not, or else of
+        the shape whose check got furthest.
         """
         deepest: MisfitError | None = None
         try:
@@ -282,18 +284,18 @@ class Either:
                         deepest = misfit
             raise deepest or _expected(path, self.expected, value)
         finally:
-            deepest = None  # whose frames hold this one
+            deepest = None  # its traceback holds this frame, which would be a reference cycle
 
     def schema(self) -> Schema:
-        """Any of the schemas."""
+        """Return the schema of the alternatives."""
         return {"anyOf": [shape.schema() for shape in self.shapes]}
 
 
 @dataclass(frozen=True)
 class Members:
-    """An object with named fields and no others.  A field that is null counts as absent unless it is ``required``.
+    """An object with the named fields and no others.  A null field counts as absent unless it is ``required``.
 
-    ``notes`` say what a field is for.  ``title`` names the schema.
+    ``notes`` are the descriptions of fields.  ``title`` is the name of the schema.
     """
 
     title: str
@@ -302,16 +304,16 @@ class Members:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, value: Any, path: str) -> dict[str, Any]:
-        """The fields that were given, checked; MisfitError for one that is missing or not known."""
+        """Return the fields that are present, checked; raise MisfitError for a missing or an unknown field."""
         if not isinstance(value, dict):
             raise _expected(path, "an object", value)
         prefix, found = f"{path}." if path else "", {}
         for name in value:
             if name not in self.fields:
                 raise MisfitError(
-                    f"{prefix}{name}"[:200], f"{prefix}{show(name)[1:-1]} is not a field of {self.title}", "unknown"
+                    f"{prefix}{name}"[:200], f"Unknown field of {self.title}: {prefix}{show(name)[1:-1]}.", "unknown"
                 )
-        for name, item in value.items():  # before what is missing: it says more of what was meant
+        for name, item in value.items():  # checked before missing fields, because it is the more helpful error
             if isinstance(self.fields[name], Nothing):
                 self.fields[name].check(item, f"{prefix}{name}")
         for name in self.required:
@@ -323,7 +325,7 @@ class Members:
         return found
 
     def schema(self) -> Schema:
-        """An object without other fields."""
+        """Return the schema of an object without further fields."""
         properties = {}
         for name, shape in self.fields.items():
             one = shape.schema() if name in self.required else _or_null(shape.schema())
@@ -349,8 +351,8 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def optional(shape: Shape) -> Either:
-    """The shape, or null: for fields of answers that are always there."""
-    return Either((shape, Nothing()), "null or such a value")
+    """Return the shape of a value or null, for response fields that are always present."""
+    return Either((shape, Nothing()), "null or a value")
 
 
 NOTHING: Final = Nothing()

@@ -1,4 +1,4 @@
-"""Logs as lines of JSON, one object a line and nothing around it, as collectors read them."""
+"""Structured logs: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ _encoded: Final = json.JSONEncoder(default=str).encode
 
 
 def note(level: int, name: str, status: object, facts: dict[str, Any]) -> None:
-    """Write the line of a request; who calls is not looked for, which would cost more than all the rest of it."""
+    """Write the log line of a request.
+
+    It skips the search for the caller's file and line, which would cost more than the rest of the call.
+    """
     LOG.handle(LOG.makeRecord(LOG.name, level, "", 0, "%s %s", (name, status), None, extra={"facts": facts}))
 
 
 def tell(event: str, message: str, level: int = logging.INFO, **facts: Any) -> None:
-    """Write a line of what happened to a model or a worker: ``event`` names it for machines, ``message`` for people."""
+    """Log an event of a model or a worker: ``event`` is its stable name for programs, ``message`` is for people."""
     LOG.log(level, message, extra={"facts": {"event": event, "message": message, **facts}})
 
 
 class JsonLines(logging.Formatter):
-    """``time`` (UTC), ``level``, then the record's ``facts`` where it has some, else its ``message``; ``trace``."""
+    """Format a record as JSON: ``time`` (UTC), ``level``, the record's ``facts`` or else its ``message``, ``trace``."""
 
     _last = -1, ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return the line."""
         second, text = self._last
-        if int(record.created) != second:  # most lines are of the second that the one before was of
+        if int(record.created) != second:  # most records share their second with the previous one
             second = int(record.created)
             text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
             self._last = second, text

@@ -1,7 +1,7 @@
-"""What a servable is written with: ``from penstock import servable`` in NAME/servable.py.
+"""The functions of a servable.py: ``from penstock import servable``.
 
-``model`` and ``language_model`` declare what runs, ``stage`` makes a Python function a step, ``method`` chains steps
-into what clients call, ``settings`` says how it all runs.  docs/servables.md shows them at work.
+``model`` and ``language_model`` declare models, ``stage`` makes a Python function a step, ``method`` chains steps into
+what clients call, and ``settings`` sets how the servable runs.  docs/servables.md shows examples.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Checks of a caller's fields: each gives the plain value, or InvalidArgumentError naming the field."""
+"""Checks of a caller's fields.  Each returns the plain value, or raises InvalidArgumentError naming the field."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -19,21 +18,24 @@ __all__ = [
 MAX_STRINGS: Final = 64
 MAX_STRING_CHARS: Final = 4096
 MAX_BIASES: Final = 4096
+MAX_BIAS: Final = 100
 MAX_TOKEN: Final = 2**31 - 1
 
 
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
-    """The error that says what a field must be and what it is."""
-    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}")
+    """Return the error that tells what a field must be and what it is."""
+    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}", param=name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like one that is not known; "" when none is."""
+    """Return the known name that is most similar to an unknown one; "" if none is."""
+    from difflib import get_close_matches  # only an error needs it
+
     return next(iter(get_close_matches(name, list(known), 1)), "")
 
 
 def whole(name: str, value: object, low: int, high: int) -> int | None:
-    """None, or a whole number of any kind (numpy's too) within bounds."""
+    """Check a whole number within bounds, of any type (numpy's too).  None is returned as it is."""
     if value is None or (type(value) is int and low <= value <= high):  # nearly always
         return value
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
@@ -42,12 +44,12 @@ def whole(name: str, value: object, low: int, high: int) -> int | None:
 
 
 def number(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
-    """None, or a number of any kind within bounds; NaN is within none."""
+    """Check a number within bounds, of any type.  NaN is refused; None is returned as it is."""
     if value is None or (type(value) is float and low <= value <= high):  # nearly always
         return value
     try:
         found = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # a whole number that no float reaches
+    except OverflowError:  # an integer beyond the range of a float
         found = math.nan
     if not low <= found <= high:
         raise refusal(name, expected or f"a number from {low:g} to {high:g}", value)
@@ -55,32 +57,32 @@ def number(name: str, value: object, low: float, high: float, expected: str = ""
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:
-    """A string or several as a tuple; None is none."""
+    """Check a string or a list of strings and return a tuple; () for None."""
     several = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(several, (list, tuple)) or not all(isinstance(s, str) for s in several):
         raise refusal(name, "a string or a list of strings", value)
     if len(several) > MAX_STRINGS:
-        raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}")
+        raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}", param=name)
     for one in several:
         if not 0 < len(one) <= MAX_STRING_CHARS:
             raise InvalidArgumentError(
-                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(one)}"
+                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(one)}", param=name
             )
     return tuple(several)
 
 
 def token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids, each once; whether the vocabulary has them is seen at submission."""
+    """Check token ids and return each once.  Submission checks them against the vocabulary."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refusal(name, "a list of token ids", value)
     ids = tuple(value)
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # the rule, and there may be many
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # nearly always, and there may be many
         return tuple(dict.fromkeys(ids))
     return tuple(dict.fromkeys(token_id(f"{name}[{i}]", token) for i, token in enumerate(ids)))
 
 
 def token_id(name: str, value: object) -> int:
-    """One token id."""
+    """Check one token id."""
     token = whole(name, value, 0, MAX_TOKEN)
     if token is None:
         raise refusal(name, "a token id", None)
@@ -88,7 +90,7 @@ def token_id(name: str, value: object) -> int:
 
 
 class Biases(Mapping[int, float]):
-    """Token id to bias, as a mapping that cannot change: what was checked is what runs."""
+    """An immutable mapping from token id to bias: what was checked is what runs."""
 
     def __init__(self, values: Mapping[int, float]) -> None:
         self._values = dict(values)
@@ -107,26 +109,29 @@ class Biases(Mapping[int, float]):
 
 
 def biases(value: object) -> Biases:
-    """Token id to bias.  Ids may be written as text, as JSON has them."""
+    """Check a mapping from token id to bias.  Ids may be strings, as in JSON."""
     if value is None:
         return Biases({})
     if not isinstance(value, Mapping):
         raise refusal("logit_bias", "a mapping of token ids to numbers", value)
     if len(value) > MAX_BIASES:
         raise InvalidArgumentError(
-            f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}"
+            f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}", param="logit_bias"
         )
     found = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
-        if whole("logit_bias's token id", token, 0, MAX_TOKEN) is None or number("logit_bias", bias, -100, 100) is None:
+        if (
+            whole("logit_bias's token id", token, 0, MAX_TOKEN) is None
+            or number("logit_bias", bias, -MAX_BIAS, MAX_BIAS) is None
+        ):
             raise refusal("logit_bias", "a mapping of token ids to numbers", value)
         found[int(token)] = float(bias)
     return Biases(found)
 
 
 def bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of token id and bias."""
+    """Check pairs of token id and bias."""
     try:
         mapping = dict(value)
     except (TypeError, ValueError):
@@ -135,20 +140,20 @@ def bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def given_number(name: str, value: Any) -> Any:
-    """A number that None cannot stand for."""
+    """Refuse None where a number is required."""
     if value is None:
         raise refusal(name, "a number", None)
     return value
 
 
 def set_fields(instance: object, **values: object) -> None:
-    """Fields of a frozen dataclass that is being made."""
+    """Set fields of a frozen dataclass during its construction."""
     for name, value in values.items():
         object.__setattr__(instance, name, value)
 
 
 def some_token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids, one at least."""
+    """Check token ids, at least one."""
     ids = token_ids(name, value)
     if not ids:
         raise refusal(name, "None or at least one token id", [])
@@ -156,7 +161,7 @@ def some_token_ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def word_ids(name: str, value: object) -> tuple[int, ...]:
-    """The token ids of a word in their order, one at least; any may come again."""
+    """Check the token ids of a word, at least one, and keep their order and repetitions."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refusal(name, "a list of token ids", value)
     ids = tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(value))
@@ -166,20 +171,20 @@ def word_ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False."""
+    """Check True or False."""
     if not isinstance(value, bool):
         raise refusal(name, "True or False", value)
     return value
 
 
 def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Refuse token ids beyond a vocabulary; in a step they would end the neighbours, too."""
+    """Refuse token ids outside of the vocabulary, which in a step would end the other requests as well."""
     greatest = max(ids, default=0)
     if greatest >= vocab_size:
-        raise InvalidArgumentError(f"{name}: token id {greatest} is not in 0 to {vocab_size - 1}")
+        raise InvalidArgumentError(f"{name}: token id {greatest} is not in 0 to {vocab_size - 1}", param=name)
 
 
 def check_listed(name: str, num_listed: int, vocab_size: int) -> None:
-    """Refuse to list more of the likeliest tokens than there are."""
+    """Refuse to list more of the likeliest tokens than the vocabulary has."""
     if num_listed > vocab_size:
-        raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens")
+        raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens", param=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.bench.span_totals import tally
+from penstock.bench.span_totals import add_up_spans
 from penstock.core.spans import SPAN
 
 
@@ -19,10 +19,10 @@ def spans(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("other", [1, 2, 7])
-def test_every_nanosecond_of_every_thread_that_walked_is_counted_once(other):
+def test_each_nanosecond_of_a_thread_counts_once(other):
     """Thread 1 may have sat the step out while others walked it."""
     step = spans((0, 0, 2, 2, 40), (1, 0, 41, 50, 90), (0, other, 4, 6, 48), (1, other, 48, 50, 98))
-    found = tally([(110.0, step)], 2)
+    found = add_up_spans([(110.0, step)], 2)
     assert found.threads == 2
     assert found.work.tolist() == [(38 + 42) / 2, (40 + 48) / 2]
     assert found.busy.tolist() == [42, 48]

@@ -53,7 +53,7 @@ def results_of(path: Path, *rows: dict[str, Any]) -> Results:
     return Results(path, HEADER, list(rows))
 
 
-def test_a_trace_asks_for_the_same_at_every_rate_with_the_pattern_of_arrivals_scaled() -> None:
+def test_rates_scale_the_arrivals_of_the_same_trace() -> None:
     slow, fast, at_once = traces.mixed(1.0), traces.mixed(4.0), traces.mixed()
     assert [r.prompt for r in slow] == [r.prompt for r in fast] == [r.prompt for r in at_once]
     assert [r.num_new for r in slow] == [r.num_new for r in fast] == [r.num_new for r in at_once]
@@ -97,7 +97,7 @@ def test_an_answer_of_another_length_is_refused() -> None:
         traces.figures([Request(0.0, [1], 3)], [Event(1.0, 0, 2)])
 
 
-def test_a_request_is_submitted_when_it_is_due_and_its_tokens_are_noted() -> None:
+def test_a_request_is_submitted_at_its_due_time() -> None:
     class Echo:
         def __init__(self) -> None:
             self.left: dict[int, int] = {}
@@ -133,7 +133,7 @@ def test_a_stream_of_the_server_counts_what_it_held_back() -> None:
         load_llamacpp.count_tokens([(0.1, b"error: no slot\n")], 7)
 
 
-def test_rates_are_shares_of_the_best_peers_capacity_and_stay(tmp_path: Path) -> None:
+def test_rates_are_fixed_shares_of_the_best_peers_capacity(tmp_path: Path) -> None:
     own, theirs = row(OURS, "mixed", 0, 6400.0), row(OPENVINO, "mixed", 0, 64.0)
     results = results_of(tmp_path / "r.jsonl", own, theirs, row(VLLM, "mixed", 0, 128.0), row(VLLM, "shared", 0, 999.0))
     assert load.capacity_of(results, "348m", "8 bit") == 2.0
@@ -146,7 +146,7 @@ def test_rates_are_shares_of_the_best_peers_capacity_and_stay(tmp_path: Path) ->
     assert traces.read(place / "mixed-80.jsonl") == traces.mixed(1.6)
 
 
-def test_penstock_alone_runs_without_its_cache_and_what_is_there_is_not_taken_again(tmp_path: Path) -> None:
+def test_only_penstock_runs_without_cache_and_results_stay(tmp_path: Path) -> None:
     args = SimpleNamespace(shape="348m", system=[OURS.name, OPENVINO.name, VLLM.name], measure=None, rounds=1)
     done = results_of(tmp_path / "r.jsonl", row(OPENVINO, "mixed", 0, 1.0))
     jobs = [(job.system.name, job.measures) for job in load.jobs_left(args, done, load_table.OFFLINE)]
@@ -157,7 +157,7 @@ def test_penstock_alone_runs_without_its_cache_and_what_is_there_is_not_taken_ag
     ]
 
 
-def test_the_report_names_each_goals_peer_and_what_is_below(tmp_path: Path) -> None:
+def test_the_report_names_peers_and_missed_goals(tmp_path: Path) -> None:
     rows = [
         *(row(OURS, "mixed", number, 100.0 + 20 * number) for number in range(3)),
         *(row(VLLM, "mixed", number, 100.0) for number in range(3)),
@@ -176,7 +176,7 @@ def test_the_report_names_each_goals_peer_and_what_is_below(tmp_path: Path) -> N
     assert "| 5.00 (goal 4, itself without prefix cache) |" in text
 
 
-def test_the_picture_has_a_line_for_each_system_that_was_measured(tmp_path: Path) -> None:
+def test_the_chart_has_a_line_per_measured_system(tmp_path: Path) -> None:
     rows = [row(system, name, 0, 1.0, 2.0) for system in (OURS, VLLM) for name in load_table.SHARES]
     results = results_of(tmp_path / "r.jsonl", *rows, row(LLAMA, "mixed", 0, 128.0))
     assert load_table.pictures(results) == {}  # no rates were drawn from a capacity

@@ -24,7 +24,7 @@ def launch(**options: str) -> Launch:
     return Launch(Path("model"), "mode", 2, ("decode:1",), options)
 
 
-def test_llama_cpp_is_built_for_the_machine_and_has_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_is_a_native_build_with_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON"} <= set(install.LLAMA_CPP_FLAGS)
     calls: list[tuple[str, ...]] = []
 
@@ -67,7 +67,7 @@ def test_openvino_has_room_and_takes_512_tokens_a_step(monkeypatch: pytest.Monke
     }
 
 
-def test_vllm_has_its_threads_bound_and_two_gibibytes_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_binds_threads_and_has_a_2_gib_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
     module = ModuleType("vllm")
     module.LLM = lambda **options: found.update(options)  # type: ignore[attr-defined]

@@ -57,14 +57,14 @@ def results_of(rows: list[dict[str, Any]]) -> Results:
     return Results(Path("unused"), HEADER, rows)
 
 
-def test_compared_systems_run_next_to_each_other_and_turn_about() -> None:
+def test_compared_systems_alternate() -> None:
     jobs = plan(["348m"], [OURS, OPENVINO, LLAMA], ["decode:1"], Rounds(batch_1=2))
     names = [job.system.name for job in jobs]
     assert names == [OURS.name, OPENVINO.name, LLAMA.name, LLAMA.name, OPENVINO.name, OURS.name]
     assert [job.round for job in jobs] == [0, 0, 0, 1, 1, 1]
 
 
-def test_rounds_are_by_kind_of_measure_and_slow_starters_take_all_in_one_process() -> None:
+def test_rounds_depend_on_the_measure_and_the_system() -> None:
     jobs = plan(["348m"], [OURS, VLLM], MEASURES, Rounds(batch_1=4, others=2, slow=1))
     per_measure = {
         measure: sum(job.measures == (measure,) and job.system is OURS for job in jobs) for measure in MEASURES
@@ -74,7 +74,7 @@ def test_rounds_are_by_kind_of_measure_and_slow_starters_take_all_in_one_process
     assert {job.measures for job in plan(["348m"], [VLLM], ["decode:8"], Rounds())} == {("decode:8",)}
 
 
-def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     results = Results.read(tmp_path / "results.jsonl")
     results.begin(HEADER)
     results.add(row(VLLM, "decode:1", 0, 50.0))
@@ -101,7 +101,7 @@ def test_a_run_may_be_widened_by_systems_and_shapes(tmp_path: Path) -> None:
     assert header["date"] == HEADER["date"]
 
 
-def test_figures_of_two_builds_do_not_stand_in_one_file(tmp_path: Path) -> None:
+def test_one_file_has_figures_of_one_build(tmp_path: Path) -> None:
     Results.read(tmp_path / "results.jsonl").begin(HEADER)
     with pytest.raises(SystemExit, match="penstock was '0', now it is '1'"):
         Results.read(tmp_path / "results.jsonl").begin({**HEADER, "penstock": "1"})
@@ -110,7 +110,7 @@ def test_figures_of_two_builds_do_not_stand_in_one_file(tmp_path: Path) -> None:
     Results.read(tmp_path / "other.jsonl").check({**HEADER, "penstock": "1"})  # nothing is there yet
 
 
-def test_a_share_of_the_peak_is_of_the_highest_that_was_probed(tmp_path: Path) -> None:
+def test_shares_use_the_highest_probed_peak(tmp_path: Path) -> None:
     results = Results.read(tmp_path / "results.jsonl")
     results.begin(HEADER)
     results.add(row(OURS, "prefill:512", 0, 900.0))
@@ -123,7 +123,7 @@ def test_a_share_of_the_peak_is_of_the_highest_that_was_probed(tmp_path: Path) -
     assert "peaks in GOP/s: int8 700 to 900, bf16 400, f32 200." in text
 
 
-def test_the_goals_are_those_that_were_set() -> None:
+def test_the_goals_are_unchanged() -> None:
     columns = ("decode:1", "decode:8", "decode:32", "prefill:512", "start", "memory:1", "memory:8", "memory:32")
     assert columns == goals.COLUMNS
     wanted = {
@@ -138,7 +138,7 @@ def test_the_goals_are_those_that_were_set() -> None:
             assert found == (goal[shape], *goal["rest"])
 
 
-def test_the_ratio_is_the_median_of_pairs_with_the_best_peer() -> None:
+def test_the_ratio_is_the_median_of_pairs() -> None:
     rows = []
     for number, (ours, openvino, llama) in enumerate([(60, 40, 50), (110, 70, 100), (90, 61, 60)]):
         rows += [row(OURS, "decode:8", number, ours), row(OPENVINO, "decode:8", number, openvino)]
@@ -149,7 +149,7 @@ def test_the_ratio_is_the_median_of_pairs_with_the_best_peer() -> None:
     assert goals.cell(results_of(rows), "348m", "8 bit", "decode:32") is None
 
 
-def test_at_batch_1_only_pairs_whose_probes_agree_count_when_there_are_five() -> None:
+def test_five_agreeing_pairs_decide_batch_1() -> None:
     rows = []
     for number in range(6):
         fast = number == 0
@@ -164,7 +164,7 @@ def test_at_batch_1_only_pairs_whose_probes_agree_count_when_there_are_five() ->
 
 
 @pytest.mark.parametrize(("rate", "num_pairs", "met"), [(108.0, 5, True), (108.0, 4, False), (107.0, 5, False)])
-def test_a_batch_1_cell_is_met_by_its_share_of_the_bandwidth(rate: float, num_pairs: int, met: bool) -> None:
+def test_the_bandwidth_share_can_meet_a_batch_1_goal(rate: float, num_pairs: int, met: bool) -> None:
     """95 % of 34 GB/s is 107.7 tokens of 300 MB a second."""
     rows = [row(OURS, "decode:1", number, rate) for number in range(num_pairs)]
     rows += [row(OPENVINO, "decode:1", number, 100.0) for number in range(num_pairs)]
@@ -175,7 +175,7 @@ def test_a_batch_1_cell_is_met_by_its_share_of_the_bandwidth(rate: float, num_pa
     assert (" by bandwidth (goal 1.4" in report(results_of(rows))) is met
 
 
-def test_less_is_better_for_starts_and_memory_and_the_start_has_its_own_peers() -> None:
+def test_start_and_memory_are_better_when_smaller() -> None:
     rows = [row(OURS, "start", 0, 0.4), row(OPENVINO, "start", 0, 1.0), row(LLAMA, "start", 0, 0.1)]
     found = goals.cell(results_of(rows), "348m", "8 bit", "start")
     assert found is not None
@@ -187,7 +187,7 @@ def test_less_is_better_for_starts_and_memory_and_the_start_has_its_own_peers() 
     assert (found.ratio, found.met) == (0.8, False)
 
 
-def test_the_report_names_what_is_below_its_goal_and_what_failed() -> None:
+def test_the_report_names_missed_goals_and_failures() -> None:
     rows = [row(OURS, "decode:8", 0, 300.0), row(OPENVINO, "decode:8", 0, 290.0)]
     rows += [row(OURS, "prefill:512", 0, 900.0), row(OPENVINO, "prefill:512", 0, 800.0)]
     rows += [{"shape": "348m", "system": LLAMA.name, "measure": "decode:8", "round": 0, "error": "out of memory"}]
@@ -200,9 +200,7 @@ def test_the_report_names_what_is_below_its_goal_and_what_failed() -> None:
     assert "- 348m llama.cpp Q8_0 decode:8: out of memory" in text
 
 
-def test_a_process_is_probed_around_each_figure_and_its_failure_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_surround_figures_and_failures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fake.py"
     script.write_text(
         f"import sys; sys.path.append({str(PEERS)!r})\n"
@@ -242,7 +240,7 @@ def test_penstock_measures_itself_by_the_protocol() -> None:
         assert line["kv_cache"] == "int8"
 
 
-def test_quick_takes_three_peers_and_leaves_out_the_minute_long_start(tmp_path: Path) -> None:
+def test_quick_has_three_peers_and_no_slow_start(tmp_path: Path) -> None:
     command = [sys.executable, str(PEERS / "run.py"), str(tmp_path), "--quick", "--dry-run"]
     environment = processes._environment(processes.Bench(ROOT, 1), PENSTOCK)
     lines = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
@@ -265,7 +263,7 @@ def test_bits_per_weight_count_what_a_token_reads(tmp_path: Path) -> None:
     assert bits_per_weight(tmp_path, config, 16.0) == pytest.approx(8.0)
 
 
-def test_a_step_that_took_less_than_nothing_is_measured_again() -> None:
+def test_a_negative_step_time_is_measured_again() -> None:
     class Noisy:
         def __init__(self, *seconds: float) -> None:
             self.seconds = list(seconds)

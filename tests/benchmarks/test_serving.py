@@ -45,7 +45,7 @@ def answer_of(*reads: tuple[float, bytes], due: float = 100.0) -> Answer:
     return Answer(due, due, reads[-1][0], reads=[*reads])
 
 
-def test_a_stream_tells_when_text_came_wherever_its_reads_are_cut():
+def test_arrival_times_do_not_depend_on_read_boundaries():
     first, second = chunk(event("a")), chunk(event("b") + event("c"))
     reads = [
         (101.0, HEAD[:20]),
@@ -84,7 +84,7 @@ def test_what_is_not_an_answer_is_not_done(read, kind):
     assert outcome_of(answer_of((101.0, read)), 100.0).kind == kind
 
 
-def test_figures_count_from_when_requests_were_due_and_leave_out_what_was_not_done():
+def test_figures_count_from_the_due_time_of_done_requests():
     outcomes = [
         Outcome(0.0, 0.5, 2.0, pieces_s=[1.0, 1.5, 2.0], num_tokens=6),
         Outcome(1.0, 1.0, 5.0, pieces_s=[4.0, 5.0], num_tokens=4),
@@ -180,7 +180,7 @@ def test_requests_are_answered_in_a_pausing_loop():
     assert [one.kind for one in played(serve, [0.0, 0.0], loop_factory=pausing_loop)] == ["429", "429"]
 
 
-def test_a_request_leaves_though_the_one_before_it_was_not_answered():
+def test_requests_do_not_wait_for_earlier_answers():
     arrived: list[int] = []
     all_there = asyncio.Event()
 

@@ -13,7 +13,8 @@ import pytest
 from penstock.checkpoint import tokenizer_process
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.errors import InvalidArgumentError, InvalidFileError, TokenizerError
-from penstock.text.tokenizer import TextStream, Tokenizer
+from penstock.text.text_stream import TextStream
+from penstock.text.tokenizer import Tokenizer
 from tests.support.hostile_tokenizers import backtracks, grows, replace, words
 
 LONG = "a" * 200_000

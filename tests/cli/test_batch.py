@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.engine.request import TokenLogprobs
-from penstock.offline.batch_completions import CHAT, COMPLETIONS, answer_body
 from tests.support.command import DEMO, FOLDER, environment
 
 TEMPLATE = (
@@ -39,7 +35,7 @@ def read(path) -> dict[str, dict]:
     return {line["custom_id"]: line for line in lines}
 
 
-def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstock_command, tmp_path):
+def test_results_equal_the_library_and_errors_stay_local(penstock_command, tmp_path):
     prompts = ["import os\n", "def add(a, b):", "x = [1, 2"]
     requests = [request(f"r{i}", prompt=prompt, logprobs=2) for i, prompt in enumerate(prompts)]
     requests += [
@@ -49,12 +45,13 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
         request("where", url="/v1/images"),
         request("got", prompt="x") | {"method": "GET"},
         request("two", prompt="x = ", n=2, temperature=1.0, seed=3, echo=True),
+        request("vector", url="/v1/embeddings", input="x = ", max_tokens=None, temperature=None),
     ]
     write(tmp_path / "in.jsonl", requests)
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert done.returncode == 1, done.stderr  # some failed
-    assert "9/9 requests, 5 failed" in done.stderr
-    assert "the first that failed: 'hot': temperature must be" in done.stderr
+    assert "10/10 requests, 5 failed" in done.stderr
+    assert "first failure: 'hot': temperature must be" in done.stderr
     found = read(tmp_path / "out.jsonl")
     assert set(found) == {str(one["custom_id"]) for one in requests}
     with LLM(DEMO) as llm:
@@ -73,33 +70,49 @@ def test_results_are_those_of_the_api_and_errors_stay_with_their_request(penstoc
         assert message in found[name]["error"]["message"]
     again = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert again.returncode == 1
-    assert "9 of 9 are there already, 5 of them failed" in again.stderr
+    assert "10 of 10 requests have a result already, 5 of them failed" in again.stderr
     two = found["two"]["response"]["body"]["choices"]
     assert [choice["index"] for choice in two] == [0, 1]
     assert all(choice["text"].startswith("x = ") for choice in two)
+    vector = found["vector"]["response"]["body"]
+    assert (vector["object"], vector["model"], vector["data"][0]["index"]) == ("list", "demo", 0)
 
 
-def test_half_a_surrogate_pair_is_written_all_the_same(penstock_command, tmp_path):
+def test_a_long_prompt_is_truncated_on_request(tmp_path):
+    long = "x = 1\n" * 600
+    requests = [
+        request("whole", prompt=long),
+        request("end", prompt=long, truncate_prompt=True),
+        request("not", prompt=long, truncate_prompt=1),
+        request("echo", prompt=long, truncate_prompt=True, echo=True),
+        request("chat", url="/v1/chat/completions", messages=[], truncate_prompt=True),
+        request("stream", prompt="x", stream=True),
+    ]
+    write(tmp_path / "in.jsonl", requests)
+    assert main(["batch", str(DEMO), str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 1
+    found = read(tmp_path / "out.jsonl")
+    body = found.pop("end")["response"]["body"]
+    assert body["usage"]["prompt_tokens"] == 1024 - 8
+    with LLM(DEMO) as llm:
+        kept = llm.tokenizer.encode(long)[-(1024 - 8) :]
+        assert body["choices"][0]["text"] == llm.generate(kept, SamplingParams(max_tokens=8, temperature=0)).text
+    fields = {"whole": "1024", "stream": "stream"}
+    for name, line in found.items():
+        assert line["error"]["code"] == "InvalidArgumentError"
+        assert fields.get(name, "truncate_prompt") in line["error"]["message"]
+
+
+def test_half_a_surrogate_pair_is_written(penstock_command, tmp_path):
     write(tmp_path / "in.jsonl", [request("\udfff", prompt="x = ", model="\ud800")])
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 128)
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "out.jsonl")["\udfff"]["response"]["body"]["model"] == "\ud800"
 
 
-@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
-def test_the_log_probability_of_what_cannot_come_is_a_number_of_json(url):
-    params = SamplingParams(max_tokens=1, logprobs=1)
-    never = TokenLogprobs(40, -math.inf, 4096, ((40, -math.inf),))
-    with LLM(DEMO) as llm:
-        result = llm.generate("x = ", params)
-        result = replace(result, choices=(replace(result.choices[0], logprobs=[never]),))
-        body = json.dumps(answer_body(llm, url, {}, result), allow_nan=False)
-    assert body.count("-9999.0") == 2
-
-
 KILLED = """
 import os, signal, sys
-from penstock.cli import batch, main
+from penstock.cli import main
+from penstock.cli.run import batch
 honest, lines = batch._write_whole, []
 def write_whole(output, line):
     honest(output, line)
@@ -111,7 +124,7 @@ main.main(sys.argv[1:])
 """
 
 
-def test_a_killed_batch_goes_on_where_it_was(penstock_command, tmp_path):
+def test_a_killed_batch_continues(penstock_command, tmp_path):
     write(
         tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=60, ignore_eos=True) for i in range(60)]
     )
@@ -124,7 +137,7 @@ def test_a_killed_batch_goes_on_where_it_was(penstock_command, tmp_path):
     output.write_bytes(before + b'{"id": "batch_req_3f')  # a line that the kill tore
     done = penstock_command(*args)
     assert done.returncode == 0, done.stderr
-    assert f"{before.count(bytes([10]))} of 60 are there already" in done.stderr
+    assert f"{before.count(bytes([10]))} of 60 requests have a result already" in done.stderr
     assert len(read(output)) == 60
     assert output.read_bytes().startswith(before)
     again = penstock_command(*args)
@@ -149,14 +162,14 @@ def test_chat_requests_use_the_template(penstock_command, tmp_path):
     assert found["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]) <= 6
 
 
-def test_a_bad_line_fails_alone_and_the_rest_is_answered(penstock_command, tmp_path):
+def test_a_bad_line_does_not_affect_the_others(penstock_command, tmp_path):
     good = [json.dumps(request(name, prompt=[5], max_tokens=1)) for name in ("a", "b")]
     bad = {
         1: ("{", None, "line 1 is not JSON"),
         3: ("[" * 200_000, None, "line 3 is not JSON"),
-        4: ('{"custom_id": 3}', None, "line 4: custom_id must be a string that is not empty, not 3"),
+        4: ('{"custom_id": 3}', None, "line 4: custom_id must be a non-empty string, not 3"),
         5: ("[1]", None, "line 5 must be an object with a custom_id"),
-        6: (json.dumps(request("a", prompt=[6])), "a", "line 6: custom_id 'a' is line 2's already"),
+        6: (json.dumps(request("a", prompt=[6])), "a", "line 6: line 2 already has custom_id 'a'"),
     }
     lines = [bad[1][0], good[0], bad[3][0], bad[4][0], bad[5][0], bad[6][0], good[1], ""]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
@@ -173,7 +186,9 @@ def test_a_bad_line_fails_alone_and_the_rest_is_answered(penstock_command, tmp_p
         assert failed[number]["response"] is None
         assert message in failed[number]["error"]["message"]
     again = penstock_command(*command)
-    assert (again.returncode, "7 of 7 are there already, 5 of them failed" in again.stderr) == (1, True), again.stderr
+    assert (again.returncode, "7 of 7 requests have a result already, 5 of them failed" in again.stderr) == (1, True), (
+        again.stderr
+    )
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 7
 
 
@@ -190,7 +205,7 @@ TORN = '{"id": "batch_req_3f'
         (TORN, "--max-requests"),  # a line of ours, but the model does not open
     ],
 )
-def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_path, text, message):
+def test_an_output_with_other_data_is_not_changed(penstock_command, tmp_path, text, message):
     write(tmp_path / "in.jsonl", [request("a", prompt="x")])
     (tmp_path / "notes.txt").write_bytes(text.encode())
     options = ("--max-requests", -5) if message == "--max-requests" else ()
@@ -199,7 +214,7 @@ def test_an_output_that_is_something_else_is_left_alone(penstock_command, tmp_pa
     assert (tmp_path / "notes.txt").read_bytes() == text.encode()
 
 
-def test_the_input_is_no_output(penstock_command, tmp_path):
+def test_the_input_cannot_be_the_output(penstock_command, tmp_path):
     text = json.dumps(request("a", prompt="x"))  # without an end of line, as a line that a kill cut short
     (tmp_path / "in.jsonl").write_text(text)
     (tmp_path / "same").symlink_to(tmp_path / "in.jsonl")
@@ -210,17 +225,17 @@ def test_the_input_is_no_output(penstock_command, tmp_path):
     assert (full.returncode, "/dev/full: the output must be a regular file" in full.stderr) == (1, True)
 
 
-def test_one_process_writes_an_output(penstock_command, tmp_path):
+def test_the_output_is_locked(penstock_command, tmp_path):
     write(tmp_path / "in.jsonl", [request("a", prompt="x")])
     with (tmp_path / "out.jsonl").open("wb") as taken:
         fcntl.flock(taken, fcntl.LOCK_EX)
         done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert (done.returncode, "another process writes it" in done.stderr) == (1, True)
+    assert (done.returncode, "another process is writing" in done.stderr) == (1, True)
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
 @pytest.mark.parametrize("options", [(), ("--no-prefix-cache",)])
-def test_the_prefix_cache_is_left_out_when_asked(penstock_command, tmp_path, options):
+def test_no_prefix_cache_computes_prompts_again(penstock_command, tmp_path, options):
     write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=[5] * 70 + [i]) for i in range(2)])
     args = ("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 128, "--max-requests", 1)
     done = penstock_command(*args, *options)
@@ -229,7 +244,7 @@ def test_the_prefix_cache_is_left_out_when_asked(penstock_command, tmp_path, opt
     assert sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage) == (0 if options else 64)
 
 
-def test_an_input_in_another_encoding_or_without_requests_is_named(tmp_path, capsys):
+def test_a_wrong_encoding_or_an_empty_input_is_named(tmp_path, capsys):
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_bytes((json.dumps(request("a", prompt="x")) + "\n").encode("utf-16"))
     assert main(["batch", str(DEMO), str(path), str(output)]) == 1
@@ -239,4 +254,4 @@ def test_an_input_in_another_encoding_or_without_requests_is_named(tmp_path, cap
     assert main(["batch", str(DEMO), str(path), str(output)]) == 0
     path.write_text("\n \n")
     assert main(["batch", str(DEMO), str(path), str(tmp_path / "none.jsonl")]) == 0
-    assert "in.jsonl: there are no requests in it" in capsys.readouterr().err
+    assert "in.jsonl: the file has no requests" in capsys.readouterr().err

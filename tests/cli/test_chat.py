@@ -32,14 +32,14 @@ def chat_model(tmp_path):
     return tmp_path / "model"
 
 
-def test_a_model_without_a_template_completes_text_and_says_so(penstock_command):
+def test_a_model_without_a_template_completes_text(penstock_command):
     lines = "/set temperature 0\n/set max_tokens 12\nimport os\\\nimport \n/settings\n/exit\n"
     done = penstock_command("chat", DEMO, "--context-len", 256, stdin=lines)
     assert done.returncode == 0, done.stderr
     with LLM(DEMO) as llm:
         expected = llm.generate("import os\nimport ", SamplingParams(max_tokens=12, temperature=0))
     assert done.stdout == expected.text + "\n"
-    assert "no chat template: it completes your text" in done.stderr
+    assert "no chat template. It completes your text" in done.stderr
     num_tokens = len(expected.prompt_token_ids) + len(expected.token_ids)
     assert f"temperature 0, max_tokens 12; context: {num_tokens} of 256 tokens" in done.stderr
 
@@ -58,25 +58,25 @@ def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model)
     assert done.stdout == "".join(f"{answer}\n" for answer in (*answers, answers[1], answers[0]))
 
 
-def test_mistakes_are_named_and_the_conversation_goes_on(penstock_command):
+def test_wrong_commands_are_named_and_the_chat_continues(penstock_command):
     lines = "/frob\n/set\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
     lines += "".join(f"/set logit_bias {'[' * depth}{']' * depth}\n" for depth in (3000, 900))
     lines += "/set echo true\n/set logprobs 1\n/set prompt_logprobs 1\nx\n"
     done = penstock_command("chat", DEMO, "--context-len", 64, stdin=lines)
     assert done.returncode == 0
     for message in (
-        "no command /frob",
-        "/set takes a field",
+        "unknown command /frob",
+        "/set: expected a field",
         "'temprature'",
         "temperature must be",
         "n and best_of",
         "system: ",
-        "retry: ",
+        "/retry: ",
     ):
         assert message in done.stderr
     assert done.stderr.count("\nlogit_bias") == 2
     for name in ("echo", "logprobs", "prompt_logprobs"):
-        assert f"\n{name}: a conversation shows its answers" in done.stderr
+        assert f"\n{name}: not available in a chat" in done.stderr
     assert done.stdout
 
 
@@ -103,7 +103,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation():
 
 
 @pytest.mark.parametrize("trouble", ["interrupted", "failed"])
-def test_a_turn_without_an_answer_leaves_nothing_behind(chat_model, monkeypatch, capsys, trouble):
+def test_a_turn_without_an_answer_is_dropped(chat_model, monkeypatch, capsys, trouble):
     """Ctrl-C while the template is rendered, and a step that fails in the middle of an answer."""
     with LLM(chat_model) as llm:
         messages = [{"role": "user", "content": "add"}]
@@ -131,12 +131,12 @@ def test_a_turn_without_an_answer_leaves_nothing_behind(chat_model, monkeypatch,
         monkeypatch.setattr(Stream, "__next__", fail_once)
     assert main(["chat", str(chat_model), "--context-len", "256"]) == 0
     said = capsys.readouterr()
-    assert {"interrupted": "stopped; Ctrl-D", "failed": "planted"}[trouble] in said.err
+    assert {"interrupted": "Stopped. Ctrl-D", "failed": "planted"}[trouble] in said.err
     assert said.out.startswith(expected[0] + "\n")
     assert said.out.endswith(f"{expected[0]}\n{expected[1]}\n")
 
 
-def test_a_text_that_never_ends_is_completed_by_a_piece_at_a_time(penstock_command):
+def test_an_endless_completion_stops_at_the_default(penstock_command):
     done = penstock_command("chat", DEMO, stdin="/set temperature 0\n/set ignore_eos true\nimport os\n/settings\n")
     with LLM(DEMO) as llm:
         num_prompt = len(llm.tokenizer.encode("import os"))
@@ -160,12 +160,12 @@ def test_a_turn_computes_no_more_than_its_new_tokens(tmp_path, monkeypatch, caps
     assert [one.num_cached_tokens for one in results] == [0, *(number // 32 * 32 for number in computed[:2])]
 
 
-def test_a_full_context_forgets_the_oldest_turns_when_that_is_asked_for(penstock_command, chat_model):
+def test_drop_oldest_drops_turns_of_a_full_context(penstock_command, chat_model):
     lines = "/set max_tokens 20\n/set ignore_eos true\n" + "add two numbers\n" * 12 + "/settings\n"
     args = ("chat", chat_model, "--system", "be brief", "--context-len", 256)
     done = penstock_command(*args, "--drop-oldest", stdin=lines)
     assert done.returncode == 0, done.stderr
-    assert "the context is full: the oldest" in done.stderr
+    assert "The context is full. The oldest" in done.stderr
     assert "but the context holds" not in done.stderr
     assert done.stdout.count("\n") >= 12
     refused = penstock_command(*args, stdin=lines)

@@ -25,7 +25,7 @@ def test_inspect_shows_a_bundle(penstock_command):
     assert found["parameters"] >= 5_475_584  # the network's constants count too
     assert found["page_windows"] == [0]
     assert 8 < found["bits_per_weight"] < 8.5  # w8a8: a float32 scale a row
-    assert f"{found['bits_per_weight']:.2f} bits a weight" in done.stdout
+    assert f"{found['bits_per_weight']:.2f} bits per weight" in done.stdout
 
 
 def test_inspect_plans_memory_for_the_limits_given(penstock_command):
@@ -117,7 +117,7 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
     assert set(found["runs"][0]["first_token_s"]) == {"50", "90", "99"}
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_chart_is_refused_before_measuring(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("penstock.bench.online.bench_online", lambda what: pytest.fail(f"measured {what}"))
     assert main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "nowhere" / "x.svg")]) == 2
     assert "x.svg: No such file" in capsys.readouterr().err
@@ -130,10 +130,10 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rate", "3"], "--rate goes with --online"),
-        (["--no-prefix-cache"], "--no-prefix-cache goes with --online"),
-        (["--online", "--batch", "1"], "--batch does not go with --online"),
-        (["--online", "--requests", "0"], "--requests must be a whole number from 1 to 1048576, not 0"),
+        (["--rate", "3"], "--rate requires --online"),
+        (["--no-prefix-cache"], "--no-prefix-cache requires --online"),
+        (["--online", "--batch", "1"], "--batch cannot be combined with --online"),
+        (["--online", "--requests", "0"], "--requests must be an integer from 1 to 1048576, not 0"),
         (["--online", "--rate", "fast"], "--rate must be none, or numbers or percentages"),
         (["--batch", "1,x"], "batch"),
         (["--batch", "0"], "batch"),
@@ -151,7 +151,7 @@ def test_bench_refuses_by_name(penstock_command, options, message):
 def test_export_writes_names_that_run_takes(penstock_command, tmp_path):
     done = penstock_command("export", FOLDER, tmp_path / "model.bin")
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "model.bin: the name of a bundle ends in .psm" in done.stderr
+    assert "model.bin: the name of a bundle must end in .psm" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_sizes_have_three_digits(num_bytes, text):
     assert format_bytes(num_bytes) == text
 
 
-def test_a_program_that_calls_the_command_keeps_its_own_ctrl_c(capsys):
+def test_calling_main_keeps_the_callers_ctrl_c(capsys):
     from penstock.cli.main import main
 
     before = threading.active_count()
@@ -201,6 +201,13 @@ def test_a_program_that_calls_the_command_keeps_its_own_ctrl_c(capsys):
         (["run", DEMO, "x", "--scheme", "w9"], "--scheme: expected one of"),
         (["run", DEMO, "x", "--network", "net.py:Net"], "network: expected none for the bundle"),
         (["run", DEMO, "x", "--ops", "gone.so"], "--ops: gone.so"),
+        (["run", DEMO, "x", "--mode", "eager"], "--mode eager"),
+        (["run", DEMO, "x", "--chat"], "--chat: "),
+        (["run", FOLDER, "x", "--network", "gone.py:Net"], "--network: gone.py"),
+        (["infer", "x", "--model", DEMO, "--backend", "eager"], "--backend eager"),
+        (["infer", "x", "--model", DEMO, "--tokenizer", ""], "--tokenizer"),
+        (["bench", DEMO, "--batch="], "--batch"),
+        (["serve", DEMO, "--port", "0", "--scheme", "w9"], "--scheme: expected one of"),
     ],
 )
 def test_a_wrong_option_is_named_and_the_status_is_2(penstock_command, tmp_path, args, message):

@@ -15,7 +15,7 @@ from tests.cli.test_serve import serving
 from tests.support.command import DEMO
 
 
-def test_models_come_change_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "admin.sock"
     spaced = Path(shutil.copy(DEMO, tmp_path / "my model.psm"))
 
@@ -27,7 +27,7 @@ def test_models_come_change_and_go(tmp_path: Path, capsys: pytest.CaptureFixture
 
     sizes = ("--max-requests", "4", "--threads", "1", "--context-len", "4096")
     with serving(f"first={DEMO}", "--admin-socket", path, *sizes, cwd=tmp_path) as (_, _, said):
-        assert "context 1024 (the model's; 4096 was asked for)" in said
+        assert "context 1024 (the model's maximum; 4096 requested)" in said
         asked = ("--admin-socket", path)
         assert models(*asked).split()[:4] == ["first", "ready", "version", "1"]
         assert models(*asked) == models("list", *asked) == models(*asked, "list")
@@ -40,7 +40,7 @@ def test_models_come_change_and_go(tmp_path: Path, capsys: pytest.CaptureFixture
         assert [(one["id"], one["version"]) for one in found["models"]] == [("first", 1), ("second", 2)]
         assert models("unload", "second", *asked) == "second  unloaded\n"
         assert "'second'" in models("unload", "second", *asked, status=1)
-        assert "update takes NAME=PATH" in models("update", DEMO, *asked, status=2)
+        assert "update: expected NAME=PATH" in models("update", DEMO, *asked, status=2)
         assert "no such file" in models("load", tmp_path / "gone.psm", *asked, status=1)
         with pytest.raises(ServiceError) as refused:
             AdminClient(path).load("relative.psm")
@@ -48,4 +48,4 @@ def test_models_come_change_and_go(tmp_path: Path, capsys: pytest.CaptureFixture
         assert refused.value.request_id
         assert models(*asked).count("\n") == 1
     assert "no service answers" in models("--admin-socket", tmp_path / "gone.sock", status=1)
-    assert "--admin-socket is missing" in models(status=2)
+    assert "--admin-socket is required" in models(status=2)

@@ -9,40 +9,40 @@ import numpy as np
 import pytest
 
 from penstock.cli.main import main
-from penstock.servables.api.declare import InputError, declaring
-from penstock.servables.lifecycle.versions import scan
+from penstock.servables.api.declare import InputError, collect_declarations
+from penstock.servables.lifecycle.folder_scan import scan_folder
 
 
-def test_a_servable_that_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_new_servable_runs_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "servable", "my-own_1", "--into", str(tmp_path / "models")]) == 0
     assert "penstock serve" in capsys.readouterr().out
-    found, refused = scan(tmp_path / "models")
+    found, refused = scan_folder(tmp_path / "models")
     assert (list(found), list(found["my-own_1"].versions), refused) == (["my-own_1"], [1], {})
     assert [one.name for one in (tmp_path / "models").iterdir()] == ["my-own_1"], "nothing is left beside it"
     spec = importlib.util.spec_from_file_location("servable_of_test", found["my-own_1"].script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with declaring() as declared:
+    with collect_declarations() as declared:
         spec.loader.exec_module(module)
     assert (list(declared.methods), list(declared.stages)) == (["predict"], ["double"])
     batch = np.ones((2, 4), np.float32)
     assert np.array_equal(module.double(batch), batch * 2)
-    with pytest.raises(InputError, match="below 0"):
+    with pytest.raises(InputError, match="0 or more"):
         module.double(-batch)
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("mine", "dangling"):
         assert main(["new", "servable", name, "--into", str(tmp_path)]) == 1
-        assert "is there already" in capsys.readouterr().err
+        assert "exists already" in capsys.readouterr().err
     assert list((tmp_path / "mine").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["1a", "a.b", "a b", "../a", "", "a" * 129])
-def test_names_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_invalid_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["new", "servable", name, "--into", str(tmp_path)]) == 2
-    assert "a letter first" in capsys.readouterr().err
+    assert "NAME must be a letter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ def test_mapped_weights_take_no_copying(profiled):
     assert "weights mmap, keys" in profiled[3]
 
 
-def test_rows_and_what_lies_between_are_the_whole_time(profiled):
+def test_rows_and_gaps_add_up_to_the_time(profiled):
     found = profiled[0]
     assert [phase["phase"] for phase in found["phases"]] == ["prefill", "decode"]
     for phase in found["phases"]:
@@ -57,7 +57,7 @@ def test_rows_and_what_lies_between_are_the_whole_time(profiled):
         assert set(phase["ops_per_s"]) == {"f32", "bf16", "int8"}
 
 
-def test_phases_have_the_size_that_was_asked_for(profiled):
+def test_phases_have_the_requested_size(profiled):
     prefill, decode = profiled[0]["phases"]
     assert (prefill["num_tokens"], prefill["num_steps"], prefill["num_requests"]) == (700, 2, 1)
     assert (decode["num_tokens"], decode["num_steps"], decode["num_requests"], decode["context"]) == (3, 1, 3, 40)
@@ -78,7 +78,7 @@ def test_phases_have_the_size_that_was_asked_for(profiled):
     assert gathered["num_bytes"] < 4096  # one row of 700, read and written
 
 
-def test_the_trace_holds_every_node_on_every_thread_in_order(profiled):
+def test_the_trace_has_every_node_of_every_thread(profiled):
     found, trace = profiled[:2]
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     for process, phase in enumerate(found["phases"], 1):
@@ -100,7 +100,7 @@ def test_the_trace_holds_every_node_on_every_thread_in_order(profiled):
         assert "model.layers.5.self_attn.attention" in names
 
 
-def test_the_picture_shows_limits_and_a_named_point_for_each_kind(profiled):
+def test_the_roofline_has_limits_and_a_point_per_kind(profiled):
     found, _, path, _ = profiled
     root = ElementTree.fromstring(path.read_text())  # noqa: S314 - our own
     width, height = float(root.get("width")), float(root.get("height"))
@@ -155,7 +155,7 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     assert (phase["passes"], phase["alike"], phase["step_threads"]) == (1, 1, 1)
 
 
-def test_a_model_of_a_short_context_is_profiled_as_far_as_it_goes(penstock_command, tmp_path):
+def test_default_sizes_fit_a_short_context(penstock_command, tmp_path):
     short = tmp_path / "short"
     shutil.copytree(FOLDER, short)
     config = json.loads((short / "config.json").read_text())
@@ -180,14 +180,17 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--phase", "decode", "--prompt-tokens", "9"], "--prompt-tokens goes with the phase prefill, not with decode"),
-        (["--phase", "prefill", "--batch", "2"], "batch goes with the phase decode, not with prefill"),
-        (["--phase", "prefill", "--context", "2"], "context goes with the phase decode"),
+        (["--phase", "decode", "--prompt-tokens", "9"], "--prompt-tokens requires the phase prefill, not decode"),
+        (["--phase", "prefill", "--batch", "2"], "--batch requires the phase decode, not prefill"),
+        (["--phase", "prefill", "--context", "2"], "--context requires the phase decode"),
         (["--batch", "0"], "batch must be a whole number from 1"),
         (["--steps", "-1"], "steps must be a whole number from 0"),
         (["--steps", "10001"], "--steps: expected at most 10,000, found 10,001"),
-        (["--context", "1024"], "context 1024 and one more is over the model's context of 1024"),
-        (["--phase", "prefill", "--prompt-tokens", "1025"], "--prompt-tokens 1025 is over the model's context of 1024"),
+        (["--context", "1024"], "--context 1024 plus one token is more than"),
+        (
+            ["--phase", "prefill", "--prompt-tokens", "1025"],
+            "--prompt-tokens 1025 is more than the model's context of 1024",
+        ),
         (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
         (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
         (["--scheme", "w4a8"], "scheme: expected 'w8a8'"),
@@ -196,6 +199,6 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
 )
 def test_what_cannot_be_profiled_is_refused_by_name(penstock_command, options, message):
     done = penstock_command("profile", DEMO, *options)
-    assert (done.returncode, done.stdout) == (1 if "/nowhere/t.json" in options else 2, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -115,7 +115,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
 
 def test_the_grpc_door_drains(tmp_path: Path) -> None:
     with serving(DEMO, "--grpc-port", "0", "--max-requests", "4", cwd=tmp_path) as (process, _, said):
-        address = re.search(r"gRPC, the Open Inference Protocol v2, at (\S+)\n", said)[1]
+        address = re.search(r"gRPC \(Open Inference Protocol v2\) at (\S+)\n", said)[1]
         with triton.InferenceServerClient(address) as client:
             stream = Stream(client)
             stream.ask([tensor("text_input", ["a"])], max_tokens=900, ignore_eos=True)
@@ -135,7 +135,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         with stream(url, body) as events:
             events.readline()
             process.send_signal(signal.SIGINT)
-            while "open requests end" not in (tmp_path / "log").read_text():
+            while "waiting for open requests" not in (tmp_path / "log").read_text():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert process.wait(600) == 130
@@ -148,18 +148,16 @@ REFUSED = {
     "open to the world": "--api-key-file",
     "a weak key": "key 1 must be",
     "no certificate": "tls_certificate",
-    "a page that cannot be": "can match no page",
-    "traces over gRPC": "OTLP's URL over HTTP",
+    "a page that cannot be": "can never match",
+    "traces over gRPC": "OTLP/HTTP URL",
     "no port": "penstock: --port must be a whole number from 0 to 65535, not 99999",
     "no port for gRPC": "penstock: --grpc-port must be a whole number from 0 to 65535, not 70000",
-    "half of TLS": "penstock: --tls-certificate and --tls-key must be given together",
+    "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_served_is_said_in_a_line_and_nothing_is_left(
-    case: str, tmp_path: Path, penstock_command
-) -> None:
+def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path: Path, penstock_command) -> None:
     (tmp_path / "key").write_text("x\n")
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "temporary").mkdir()
@@ -190,11 +188,11 @@ def test_options_become_settings() -> None:
     line = ["serve", "a=x/m.psm", "/y/n.psm", "--workers", "2", "--max-waiting", "7", "--no-prefix-cache"]
     line += ["--max-body-bytes", "1000", "--max-open", "7", "--max-seconds", "1.5"]
     settings = settings_of(parser.parse_args([*line, "--hang-seconds", "2", "--kv-cache", "int8", "--port", "9"]))
-    limits = settings.door.limits
+    limits = settings.gateway.limits
     assert (limits.body_bytes, limits.num_open, limits.request_s) == (1000, 7, 1.5)
-    assert settings_of(parser.parse_args(["serve", "m.psm"])).door.limits == GatewayLimits()
+    assert settings_of(parser.parse_args(["serve", "m.psm"])).gateway.limits == GatewayLimits()
     assert settings.models == (("a", str(Path("x/m.psm").absolute())), ("", "/y/n.psm"))
-    assert (settings.num_workers, settings.supervision.hang_s, settings.door.port) == (2, 2.0, 9)
+    assert (settings.num_workers, settings.supervision.hang_s, settings.gateway.port) == (2, 2.0, 9)
     assert (settings.options.engine.max_waiting, settings.options.engine.prefix_cache) == (7, False)
     assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
     assert settings.options.threads >= 1
@@ -210,10 +208,10 @@ def test_options_become_settings() -> None:
         with pytest.raises(InvalidArgumentError, match=alone):
             settings_of(parser.parse_args(["serve", "m.psm", alone, value]))
     for host in ("http://host", "host:8000", "[::1]", "", "a b"):
-        with pytest.raises(InvalidArgumentError, match="can match nothing"):
+        with pytest.raises(InvalidArgumentError, match="can never match"):
             settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host]))
     for host in ("*", "a.example", "under_score", "10.0.0.1", "::1"):
-        assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).door.hosts == (host,)
+        assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).gateway.hosts == (host,)
 
 
 def test_the_document_has_every_option_and_its_default() -> None:
@@ -231,7 +229,7 @@ def test_the_document_has_every_option_and_its_default() -> None:
     assert told == own
 
 
-def test_nothing_but_the_service_imports_grpc() -> None:
+def test_only_the_service_imports_grpc() -> None:
     script = (
         "import sys, penstock, penstock.cli.main as m\n"
         "m.make_parser()\n"
@@ -242,7 +240,7 @@ def test_nothing_but_the_service_imports_grpc() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_service_without_workers_from_elsewhere_and_without_its_port_needs_no_grpc() -> None:
+def test_a_service_without_a_grpc_port_does_not_import_grpc() -> None:
     script = "import sys, penstock.serving.service, penstock.serving.workers.worker; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Where penstock.Client and AsyncClient find servables: addresses, keys, certificates, and services that are busy."""
+"""penstock.Client and AsyncClient: addresses, API keys, certificates, and busy services."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.http_service import KEY, SECONDS, address, until
 
 
 @pytest.mark.parametrize("url", ["grpc://localhost", "grpc://localhost:1/v1", "grpcs://:1", "grpc://localhost:1?x"])
-def test_addresses_of_grpc_that_are_none(url: str) -> None:
+def test_invalid_grpc_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="url"):
         Client(url)
 
 
-def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> None:
+def test_api_keys_and_certificate_authorities(serve: Any, tmp_path: Any, certificate: Any) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEY + "\n")
     keys.chmod(0o600)
@@ -37,7 +37,7 @@ def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> No
         assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
         with Client(url, api_key=KEY, retries=0) as client, pytest.raises(ServiceError) as caught:
             client.infer("fake", inputs, timeout_s=20)
-        assert caught.value.status == 0, "nobody vouches for it"
+        assert caught.value.status == 0, "the certificate is not trusted"
 
         async def work(url: str) -> None:
             async with AsyncClient(url, api_key=KEY, tls_ca=file) as client:
@@ -51,11 +51,11 @@ def test_keys_and_authorities(serve: Any, tmp_path: Any, certificate: Any) -> No
 
 
 @pytest.mark.parametrize("way", ["bytes", "grpc"])
-def test_what_may_pass_is_tried_again(serve: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request may be open, and one is: the next is refused until that has ended."""
-    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 0.01)
+def test_refused_inference_is_retried(serve: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service refuses requests while another one is open."""
+    monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.01)
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
-    service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
+    service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
     until(lambda: service.num_open == 1)
     inputs, options = {"text_input": ["the cat"]}, {"parameters": {"max_tokens": 2}}
     with Client(address(service, way), retries=100) as client:
@@ -63,11 +63,11 @@ def test_what_may_pass_is_tried_again(serve: Any, way: str, monkeypatch: pytest.
             hasty.infer("fake", inputs, **options)
         assert (caught.value.status, caught.value.code) == (429, "too_many_requests")
         waiting = client.infer_async("fake", inputs, **options)
-        service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 0)
+        service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 0)
         assert waiting.result(SECONDS)["text_output"].shape == (1,)
 
 
-def test_nobody_there_over_grpc() -> None:
+def test_refused_grpc_connection_has_status_0() -> None:
     import socket
 
     with closing(socket.socket()) as taken:

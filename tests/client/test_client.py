@@ -1,11 +1,14 @@
-"""penstock.Client and AsyncClient: the service's answers, streams that end when they are left, tries worth it."""
+"""penstock.Client and AsyncClient over HTTP: routes, streams, cancellation, retries, bounds."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import closing
+from urllib.parse import unquote
 
 import pytest
 
@@ -36,17 +39,18 @@ def text():
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Tries come at once; how long the pauses would be is a test of its own."""
-    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 0.0)
+    """Retry at once; another test checks the length of pauses."""
+    monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.0)
 
 
 class Script:
-    """A server that answers each request with the next line of a script; b"" hangs up without a word."""
+    """A server that answers each request with the next line of a script; b"" closes the connection."""
 
     def __init__(self, *answers: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.answers = list(answers)
+        self.requests: list[bytes] = []
         self.num_asked = self.num_connections = 0
         self.hangs_up = False
         self._thread = threading.Thread(target=self._run)
@@ -57,7 +61,8 @@ class Script:
             connection, _ = self._listener.accept()
             with connection:
                 self.num_connections += 1
-                while self.answers and connection.recv(65536):
+                while self.answers and (request := connection.recv(65536)):
+                    self.requests.append(request)
                     self.num_asked += 1
                     answer = self.answers.pop(0)
                     connection.sendall(answer)
@@ -85,7 +90,7 @@ def script():
         one.close()
 
 
-def test_all_routes(demo, text):
+def test_client_calls_every_route(demo, text):
     with Client(demo.url) as client:
         assert [one["id"] for one in client.models()] == ["demo"]
         assert client.model("demo")["scheme"] == client.models()[0]["scheme"]
@@ -100,10 +105,10 @@ def test_all_routes(demo, text):
         with pytest.raises(ServiceError, match="no chat template") as caught:
             client.chat([{"role": "user", "content": "x"}])
         assert caught.value.status == 400
-        assert len(client._kept) == 1  # one connection did it all
+        assert num_connections(demo) == 1
 
 
-def test_all_routes_for_asyncio(demo, serve, text):
+def test_async_client_calls_every_route(demo, serve, text):
     fake = serve("fake")
 
     async def main() -> None:
@@ -149,12 +154,12 @@ def test_leaving_a_stream_ends_its_request(serve):
     until(lambda: is_idle(service) and num_connections(service) == 0)
 
 
-def test_refusals_say_what_and_where(serve, tmp_path):
+def test_errors_have_status_code_and_param(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     keys.chmod(0o600)
     service = serve(settings=GatewaySettings(keys_file=keys))
-    with Client(service.url) as client, pytest.raises(ServiceError, match="API key") as caught:
+    with Client(service.url) as client, pytest.raises(ServiceError) as caught:
         client.models()
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
     with Client(service.url, api_key=KEY) as client:
@@ -162,12 +167,13 @@ def test_refusals_say_what_and_where(serve, tmp_path):
             client.complete("x", temperature=-1)
         assert (caught.value.status, caught.value.param) == (400, "temperature")
         assert caught.value.request_id
-        with pytest.raises(ServiceError, match="is over"):
+        with pytest.raises(ServiceError) as caught:
             list(client.stream_complete(**ENDLESS | {"max_tokens": 100, "timeout": 0.001}))
+        assert caught.value.code == "deadline_exceeded"
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
-def test_what_may_pass_is_tried_again(script, status):
+def test_retriable_statuses_are_retried(script, status):
     server = script(BUSY % status, BUSY % status, OK)
     with Client(server.url) as client:
         assert client.models() == []
@@ -179,14 +185,14 @@ def test_what_may_pass_is_tried_again(script, status):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 500, 504])
-def test_what_will_not_pass_is_not_tried_again(script, status):
+def test_other_statuses_are_not_retried(script, status):
     server = script(BUSY % status, OK)
     with Client(server.url) as client, pytest.raises(ServiceError) as caught:
         client.models()
     assert (caught.value.status, server.num_asked) == (status, 1)
 
 
-def test_a_connection_that_breaks_before_anything_came_is_tried_again(script):
+def test_connection_lost_before_response_is_retried(script):
     server = script(b"", OK, b"", OK)
     with Client(server.url) as client:
         assert client.models() == []
@@ -199,7 +205,7 @@ def test_a_connection_that_breaks_before_anything_came_is_tried_again(script):
     assert server.num_asked == 4
 
 
-def test_a_stream_that_has_begun_is_never_tried_again(script):
+def test_stream_is_not_retried_after_its_first_event(script):
     server = script(STREAM, OK)
     with Client(server.url) as client:
         stream = client.stream_complete("x")
@@ -219,8 +225,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_streams_that_end_wrong_raise_for_both(script, end):
-    """The same errors from both clients, whatever of the stream had come."""
+def test_broken_streams_raise_in_both_clients(script, end):
     found = []
     server = script(ENDS[end], ENDS[end])
     server.hangs_up = True
@@ -241,7 +246,7 @@ def test_streams_that_end_wrong_raise_for_both(script, end):
     assert server.num_asked == 2
 
 
-def test_a_refusal_of_a_stream_is_tried_again_when_it_may_pass(script):
+def test_refused_stream_is_retried(script):
     whole = STREAM + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
     server = script(BUSY % 503, whole, BUSY % 429, whole)
 
@@ -256,7 +261,7 @@ def test_a_refusal_of_a_stream_is_tried_again_when_it_may_pass(script):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_takes_too_long_is_not_asked_again(stream):
+def test_timeout_is_not_retried(stream):
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
 
@@ -266,9 +271,9 @@ def test_what_takes_too_long_is_not_asked_again(stream):
                     await anext(client.stream_complete("x"))
                 await client.complete("x")
 
-        with Client(url, timeout_s=0.2) as client, pytest.raises(ServiceError, match=r"nothing came for 0\.2 s"):
+        with Client(url, timeout_s=0.2) as client, pytest.raises(ServiceError, match=r"0\.2 s"):
             next(client.stream_complete("x")) if stream else client.complete("x")
-        with pytest.raises(ServiceError, match=r"nothing came for 0\.2 s"):
+        with pytest.raises(ServiceError, match=r"0\.2 s"):
             asyncio.run(main())
         silent.setblocking(False)
         for _ in range(2):
@@ -277,7 +282,7 @@ def test_what_takes_too_long_is_not_asked_again(stream):
             silent.accept()
 
 
-def test_a_kept_connection_that_was_closed_is_replaced(serve):
+def test_closed_keep_alive_connection_is_replaced(serve):
     service = serve()
     with Client(service.url, retries=0) as client:
         client.models()
@@ -287,26 +292,90 @@ def test_a_kept_connection_that_was_closed_is_replaced(serve):
         assert client.models()[0]["id"] == "fake"
 
 
-def test_pauses_grow_and_follow_the_service(monkeypatch):
-    from penstock.client.http import Address, Retries
+def test_redirects_are_not_followed(script):
+    other = script(OK)
+    moved = b"HTTP/1.1 307 X\r\nlocation: %s/v1/models\r\ncontent-length: 0\r\n\r\n" % other.url.encode()
+    with Client(script(moved).url, api_key=KEY) as client, pytest.raises(ServiceError) as caught:
+        client.models()
+    assert (caught.value.status, other.num_asked) == (307, 0)
 
-    monkeypatch.setattr("penstock.client.http.MAX_PAUSE_S", 30.0)
+
+def test_cookies_and_proxies_are_ignored(script, monkeypatch):
+    proxy = script(OK)
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, proxy.url)
+    server = script(OK.replace(b"content-type", b"set-cookie: a=b\r\ncontent-type"), OK, OK, OK)
+
+    async def main() -> None:
+        async with AsyncClient(server.url) as client:
+            assert await client.models() == await client.models() == []
+
+    with Client(server.url) as client:
+        assert client.models() == client.models() == []
+    asyncio.run(main())
+    assert (proxy.num_asked, server.num_connections) == (0, 2)
+    for request in server.requests:
+        head = request.lower()
+        assert b"cookie" not in head
+        assert b"accept-encoding: identity" in head
+
+
+@pytest.mark.parametrize("line", [b"x: " + b"a" * 200_000, b"x: a\r\n" * 30_000])
+def test_response_headers_are_bounded(script, line):
+    server = script(OK.replace(b"content-type", line + b"\r\ncontent-type"))
+    server.hangs_up = True
+    with Client(server.url, retries=0) as client, pytest.raises(ServiceError) as caught:
+        client.models()
+    assert caught.value.status == 0
+
+
+def test_response_bodies_are_bounded(script, monkeypatch):
+    monkeypatch.setattr("penstock.client.http_messages.MAX_RESPONSE_BYTES", 20)
+    server = script(OK, STREAM)
+    with Client(server.url, retries=0) as client:
+        with pytest.raises(ServiceError, match="exceeds"):
+            client.models()
+        with pytest.raises(ServiceError, match="exceeds"):
+            list(client.stream_complete("x"))
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/../b", "a%2Fb?c#d"])
+def test_names_stay_one_segment_of_a_path(script, name):
+    server = script(OK)
+    with Client(server.url + "/prefix") as client:
+        client.model(name)
+    path = server.requests[0].split(b" ")[1].decode()
+    assert path.startswith("/prefix/v1/models/")
+    assert path.count("/") == 4
+    assert unquote(path.rpartition("/")[2]) == name
+
+
+def test_httpx_is_imported_with_the_first_request():
+    code = "import sys, penstock; penstock.Client(); penstock.AsyncClient(); assert 'httpx' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pauses_grow_and_heed_retry_after(monkeypatch):
+    from penstock.client.address import Address
+    from penstock.client.retries import Retries
+
+    monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 30.0)
     retries = Retries(Address("http://localhost", retries=8))
-    pauses = [retries.pause(ServiceError("busy", 503)) for _ in range(7)]
+    pauses = [retries.pause_s(ServiceError("busy", 503)) for _ in range(7)]
     for number, pause in enumerate(pauses):
         assert min(30, 0.5 * 2**number) <= pause <= min(30, 0.75 * 2**number)
-    assert 20 <= Retries(Address("http://localhost")).pause(ServiceError("busy", 429, retry_after_s=20)) <= 30
+    assert 20 <= Retries(Address("http://localhost")).pause_s(ServiceError("busy", 429, retry_after_s=20)) <= 30
 
 
 @pytest.mark.parametrize(
     "url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://u:p@x", "http://x?y"]
 )
-def test_addresses_that_are_none(url):
+def test_invalid_urls_are_refused(url):
     with pytest.raises(InvalidArgumentError, match="url"):
         Client(url)
 
 
-def test_nobody_there():
+def test_refused_connection_has_status_0():
     with closing(socket.socket()) as taken:  # nobody else gets the port meanwhile, and nobody listens
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ServiceError) as caught:

@@ -40,8 +40,8 @@ def client(service: Service, request: pytest.FixtureRequest) -> Iterator[Client]
         yield found
 
 
-def asked(service: Service, way: str, work: Callable[[AsyncClient], Any], **options: Any) -> Any:
-    """What a coroutine gives that asks with an AsyncClient."""
+def run_async(service: Service, way: str, work: Callable[[AsyncClient], Any], **options: Any) -> Any:
+    """Run a coroutine with an AsyncClient and return its result."""
 
     async def main() -> Any:
         async with AsyncClient(address(service, way), binary=way == "bytes", **options) as client:
@@ -54,7 +54,7 @@ def method(service: Service, name: str) -> Any:
     return service.methods.versions[name][-1]
 
 
-def test_arrays_in_and_out(client: Client) -> None:
+def test_infer_sends_and_returns_arrays(client: Client) -> None:
     found = client.infer("sums", {"x": X, "y": Y}, method="both")
     assert (found.model, found.version, list(found)) == ("sums.both", "2", ["sum", "difference"])
     assert np.array_equal(found["sum"], X + Y)
@@ -75,7 +75,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_every_kind_of_array_there_and_back(client: Client, kind: str) -> None:
+def test_every_dtype_round_trips(client: Client, kind: str) -> None:
     array = ARRAYS[kind]
     found = client.infer("echo", {"x": array})["x"]
     wanted = [one.encode() for one in array.tolist()] if "text" in kind else array.tolist()
@@ -83,7 +83,7 @@ def test_every_kind_of_array_there_and_back(client: Client, kind: str) -> None:
     assert found.shape == array.shape
 
 
-def test_lists(client: Client) -> None:
+def test_lists_become_tensors(client: Client) -> None:
     given = {"i": [[1, 2]], "f": [0.5], "b": [True], "t": ["a", "bc"], "r": [b"x\0"]}
     found = client.infer("echo", given)
     assert [str(found[name].dtype) for name in "ifb"] == ["int64", "float32", "bool"]
@@ -94,16 +94,16 @@ def test_lists(client: Client) -> None:
 @pytest.mark.parametrize(
     ("inputs", "told"),
     [
-        ({"x": [[1], [2, 3]]}, "x: its lists differ in length"),
-        ({"x": np.array([1j])}, "x: complex128 is no type"),
-        ({"x": [None]}, "x: expected numbers, texts or bytes, found NoneType"),
+        ({"x": [[1], [2, 3]]}, "x: .* equal length"),
+        ({"x": np.array([1j])}, "x: .* got complex128"),
+        ({"x": [None]}, "x: .* got NoneType"),
         ({"x": ["a", 1]}, "x: expected numbers"),
-        ({"x": [{}]}, "found dict"),
-        ([1], r"inputs must be arrays by name, .*, not \[1\]"),
-        ({1: [1]}, r"inputs must be arrays by name, .*, not \{1: \[1\]\}"),
+        ({"x": [{}]}, "got dict"),
+        ([1], r"inputs: .* got \[1\]"),
+        ({1: [1]}, r"inputs: .* got \{1: \[1\]\}"),
     ],
 )
-def test_what_is_no_tensor(inputs: Any, told: str) -> None:
+def test_invalid_inputs_are_refused(inputs: Any, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         Client().infer("echo", inputs)
 
@@ -112,16 +112,16 @@ def test_what_is_no_tensor(inputs: Any, told: str) -> None:
     ("options", "told"),
     [
         ({"timeout_s": 0}, "timeout_s"),
-        ({"timeout_s": 5, "parameters": {"timeout": 5}}, "not both"),
-        ({"parameters": {"a": [1]}}, "parameter a must be"),
-        ({"parameters": [1]}, "parameters must be like"),
-        ({"outputs": "sum"}, "outputs must be a sequence"),
-        ({"version": 0}, "version must be a number from 1"),
-        ({"version": True}, "version must be a number from 1"),
-        ({"version": 1.0}, "version must be a number from 1"),
+        ({"timeout_s": 5, "parameters": {"timeout": 5}}, "got both"),
+        ({"parameters": {"a": [1]}}, "parameters: a: "),
+        ({"parameters": [1]}, "parameters: "),
+        ({"outputs": "sum"}, "outputs: "),
+        ({"version": 0}, "version: "),
+        ({"version": True}, "version: "),
+        ({"version": 1.0}, "version: "),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], told: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         Client().infer("sums", {"x": X}, **options)
 
@@ -139,31 +139,30 @@ INFERENCES = ("infer", "infer_async", "infer_many", "stream_infer")
 
 
 @pytest.mark.parametrize("name", INFERENCES)
-def test_what_was_called_and_its_options_are_named(name: str) -> None:
-    told = f"Client.{name} has the options method, version, outputs, parameters, timeout_s, not"
-    for options, why in (
-        ({"binary": False}, "binary .it is given to the client itself"),
-        ({"timeout": 2}, "timeout .timeout_s is"),
-        ({"priority": 1}, "priority .parameters="),
-        ({"wait": 1}, "wait$"),
+def test_unknown_options_are_refused_with_a_hint(name: str) -> None:
+    for options, hint in (
+        ({"binary": False}, "binary .pass it to the client's constructor"),
+        ({"timeout": 2}, "timeout .pass timeout_s"),
+        ({"priority": 1}, "priority .pass parameters="),
+        ({"wait": 1}, "wait. Options: method, version, outputs, parameters, timeout_s"),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"^{told} {why}"):
+        with pytest.raises(InvalidArgumentError, match=f"^Client.{name}: unknown option {hint}"):
             list(getattr(Client(), name)("sums", [{"x": X}] if name == "infer_many" else {"x": X}, **options))
-        with pytest.raises(InvalidArgumentError, match=f"^Async{told} {why}"):
+        with pytest.raises(InvalidArgumentError, match=f"^AsyncClient.{name}: unknown option {hint}"):
             asyncio.run(of_async(AsyncClient(), name, {"x": X}, **options))
 
 
 @pytest.mark.parametrize("name", INFERENCES)
-def test_inputs_that_have_no_names(name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^inputs must be"):
+def test_inputs_without_names_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^inputs: "):
         list(getattr(Client(), name)("sums", [[1]] if name == "infer_many" else [1]))
-    with pytest.raises(InvalidArgumentError, match=r"^inputs must be"):
+    with pytest.raises(InvalidArgumentError, match=r"^inputs: "):
         asyncio.run(of_async(AsyncClient(), name, [1]))
 
 
-def test_bytes_that_json_cannot_hold(service: Service) -> None:
+def test_json_refuses_bytes_that_are_not_utf8(service: Service) -> None:
     with Client(service.url, binary=False) as client:
-        with pytest.raises(InvalidArgumentError, match="leave binary on"):
+        with pytest.raises(InvalidArgumentError, match="binary"):
             client.infer("echo", {"x": [b"\xff"]})
         with pytest.raises(ServiceError, match="binary_data") as caught:
             client.infer("odd", {"x": X})
@@ -173,7 +172,7 @@ def test_bytes_that_json_cannot_hold(service: Service) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_for_asyncio(service: Service, way: str) -> None:
+def test_async_client_infers(service: Service, way: str) -> None:
     async def work(client: AsyncClient) -> None:
         found = await asyncio.gather(*(client.infer_async("sums", {"x": X + n, "y": Y}) for n in range(20)))
         assert all(np.array_equal(one["sum"], X + n + Y) for n, one in enumerate(found))
@@ -184,10 +183,10 @@ def test_for_asyncio(service: Service, way: str) -> None:
         assert any(one["name"] == "echo" for one in await client.servables.index())
         assert (await client.servables.statistics("sums"))[0]["name"] == "sums.both"
 
-    asked(service, way, work)
+    run_async(service, way, work)
 
 
-def test_many_in_flight(client: Client) -> None:
+def test_infer_many_keeps_order_and_yields_errors(client: Client) -> None:
     wrong = {"x": X}
     asked = [wrong if n % 10 == 3 else {"x": X + n, "y": Y} for n in range(40)]
     found = list(client.infer_many("sums", asked, in_flight=8))
@@ -202,8 +201,7 @@ def test_many_in_flight(client: Client) -> None:
     assert all(np.array_equal(one.result(SECONDS)["difference"], X - Y) for one in futures)
 
 
-def test_refusals_are_the_same_over_both(service: Service) -> None:
-    """Status, code and field, whatever was spoken; 0 where nobody is."""
+def test_errors_are_equal_over_http_and_grpc(service: Service) -> None:
     found = []
     for way in WAYS:
         with Client(address(service, way), binary=way == "bytes", retries=0) as client:
@@ -261,8 +259,7 @@ def test_an_admin_loads_and_unloads(service: Service, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["bytes", "grpc"])
-def test_what_takes_too_long_is_refused_and_over(service: Service, way: str) -> None:
-    """The service is told, and the client does not wait for longer."""
+def test_timeout_ends_the_request(service: Service, way: str) -> None:
     gated = method(service, "sums")
     gated.gate = asyncio.Event()
     before = len(gated.seen)
@@ -270,7 +267,7 @@ def test_what_takes_too_long_is_refused_and_over(service: Service, way: str) -> 
         with Client(address(service, way)) as client, pytest.raises(ServiceError) as caught:
             client.infer("sums", {"x": X, "y": Y}, timeout_s=0.5)
         assert caught.value.status == 504
-        assert len(gated.seen) <= before + 1, "it is asked once"
+        assert len(gated.seen) <= before + 1, "the request is sent once"
     finally:
         service.loop.call_soon_threadsafe(gated.gate.set)
         gated.gate = None
@@ -292,14 +289,14 @@ def test_cancelling_a_task_cancels_the_request(service: Service, way: str) -> No
             await task
 
     try:
-        asked(service, way, work)
+        run_async(service, way, work)
         until(lambda: gated.num_cancelled == before[0] + 1)
     finally:
         service.loop.call_soon_threadsafe(gated.gate.set)
         gated.gate = None
 
 
-def test_language_models(service: Service) -> None:
+def test_infer_serves_language_models(service: Service) -> None:
     with LLM(DEMO) as llm:
         text = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0)).text
     sampling = {"parameters": {"max_tokens": 12, "temperature": 0.0}}
@@ -314,9 +311,8 @@ def _joined(pieces: list[InferResult], name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", ["bytes", "grpc"])
-def test_pieces_of_a_language_models_answer(service: Service, way: str) -> None:
-    """The same over both doors, but for what gRPC says of the last one."""
-    sampling = {"parameters": {"max_tokens": 12, "temperature": 0.0}}
+def test_stream_infer_yields_parts_over_http_and_grpc(service: Service, way: str) -> None:
+    sampling = {"parameters": {"max_tokens": 96, "temperature": 0.0}}
     with Client(address(service, way)) as client, Client(address(service, "grpc")) as other:
         whole = client.infer("demo", {"text_input": [PROMPT]}, **sampling)
         pieces = list(client.stream_infer("demo", {"text_input": [PROMPT]}, **sampling))
@@ -333,7 +329,7 @@ def test_pieces_of_a_language_models_answer(service: Service, way: str) -> None:
         for name in ("output_ids", "text_output"):
             assert _joined(pieces, name) == _joined(theirs, name)
         ids = np.array(service.post("/tokenize", prompt=PROMPT)["tokens"])
-        given = {"input_ids": ids, "max_tokens": np.array([12]), "temperature": [0.0]}
+        given = {"input_ids": ids, "max_tokens": np.array([96]), "temperature": [0.0]}
         found = list(client.stream_infer("demo", given, version="1", outputs=("text_output",), timeout_s=600))
         assert {(*one,) for one in found} == {("text_output",)}
         assert b"".join(one["text_output"][0] for one in found) == whole["text_output"][0]
@@ -351,17 +347,17 @@ def test_pieces_of_a_language_models_answer(service: Service, way: str) -> None:
         pieces = client.stream_infer("demo", {"text_input": [PROMPT]}, **sampling)
         return b"".join([one["text_output"][0] async for one in pieces])
 
-    assert asked(service, way, work) == whole["text_output"][0]
+    assert run_async(service, way, work) == whole["text_output"][0]
 
 
-def test_what_comes_in_no_pieces_over_http(service: Service) -> None:
+def test_stream_infer_over_http_refuses_what_it_cannot_stream(service: Service) -> None:
     with Client(service.url) as client:
         for inputs, options, told in (
-            ({"x": X, "y": Y}, {}, "sums: .* language models.*infer gives it"),
-            ({"text_input": ["a", "b"]}, {}, "one prompt at a time"),
-            ({"input_ids": [[1], [2]]}, {}, "one prompt at a time"),
-            ({"text_input": ["a"]}, {"outputs": ["text"]}, "output 'text': .* text_output"),
-            ({"text_input": ["a"], "n": [1]}, {"parameters": {"n": 1}}, "n is given as an input and"),
+            ({"x": X, "y": Y}, {}, "sums: .* language models.* infer"),
+            ({"text_input": ["a", "b"]}, {}, "one prompt"),
+            ({"input_ids": [[1], [2]]}, {}, "one prompt"),
+            ({"text_input": ["a"]}, {"outputs": ["text"]}, "outputs: "),
+            ({"text_input": ["a"], "n": [1]}, {"parameters": {"n": 1}}, "n: .* both"),
         ):
             with pytest.raises((UnsupportedError, InvalidArgumentError), match=told):
                 client.stream_infer("sums", inputs, **options)
@@ -370,7 +366,7 @@ def test_what_comes_in_no_pieces_over_http(service: Service) -> None:
 
 
 @pytest.mark.parametrize("way", ["bytes", "grpc"])
-def test_leaving_the_pieces_ends_the_request(service: Service, way: str) -> None:
+def test_leaving_stream_infer_ends_the_request(service: Service, way: str) -> None:
     with Client(address(service, way)) as client:
         for _ in client.stream_infer("demo", {"text_input": [PROMPT]}, parameters={"ignore_eos": True}):
             break
@@ -382,10 +378,10 @@ def test_leaving_the_pieces_ends_the_request(service: Service, way: str) -> None
             break
         await pieces.aclose()
 
-    asked(service, way, work)
+    run_async(service, way, work)
     until(lambda: service.num_open == 0)
 
 
-def test_each_address_has_its_routes(service: Service) -> None:
+def test_http_routes_are_refused_over_grpc(service: Service) -> None:
     with Client(address(service, "grpc")) as client, pytest.raises(UnsupportedError, match="http:// address"):
         client.complete("x")

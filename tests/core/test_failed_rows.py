@@ -48,7 +48,7 @@ def test_failed_row_spares_the_next_batch(model: Model, context: Context) -> Non
 
 
 def test_failed_rows_are_found_among_wanted_rows(model: Model, context: Context) -> None:
-    """Of a step in which kept nodes run over the wanted tokens only, and of one in which they run over all."""
+    """Find failed rows if wanted-only nodes run over the wanted tokens, and if they run over all tokens."""
     for rows in ([4, 6], [0, 4, 5, 6], [6, 0]):
         with CoreProgram(model, context, OPTIONS) as program:
             fail_first(program)

@@ -32,7 +32,7 @@ def test_every_phase_of_every_node_has_a_span_on_every_thread(threads: int, bund
     phases["attention"] = 2  # parts of long contexts, then what they make together
     expected = [(n, phase) for n, node in enumerate(nodes) for phase in range(phases[node.op])]
     last_append = max(n for n, node in enumerate(nodes) if node.op == "kv_append")
-    expected = sorted([*expected, (last_append, 1)])  # behind it what kept nodes read moves together
+    expected = sorted([*expected, (last_append, 1)])  # after it the rows that wanted-only nodes read are moved together
     for thread in range(threads):
         mine = rest[rest["thread"] == thread]
         assert sorted(zip(mine["node"].tolist(), mine["phase"].tolist(), strict=True)) == expected

@@ -59,9 +59,9 @@ def arm(bundles: dict[str, Path], command: Command, tmp_path_factory: pytest.Tem
 
 
 def step_check(compiler: str, prefix: Path, command: Command, folder: Path) -> Path:
-    """core/tools/step_check.cpp with the installed shared library."""
+    """core/tools/check/step_check.cpp with the installed shared library."""
     (library,) = prefix.glob("lib*/**/libpenstock.so")
-    source = ROOT / "core" / "tools" / "step_check.cpp"
+    source = ROOT / "core" / "tools" / "check" / "step_check.cpp"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{prefix}/include"]
     out = folder / "step_check"
     command(compiler, *flags, source, "-o", out, library, f"-Wl,-rpath,{library.parent}")

@@ -91,10 +91,10 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
         ("[1] 2", 'expected nothing behind the ids, found "2"'),
         ("[ ]", "PROMPT: expected one token at least, found none"),
     ):
-        assert text in failure(lite, path, prompt, "--ids")
+        assert text in failure(lite, path, prompt, "--ids", status=2)
     everything = json.loads(command(lite, path, "1, 2, 3", "--ids", "--max-tokens", 99999, "--ignore-eos", "--json"))
     assert (len(everything["token_ids"]), everything["finish_reason"]) == (CONTEXT_LEN - 3, "length")
-    assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids")
+    assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids", status=2)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,11 @@ def test_wrong_bundles_and_prompts_are_refused(tmp_path: Path, lite: Path) -> No
     assert "No such file" in failure(lite, tmp_path / "none.psm", "x")
     (tmp_path / "cut.psm").write_bytes(DEMO.read_bytes()[:5000])
     assert "cut.psm: header.file_bytes" in failure(lite, tmp_path / "cut.psm", "x")
-    assert "the context holds 1024" in failure(lite, DEMO, "word " * 1100)
-    assert "one token at least" in failure(lite, DEMO, "")
+    assert "the context holds 1024" in failure(lite, DEMO, "word " * 1100, status=2)
+    assert "one token at least" in failure(lite, DEMO, "", status=2)
+    assert "--ops: " in failure(lite, DEMO, "x", "--ops", tmp_path / "none.so", status=2)
     done = subprocess.run([lite, DEMO, b"\xff\xfe"], capture_output=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert b"UTF-8" in done.stderr
 
 
@@ -166,7 +167,7 @@ def test_standard_input_is_bounded(tmp_path: Path, lite: Path, command: Command)
         assert process.stderr is not None
         process.stdin.write(text + " ")
         process.stdin.flush()
-        assert process.wait(60) == 1
+        assert process.wait(60) == 2
         message = process.stderr.read()
     assert f"PROMPT: expected at most {bound} bytes on standard input" in message
 
@@ -239,6 +240,19 @@ def test_bench_prints_speed_and_memory(lite: Path) -> None:
     assert 0 < memory["private_dirty_bytes"] < memory["plan_bytes"]
     assert "prefill" in done.stderr
     assert "PSS" in done.stderr
+
+
+def test_memory_without_proc(lite: Path) -> None:
+    """No figure is 0 because it is unknown."""
+    script = 'mount -t tmpfs none /proc && exec "$@"'
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace of its own")
+    words += [lite, DEMO, PROMPT, "--bench", "--max-tokens", "8"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "memory 0.0 MB" not in done.stderr
+    assert "peak RSS 0.00 MB" not in done.stderr
+    assert done.stderr.endswith("PSS unknown because /proc is not mounted\n")
 
 
 def test_a_closed_pipe_ends_it_quietly(lite: Path) -> None:
@@ -316,5 +330,5 @@ def test_attention_that_is_not_causal_gives_one_token(lite: Path, command: Comma
         expected = llm.generate(ids, SamplingParams(temperature=0)).token_ids
     assert [int(word) for word in command(*words).split()] == expected
     assert len(expected) == 1
-    told = failure(*words, "--max-tokens", 2)
+    told = failure(*words, "--max-tokens", 2, status=2)
     assert "--max-tokens: expected 1, found 2: the network's attention is not causal" in told

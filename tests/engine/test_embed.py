@@ -1,4 +1,4 @@
-"""Embeddings through the engine: the same vector in any company, and nobody's pages left behind."""
+"""Embeddings through the engine: the same vector in any batch, and no pages left behind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.options import EngineOptions
+from penstock.engine.params import SamplingParams
 from penstock.engine.pooling import Pooling
-from penstock.engine.request import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.llm.async_llm import AsyncLLM
 from penstock.llm.llm import LLM
@@ -42,7 +42,7 @@ def test_batch_chunks_and_preemption_match_single(make_llm, pooling, windows):
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_cached_matches_uncached(make_llm, pooling):
-    """The last row is computed behind shared pages; the mean needs every row, so it shares none but leaves its own."""
+    """The last row is computed after shared pages.  The mean needs every row, so it shares none but leaves its own."""
     llm = make_llm(max_tokens=512)
     first, second = llm.embed(PROMPTS, pooling), llm.embed(PROMPTS, pooling)
     assert [one.vector.tobytes() for one in first] == alone(make_llm, pooling)
@@ -53,7 +53,7 @@ def test_cached_matches_uncached(make_llm, pooling):
     assert result.num_cached_tokens == shared[-1]
 
 
-def test_the_pooled_row_is_the_mean_or_the_last_and_of_length_one_when_asked(make_llm):
+def test_pooling_takes_mean_or_last_and_normalizes(make_llm):
     llm = make_llm()
     rows = np.concatenate([llm.embed(PROMPTS[5][: i + 1], "last").vector[None] for i in range(len(PROMPTS[5]))])
     mean = llm.embed(PROMPTS[5])
@@ -66,7 +66,7 @@ def test_the_pooled_row_is_the_mean_or_the_last_and_of_length_one_when_asked(mak
 
 
 class Pooled(Pooling):
-    """Rows that were taken."""
+    """Rows that were collected."""
 
     def __init__(self, rows) -> None:
         super().__init__("mean")
@@ -90,7 +90,7 @@ def test_more_prompts_than_may_wait_are_fed_as_room_comes(make_llm):
     assert [sum(len(delta.token_ids) for delta in stream) for stream in beside] == [30] * 3
 
 
-def test_a_text_is_embedded_by_its_tokens_and_a_whole_context_fits(make_llm):
+def test_texts_are_embedded_up_to_a_whole_context(make_llm):
     llm = make_llm()
     one = llm.embed("the cat")
     assert one.vector.tobytes() == llm.embed(llm.tokenizer.encode("the cat")).vector.tobytes()
@@ -106,7 +106,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(make_llm):
     with pytest.raises(InvalidArgumentError, match="the context holds 512"):
         llm.embed([3] * 513)
     llm.engine.program.hidden_size = 0
-    with pytest.raises(UnsupportedError, match="embed: the network does not pick"):
+    with pytest.raises(UnsupportedError, match="embed: this network has no hidden rows"):
         llm.embed("the")
 
 

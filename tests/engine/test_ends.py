@@ -1,4 +1,4 @@
-"""How requests end other than by themselves: aborts, dropped streams, faults, Ctrl-C, a closed engine."""
+"""How requests end early: aborts, dropped streams, faults, Ctrl-C, a closed engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.request import Status
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.llm.result import Delta
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of
@@ -33,7 +34,7 @@ def test_an_abort_from_a_second_thread_frees_everything(make_llm):
 
 
 class Snatched:
-    """An engine's lock that another thread has: it lets go when somebody waits for it, and is quicker the next time."""
+    """An engine's lock in another thread, which releases it when this one waits, and takes it again first."""
 
     def __init__(self, lock) -> None:
         self._lock, self._depth = lock, 0
@@ -73,8 +74,8 @@ class Snatched:
         self._other.join()
 
 
-def test_a_result_right_after_an_abort_is_there_whoever_has_the_engine(make_llm):
-    """Another thread steps: it has the lock at the abort, and again as soon as this one lets go of it."""
+def test_a_result_right_after_an_abort_is_ready(make_llm):
+    """Another thread steps: it holds the lock at the abort, and takes it again as soon as this thread releases it."""
     llm = make_llm()
     stream = llm.stream("the cat", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
@@ -100,15 +101,15 @@ def test_a_stream_that_is_dropped_is_aborted(make_llm):
 
 
 class Cycle:
-    """Holds a stream that nothing but the garbage collector lets go."""
+    """Holds a stream in a reference cycle, which only the garbage collector drops."""
 
     def __init__(self, stream) -> None:
         self.stream, self.own = stream, self
 
 
 @pytest.mark.parametrize("place", ["add", "schedule", "advance", "remove", "check_integrity"])
-def test_a_stream_that_the_garbage_collector_drops_in_the_middle_of_a_step_ends_after_it(make_llm, monkeypatch, place):
-    """Wherever in the engine's work on its requests that is."""
+def test_a_stream_collected_within_a_step_ends_after_it(make_llm, monkeypatch, place):
+    """At any point of the engine's work on its requests."""
     alone = [make_llm().generate(prompt_of(40, salt), PARAMS[0]).token_ids for salt in (1, 2)]
     llm = make_llm()
     scheduler, inside = llm.engine.scheduler, []
@@ -148,7 +149,7 @@ def test_a_step_inside_a_step_of_the_same_thread_is_refused(make_llm):
     llm = make_llm()
     llm.engine.observer = lambda news: llm.engine.step()
     stream = llm.stream(prompt_of(4), PARAMS[0])
-    with pytest.raises(InternalError, match="again in the middle of its own step"):
+    with pytest.raises(InternalError, match="in the middle of its own step"):
         llm.engine.step()
     llm.engine.observer = None
     stream.abort()
@@ -208,7 +209,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone(make_llm):
 
 
 class Planted:
-    """A text that raises: at its end alone, or at each token, too."""
+    """A text that raises: only at its end, or also at each token."""
 
     text = ""
 
@@ -245,7 +246,7 @@ def test_whatever_a_text_raises_ends_its_request_alone(make_llm, error, at_token
     assert engine.figures().num_finished == {"error": 2, "length": 1}
 
 
-def test_abort_all_ends_who_runs_who_waits_and_who_has_just_come(make_llm):
+def test_abort_all_ends_running_waiting_and_new_requests(make_llm):
     engine = make_llm(max_requests=1).engine
     requests = [engine.submit(prompt_of(5, i)) for i in range(2)]
     engine.step()
@@ -297,7 +298,7 @@ def test_a_closed_engine_says_so(make_llm):
         llm.generate("the")
 
 
-def test_a_request_that_comes_while_another_thread_closes_is_ended(make_llm):
+def test_a_submit_during_close_is_ended(make_llm):
     engine = make_llm().engine
     honest = engine.check_prompt
 

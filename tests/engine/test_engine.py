@@ -1,4 +1,4 @@
-"""The same tokens in any company: the engine over a program that sees every page and position mistake."""
+"""The same tokens in any batch: the engine over a program that reveals every wrong page or position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import SamplingParams, Status
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Status
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
@@ -134,7 +135,7 @@ def test_defaults_come_from_the_generation_config(make_llm):
     assert greedy.stream([5], SamplingParams(top_k=3))._request.sampling.temperature == 1.0
 
 
-def test_threads_that_share_an_engine_get_what_they_would_get_alone(make_llm):
+def test_threads_sharing_an_engine_get_their_own_tokens(make_llm):
     alone = run_alone(make_llm)
     llm = make_llm()
     found: dict[int, list[int]] = {}
@@ -204,7 +205,7 @@ def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):
         ("dtype", "did you mean scheme"),
     ],
 )
-def test_an_option_that_a_model_has_not_is_refused_with_the_nearest(name, hint):
+def test_an_unknown_option_is_refused_with_the_nearest(name, hint):
     with pytest.raises(InvalidArgumentError, match=f"LLM has no option '{name}': .*{hint}"):
         LLM("demo/demo.psm", **{name: 1})
 
@@ -216,18 +217,18 @@ def test_the_options_that_are_listed_are_those_of_an_llm():
         LLM("demo/demo.psm", frob=1)
 
 
-def test_the_error_of_several_prompts_says_what_was_done_and_where_it_is_kept(make_llm):
+def test_an_error_among_prompts_tells_what_was_done(make_llm):
     llm = make_llm(max_requests=1)
     plain = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     bad = SamplingParams(
         max_tokens=4, allowed_token_ids=[7], logit_bias={7: -100}, bad_words=[llm.tokenizer.decode([7])]
     )
     prompts, params = [[5, 6], [5, 7], [5, 8]], [plain, bad, plain]
-    message = r"prompts\[1\]: no token is allowed here.* \(2 of 3 prompts were done; generate_each gives"
+    message = r"prompts\[1\]: No token can be sampled.* \(2 of 3 prompts were done; generate_each returns"
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         llm.generate(prompts, params)
     assert isinstance(caught.value.__cause__, InvalidArgumentError)
-    with pytest.raises(InvalidArgumentError, match=r"^no token is allowed here"):
+    with pytest.raises(InvalidArgumentError, match=r"^No token can be sampled"):
         llm.generate(prompts[1], bad)
     found = dict(llm.generate_each(zip(prompts, params, strict=True)))
     assert [len(found[i].token_ids) for i in (0, 2)] == [4, 4]
@@ -268,13 +269,13 @@ def test_what_the_model_lacks_is_said(make_llm):
         make_llm().chat([{"role": "user", "content": "hello"}])
 
 
-def test_items_that_another_thread_finished_are_given_all_the_same(make_llm):
+def test_items_finished_by_another_thread_are_returned(make_llm):
     llm = make_llm()
     honest = llm.engine.submit
 
     def submit(*arguments, **options):
         request = honest(*arguments, **options)
-        while llm.engine.wait(request, len(request.output_ids)):  # as the other thread would
+        while llm.engine.wait(request, len(request.output_ids)):  # as another thread would
             pass
         return request
 
@@ -292,7 +293,7 @@ def test_no_more_items_are_taken_ahead_than_may_be(make_llm):
 
     for index, _ in llm.generate_each(items(), max_open=2):
         ended.append(index)
-        assert len(taken) <= len(ended) + 1  # the one that is handed on was one of the two
+        assert len(taken) <= len(ended) + 1  # one of the two was the item that is an error
     assert sorted(ended) == list(range(9))
 
 

@@ -49,7 +49,7 @@ def prompt_of(family: int, length: int) -> list[int]:
 
 
 def submit(engine: Engine, prompt: list[int], kind: str, sampling: ResolvedSampling, scored: bool, **more) -> Request:
-    """``kind`` is a sampling, or the pooling of an embedding."""
+    """Submit a request; ``kind`` names a sampling, or the pooling of an embedding."""
     if kind in ("mean", "last"):
         return engine.submit(prompt, pooling=Pooling(kind), **more)
     rows = PromptScores(2) if scored else None
@@ -67,7 +67,7 @@ def outcome_of(request: Request) -> Outcome:
 
 @cache
 def alone(windows: tuple[int, ...], family: int, length: int, kind: str, sample: int, scored: bool) -> Outcome:
-    """What the request gets by itself, its prompt in one step."""
+    """Return what the request gets alone, with its prompt in one step."""
     limits = ProgramLimits(max_tokens=128, max_requests=1, max_rows=128, num_pages=8)
     engine = Engine(FakeProgram(vocab_size=VOCAB, windows=windows, limits=limits), EngineOptions(prefix_cache=False))
     sampling = SAMPLING.get(kind, ResolvedSampling())
@@ -80,10 +80,10 @@ def alone(windows: tuple[int, ...], family: int, length: int, kind: str, sample:
 
 
 class EngineMoves(RuleBasedStateMachine):
-    """Submits to an engine over a program whose tokens depend on what its pages hold."""
+    """Submits to an engine over a program whose tokens depend on the content of its pages."""
 
     num_steps = 0
-    moves: tuple[str, ...] = ()  # of the last example, which is the smallest one after a failure
+    moves: tuple[str, ...] = ()  # of the last example, which after a failure is the smallest
 
     @initialize(
         num_pages=st.sampled_from([8, 3, 5, 20]),
@@ -235,11 +235,11 @@ class EngineMoves(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _later(later):
-    """Time goes on by the moves."""
+    """Let time pass only by moves."""
 
 
 def forget_aborted(monkeypatch):
-    """The pages of what is aborted while it runs are nobody's."""
+    """Forget the pages of requests that are aborted while they run."""
     real = Engine._end
 
     def end(self, request, reason, error=None):
@@ -251,7 +251,7 @@ def forget_aborted(monkeypatch):
 
 
 def mistake_beginnings(monkeypatch):
-    """Two prompts that differ in their first token have equal names."""
+    """Give two prompts that differ in their first token equal page names."""
     real = PageKeys.extend
 
     def extend(self, keys, salt, tokens):
@@ -271,7 +271,7 @@ def run_moves(
 
 
 def seeded(number: int) -> type[EngineMoves]:
-    """What is drawn hangs on the sources and on the machine too: one seed alone may find much or nothing."""
+    """The draws depend on the sources and on the machine too, so a single seed may find much or nothing."""
     return seed(number)(type("SeededMoves", (EngineMoves,), {"num_steps": 0}))
 
 
@@ -287,7 +287,7 @@ def test_random_moves():
 
 
 def run_seeds(max_examples: int, num_moves: int, **options: bool) -> None:
-    """Until some seed raises."""
+    """Run until some seed raises."""
     for number in range(50):
         machine = seeded(number)
         try:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S, EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
-from penstock.engine.request import Request, ResolvedSampling, Status, Timings
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status, Timings
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InvalidArgumentError, QueueFullError
 
 
-class Line:
-    """Requests that arrive, a millisecond apart, at a scheduler with ``places`` running requests."""
+class Queue:
+    """A scheduler with ``places`` running requests, where requests arrive a millisecond apart."""
 
     def __init__(self, places: int = 1) -> None:
         self.scheduler = Scheduler(PageLedger(64, (0,)), 64, places)
@@ -39,7 +40,7 @@ class Line:
         return request
 
     def step(self) -> None:
-        """Run what is scheduled; a request ends with its first token."""
+        """Run what is scheduled.  A request ends with its first token."""
         for chunk in self.scheduler.schedule():
             self.scheduler.advance(chunk)
             if chunk.samples:
@@ -55,34 +56,34 @@ class Line:
 
 
 def test_a_first_request_does_not_wait_for_400_of_another() -> None:
-    line = Line()
+    queue = Queue()
     for _ in range(400):
-        line.add("busy")
+        queue.add("busy")
     for _ in range(5):
-        line.step()
-    line.add("new")
-    begun = line.drain()
+        queue.step()
+    queue.add("new")
+    begun = queue.drain()
     assert begun.index("new") == 5, "it goes in front of the 395 that wait"
 
 
 def test_clients_take_turns() -> None:
-    line = Line()
+    queue = Queue()
     for _ in range(6):
-        line.add("a")
-    line.step()
+        queue.add("a")
+    queue.step()
     for client in "bbbccc":
-        line.add(client)
-    assert "".join(line.drain()) == "abcabcabcaaa"
+        queue.add(client)
+    assert "".join(queue.drain()) == "abcabcabcaaa"
 
 
 def test_shares_are_counted_in_tokens() -> None:
-    line = Line()
+    queue = Queue()
     for _ in range(8):
-        line.add("short", 3)
-    line.step()
+        queue.add("short", 3)
+    queue.step()
     for _ in range(3):
-        line.add("long", 15)
-    begun = line.drain()
+        queue.add("long", 15)
+    begun = queue.drain()
     assert begun[:2] == ["short", "long"]
     assert begun[2:].index("long") == 4, "four short ones are worth a long one"
 
@@ -90,15 +91,15 @@ def test_shares_are_counted_in_tokens() -> None:
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(-1, 1), st.integers(0, 30), st.booleans()), max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_one_client_has_the_order_of_arrival_and_priority(moves: list[tuple[int, int, int, bool]]) -> None:
-    line = Line(places=2)
+    queue = Queue(places=2)
     for prompt_len, priority, after_s, steps in moves:
-        line.add("only", prompt_len, priority, after_s)
+        queue.add("only", prompt_len, priority, after_s)
         if steps:
-            line.step()
-        for listed in (line.scheduler.waiting, line.scheduler.running):
+            queue.step()
+        for listed in (queue.scheduler.waiting, queue.scheduler.running):
             due = [(r.timings.submitted + r.options.priority * PRIORITY_S, r.id) for r in listed]
             assert due == sorted(due)
-    line.drain()
+    queue.drain()
 
 
 @given(
@@ -111,49 +112,49 @@ def test_one_client_has_the_order_of_arrival_and_priority(moves: list[tuple[int,
     )
 )
 @settings(max_examples=200, deadline=None)
-def test_any_moves_keep_each_clients_order_and_forget_everything(moves: list[tuple[str, str, int, int]]) -> None:
-    line = Line(places=2)
+def test_random_moves_keep_client_order_and_leave_no_state(moves: list[tuple[str, str, int, int]]) -> None:
+    queue = Queue(places=2)
     for move, client, number, priority in moves:
         if move == "add":
-            line.add(client, number, priority)
+            queue.add(client, number, priority)
         elif move == "step":
-            line.step()
-        elif line.requests:
-            request = line.requests[number % len(line.requests)]
+            queue.step()
+        elif queue.requests:
+            request = queue.requests[number % len(queue.requests)]
             if move == "preempt":
-                line.scheduler.preempt(request)
+                queue.scheduler.preempt(request)
             elif request.status is not Status.FINISHED:
-                line.scheduler.remove(request)
+                queue.scheduler.remove(request)
                 request.finish("abort")
         ranks: dict[tuple[str, int], int] = {}
-        for request in line.scheduler.waiting:
+        for request in queue.scheduler.waiting:
             of_client = (request.options.client, request.options.priority)
             assert ranks.get(of_client, -1) < request.id, "a client's own requests changed places"
             ranks[of_client] = request.id
-    line.drain()
-    assert line.scheduler.num_clients == 0
+    queue.drain()
+    assert queue.scheduler.num_clients == 0
 
 
 def test_priority_goes_before_fairness() -> None:
-    line = Line()
+    queue = Queue()
     for _ in range(3):
-        line.add("busy")
-    line.add("late", priority=1)
-    line.add("urgent", priority=-1)
-    assert line.drain() == ["urgent", "busy", "busy", "busy", "late"]
+        queue.add("busy")
+    queue.add("late", priority=1)
+    queue.add("urgent", priority=-1)
+    assert queue.drain() == ["urgent", "busy", "busy", "busy", "late"]
 
 
 def test_a_client_is_not_charged_for_requests_that_it_gave_up() -> None:
-    line = Line()
-    line.add("running")
-    gone = [line.add("impatient") for _ in range(50)]
-    others = [line.add("patient") for _ in range(4)]
+    queue = Queue()
+    queue.add("running")
+    gone = [queue.add("impatient") for _ in range(50)]
+    others = [queue.add("patient") for _ in range(4)]
     for request in gone:
-        line.scheduler.remove(request)
+        queue.scheduler.remove(request)
         request.finish("abort")
-    line.add("impatient")
+    queue.add("impatient")
     assert others
-    assert line.drain().index("impatient") <= 2
+    assert queue.drain().index("impatient") <= 2
 
 
 def test_clients_that_left_are_forgotten() -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.params import Filters, Penalties, ResolvedSampling, SamplingParams
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError
 
 
-def test_min_tokens_above_the_models_default_of_max_tokens_are_refused():
+def test_min_tokens_above_default_max_tokens_is_refused():
     defaults = ResolvedSampling(max_tokens=9)
     with pytest.raises(InvalidArgumentError, match=r"min_tokens must be at most max_tokens .*default, 9\), not 10"):
         ResolvedSampling.of(SamplingParams(min_tokens=10), defaults)
@@ -138,7 +138,7 @@ def test_what_a_request_runs_with_is_checked_by_name(field, value):
         ResolvedSampling(**{field: value})
 
 
-def test_what_a_request_runs_with_is_plain_and_bad_words_keep_their_order():
+def test_resolved_sampling_is_plain_and_keeps_word_order():
     plain = ResolvedSampling(7, 0.5, 3, logit_bias=((5, 1.0),), allowed_token_ids=(1, 2), bad_words=((3, 3), (4,)))
     same = ResolvedSampling(
         np.int64(7), np.float32(0.5), np.uint8(3), logit_bias=[(5, 1)], allowed_token_ids=np.array([1, 2]),
@@ -209,17 +209,6 @@ def test_what_the_caller_leaves_open_comes_from_the_model():
     assert ResolvedSampling.of(SamplingParams(temperature=0, seed=1), defaults).temperature == 0
     assert ResolvedSampling.of(SamplingParams(top_k=5, seed=1), ResolvedSampling()).temperature == 1.0
     assert ResolvedSampling.of(SamplingParams(seed=1), ResolvedSampling()).temperature == 0.0
-
-
-def test_groups_hold_fields_that_are_named_alone():
-    params = SamplingParams(top_k=5, presence_penalty=1)
-    assert params == SamplingParams(filters=Filters(top_k=5), penalties=Penalties(presence_penalty=1))
-    assert (params.top_k, params.top_p, params.presence_penalty, params.repetition_penalty) == (5, None, 1.0, None)
-    changed = dataclasses.replace(params, top_p=0.5, n=2)
-    assert (changed.top_k, changed.top_p, changed.presence_penalty, changed.n) == (5, 0.5, 1.0, 2)
-    for name in ("filters", "penalties"):
-        with pytest.raises(InvalidArgumentError, match=f"{name} must be {name.title()}, not 3"):
-            SamplingParams(**{name: 3})
 
 
 @pytest.mark.parametrize("prompts", [{5, 6}, {5: 6}, [{5, 6}], [[7], {5: 6}], [frozenset("x")]])

@@ -1,4 +1,4 @@
-"""The prefix cache: who comes with a beginning that is known computes the rest alone, and gets the same tokens."""
+"""The prefix cache: a prompt with a known beginning computes only the rest, and gets the same tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.pages import FREED, PageLedger, PagePool
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prefix import PageKeys
-from penstock.engine.request import Request, ResolvedSampling, SamplingParams
+from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
@@ -17,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 
 def shared_prompts(shared_len: int = 200) -> list[list[int]]:
-    """Prompts with one beginning, each with an end of its own length; and prompts that share a little less."""
+    """Return prompts with one beginning and ends of different lengths, and prompts that share a little less."""
     beginning = prompt_of(shared_len, 3)
     tails = [prompt_of(length, 20 + length) for length in (1, 5, 24, 31, 32, 33, 60)]
     return [beginning + tail for tail in tails] + [beginning[:cut] + prompt_of(40, 9) for cut in (31, 32, 64, 100)]
@@ -33,7 +34,7 @@ def test_cached_matches_uncached(make_llm, windows, limits):
         for p, s in zip(prompts, params, strict=True)
     ]
     llm = make_llm(windows=windows, **limits)
-    for _ in range(3):  # the later rounds find what the first has left
+    for _ in range(3):  # later rounds find what the first left
         results = llm.generate(prompts, params)
         assert [r.token_ids for r in results] == expected
         llm.engine.check_integrity()
@@ -54,7 +55,7 @@ def test_a_second_turn_computes_only_its_new_tokens(make_llm):
     assert llm.generate(history + prompt_of(10, 5), GREEDY).token_ids == second.token_ids
 
 
-def test_a_whole_prompt_that_is_known_computes_its_last_token_again(make_llm):
+def test_a_fully_known_prompt_computes_its_last_token_again(make_llm):
     llm = make_llm()
     llm.generate(prompt_of(64), GREEDY)
     assert llm.generate(prompt_of(64), GREEDY).num_cached_tokens == 32
@@ -146,7 +147,7 @@ def test_the_page_unused_for_longest_goes_first():
         pool.name(page, key)
         pool.give_back(page)
     pool.share(pages[0])
-    pool.give_back(pages[0])  # used again: now the last to go
+    pool.give_back(pages[0])  # used again, so now evicted last
     assert pool.take() == pages[1]
     assert [pool.find(key) for key in (b"a", b"b", b"c")] == [pages[0], None, pages[2]]
     assert pool.take() == pages[2]
@@ -173,7 +174,7 @@ def test_a_page_has_one_name_and_a_name_one_page():
     assert (pool.find(b"a"), pool.find(b"b")) == (first, None)
     pool.check_integrity([first, second])
     pool.give_back(second)
-    with pytest.raises(InternalError, match="named but nobody"):
+    with pytest.raises(InternalError, match="cannot be named"):
         pool.name(second, b"c")
     pool._key_of[second] = b"c"
     with pytest.raises(InternalError, match="disagree"):
@@ -195,7 +196,7 @@ def test_a_windowed_group_shares_what_a_token_sees_and_no_more():
     assert [page == FREED for page in other.tables[1]] == [True] * 6 + [False] * 2
     ledger.close(other)
     windowed = ledger.pools[1]
-    while windowed.find(keys[7]) is not None:  # the windowed group alone forgets it, and all older ones before it
+    while windowed.find(keys[7]) is not None:  # only the windowed group drops it, after all older ones
         windowed.take()
     assert ledger.pools[0].find(keys[7]) is not None
     assert ledger.known(ledger.open(), 0, keys) == 0
@@ -226,7 +227,7 @@ def test_keys_follow_from_every_token_before_and_from_the_salt():
 
 
 def test_a_page_named_before_it_was_computed_would_be_noticed(make_llm, monkeypatch):
-    """The tests above can fail: a scheduler that names pages too early makes them."""
+    """The tests above can fail: they do with a scheduler that names pages too early."""
     honest = Scheduler._continue
 
     def hasty(self, step, request):
@@ -246,14 +247,14 @@ def test_a_page_named_before_it_was_computed_would_be_noticed(make_llm, monkeypa
 
 @pytest.mark.parametrize("max_chunk", [0, 100, 20])
 @pytest.mark.parametrize("several", [{"n": 4}, {"n": 2, "best_of": 4}])
-def test_answers_to_one_prompt_compute_it_once_and_hold_its_pages_once(make_llm, max_chunk, several):
+def test_answers_to_one_prompt_share_its_computation_and_pages(make_llm, max_chunk, several):
     llm = make_llm(max_chunk=max_chunk, max_tokens=512)
     engine, held = llm.engine, []
     engine.observer = lambda news: held.append((len(engine.scheduler.running), engine.figures().num_held_pages))
     params = SamplingParams(max_tokens=8, temperature=1, seed=1, ignore_eos=True, **several)
     result = llm.generate(prompt_of(230), params)
     assert len(result.choices) == several["n"]
-    # 7 whole pages once; the page that each goes on in, with 6 of the prompt's tokens, for each.
+    # 7 whole pages once, and for each answer the page that it continues in, with 6 of the prompt's tokens.
     assert engine.program.num_tokens_run == 230 + 3 * 6 + 4 * 7
     assert max(held) == (4, 7 + 4)
     engine.check_integrity()
@@ -261,14 +262,14 @@ def test_answers_to_one_prompt_compute_it_once_and_hold_its_pages_once(make_llm,
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("limits", [{}, {"max_requests": 2}, {"num_pages": 20, "context_len": 512}])
-def test_answers_to_one_prompt_share_it_without_the_prefix_cache_and_nobody_else_does(make_llm, windows, limits):
+def test_only_answers_to_one_prompt_share_without_prefix_cache(make_llm, windows, limits):
     llm = make_llm(windows=windows, options=UNCACHED, **limits)
     params = SamplingParams(max_tokens=40, temperature=1, seed=1, ignore_eos=True, n=4)
     alone = [make_llm(windows=windows).generate(prompt_of(230), params).choices[i].token_ids for i in range(4)]
     both = llm.generate([prompt_of(230), prompt_of(230)], params)
     assert [[choice.token_ids for choice in one.choices] for one in both] == [alone, alone]
     figures = llm.engine.figures()
-    if not figures.num_preemptions:  # each prompt once; of the page that each answer goes on in, 6 tokens for each
+    if not figures.num_preemptions:  # each prompt once, and for each answer 6 tokens of the page that it continues in
         assert llm.engine.program.num_tokens_run == 2 * (230 + 3 * 6 + 4 * 39)
     assert figures.num_cached_tokens >= 2 * 3 * 224 or "num_pages" in limits
     llm.engine.check_integrity()
@@ -277,7 +278,7 @@ def test_answers_to_one_prompt_share_it_without_the_prefix_cache_and_nobody_else
     assert llm.engine.program.num_tokens_run - before == 230 + 7
 
 
-def test_who_needs_what_another_is_computing_waits_for_it_page_by_page(make_llm):
+def test_a_prompt_waits_for_pages_that_another_computes(make_llm):
     """Also where a chunk ends in the middle of a page."""
     llm = make_llm(max_chunk=10, max_tokens=64)
     results = llm.generate([prompt_of(200), [*prompt_of(200), 5, 6], prompt_of(150)], GREEDY)

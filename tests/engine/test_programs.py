@@ -28,7 +28,7 @@ def open_llm(mode: str, path, **limits) -> LLM:
 
 @pytest.fixture(scope="module", params=MODES, ids=["graph", "eager"])
 def reference(request):
-    """Mode, path, and each answer made alone."""
+    """Return mode, path, and each answer generated alone."""
     mode, path = request.param
     with open_llm(mode, path, max_requests=1, context_len=512) as llm:
         yield mode, path, [llm.generate(t, p) for t, p in zip(TEXTS, PARAMS, strict=True)]
@@ -84,7 +84,7 @@ def test_streamed_matches_whole(reference):
     assert [i for d in deltas for i in d.token_ids] == alone[1].token_ids
 
 
-def test_logits_are_one_row_per_position_and_name_the_greedy_tokens(reference):
+def test_logits_have_a_row_per_position_and_match_greedy(reference):
     mode, path, alone = reference
     with open_llm(mode, path, max_requests=4, max_rows=16, context_len=512) as llm:
         prompt = alone[0].prompt_token_ids
@@ -130,7 +130,7 @@ def test_a_batch_may_name_the_token_last_sampled_in_a_slot(mode, path):
 
 @pytest.mark.parametrize(("mode", "path"), MODES, ids=["graph", "eager"])
 def test_failed_row_spares_the_next_batch(mode, path):
-    """A batch that names the slot of a row that failed runs, and only that request's row fails again."""
+    """A batch that names the slot of a failed row runs, and only that request's row fails again."""
     zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
     ints, starts, rows = np.zeros(2, np.int32), np.array([0, 1, 2], np.int32), np.array([0, 1], np.int32)
     tables = np.array([[[0], [1]]], np.int32)
@@ -177,7 +177,7 @@ def test_memory_is_shared_out_by_the_rules():
         roomy, plan = fit_limits(model, context, ProgramLimits(max_requests=4), available=64 << 30)
         assert (roomy.context_len, roomy.num_pages, roomy.max_rows) == (1024, 128, 4)
         assert plan.total_bytes < 64 << 30
-        assert roomy.kv_layout == "bf16"  # what "auto" became
+        assert roomy.kv_layout == "bf16"  # the value that "auto" chose
         one, _ = fit_limits(model, context, ProgramLimits(max_requests=1, context_len=100), available=64 << 30)
         assert (one.context_len, one.num_pages) == (100, 4)
         fixed = plan.total_bytes - plan.kv_bytes + (64 << 20)

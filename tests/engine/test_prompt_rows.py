@@ -1,4 +1,4 @@
-"""Log-probabilities and logits of a prompt's positions: part of the steps that everybody shares."""
+"""Log-probabilities and logits of a prompt's positions, computed in the steps that all requests share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
-from penstock.engine.request import Request, ResolvedSampling, SamplingParams, Status
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.support.engine_requests import PROMPTS, prompt_of
 
@@ -31,7 +32,7 @@ def exact(logits, ids) -> list[float]:
 
 @pytest.mark.parametrize("sizes", [{"max_tokens": 512}, {"max_tokens": 8}, {"max_rows": 64}, {"max_chunk": 5}])
 @pytest.mark.parametrize("windows", [(0,), (0, 33)])
-def test_scores_are_those_of_the_logits_however_the_prompt_is_chunked(make_llm, windows, sizes):
+def test_scores_match_the_logits_for_any_chunking(make_llm, windows, sizes):
     llm = make_llm(windows=windows, **sizes)
     expected = make_llm(windows=windows, max_rows=512, max_tokens=512)
     scores = llm.score(PROMPTS, num_top=2)
@@ -54,14 +55,14 @@ def test_others_go_on_while_a_prompt_is_scored(make_llm):
         engine.step()
         assert len(answer.output_ids) == made
     assert scored.status is Status.RUNNING
-    assert len(late.output_ids) > 5  # it came later and had its prompt computed beside
+    assert len(late.output_ids) > 5  # it arrived later, and its prompt was computed in the same steps
     run(engine, scored)
     assert len(scored.prompt_logprobs) == 100
     engine.abort(answer)
     engine.abort(late)
 
 
-def test_the_prompt_runs_once_and_known_pages_stand_in_only_where_nothing_is_wanted(make_llm):
+def test_known_pages_replace_only_positions_without_rows(make_llm):
     llm = make_llm(max_rows=64)
     program = llm.engine.program
     first = llm.generate(
@@ -72,7 +73,7 @@ def test_the_prompt_runs_once_and_known_pages_stand_in_only_where_nothing_is_wan
         prompt_of(100), SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True)
     )
     assert (again.num_cached_tokens, again.prompt_logprobs) == (0, first.prompt_logprobs)
-    assert llm.generate(prompt_of(100), GREEDY).num_cached_tokens == 96  # what was scored is there for others
+    assert llm.generate(prompt_of(100), GREEDY).num_cached_tokens == 96  # scored pages are shared with later requests
 
 
 def test_a_preempted_prompt_goes_on_where_its_scores_end(make_llm):
@@ -85,7 +86,7 @@ def test_a_preempted_prompt_goes_on_where_its_scores_end(make_llm):
     assert 64 < known < 200
     engine.scheduler.preempt(request)
     engine.step()
-    assert request.num_computed >= known // 32 * 32  # its own pages are known
+    assert request.num_computed >= known // 32 * 32  # its own pages have names
     run(engine, request)
     assert request.prompt_logprobs == expected.logprobs
 
@@ -116,7 +117,7 @@ def test_a_row_that_is_no_number_ends_a_scored_prompt(make_llm):
     request = engine.submit(prompt_of(50), NOTHING, prompt_rows=PromptScores(0))
     other = engine.submit(prompt_of(5), ResolvedSampling(max_tokens=5))
     engine.step()
-    engine.program.spoil_row = 1  # behind the answer's
+    engine.program.spoil_row = 1  # after those of the answer
     run(engine, request, other)
     assert isinstance(request.error, InternalError)
     assert (other.error, len(other.output_ids)) == (None, 5)
@@ -133,12 +134,12 @@ def test_a_truncated_prompt_is_scored_as_it_runs(make_llm):
     assert result.prompt_logprobs == llm.score(prompt[-108:], 1).logprobs
 
 
-def test_the_best_of_several_answers_comes_with_the_prompts_scores(make_llm):
+def test_best_of_returns_the_prompt_scores(make_llm):
     llm = make_llm()
     prompt = prompt_of(40)
     expected = llm.score(prompt).logprobs
     firsts = set()
-    for seed in range(6):  # whichever of the three is the best
+    for seed in range(6):  # for any of the three as the best
         params = SamplingParams(max_tokens=4, temperature=1, seed=seed, best_of=3, prompt_logprobs=0, ignore_eos=True)
         result = llm.generate(prompt, params)
         assert result.prompt_logprobs == expected

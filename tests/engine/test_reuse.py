@@ -1,4 +1,4 @@
-"""Steps of the same decodes reuse their arrays: with the numbers that fresh ones would have."""
+"""Steps with the same decodes reuse their arrays, with the values that new arrays would have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from penstock.engine.batch import BatchLayout
 from penstock.engine.pages import PageLedger, PageTables
-from penstock.engine.request import Request, ResolvedSampling
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request
 from penstock.engine.sampler import SamplingRows
 from penstock.engine.scheduler import Chunk
 from penstock.runtime.program import PAGE_TOKENS
@@ -26,7 +27,7 @@ def running(number: int, num_tokens: int, ledger: PageLedger, **sampling: object
 
 
 def decode(request: Request, ledger: PageLedger) -> Chunk:
-    """One more token, and the chunk that computes it."""
+    """Append a token and return the chunk that computes it."""
     request.output_ids.append(7 * request.num_tokens % VOCAB)
     assert request.pages is not None
     assert ledger.grow(request.pages, request.num_tokens)
@@ -41,7 +42,7 @@ BATCH = ("token_ids", "positions", "request_starts", "page_tables", "output_rows
 ROWS = ("temperature", "top_k", "top_p", "seed", "counter", "num_logprobs")
 
 
-def test_decodes_of_the_same_requests_reuse_the_batch_until_a_page_comes():
+def test_decodes_reuse_the_batch_until_a_new_page():
     ledger = PageLedger(64, (0, 40))
     requests = [running(0, 3, ledger), running(1, PAGE_TOKENS - 5, ledger)]
     layout, batches = BatchLayout(2, 4, 8), []
@@ -68,7 +69,7 @@ def test_a_step_of_another_kind_is_laid_out_afresh(change):
         chunks[0] = Chunk(requests[0], 1, requests[0].num_tokens - 1, True, 1)
     elif change == "silent":
         chunks[0] = replace(chunks[0], samples=False, num_rows=0)
-    else:  # preempted in between, and computed again in other pages of the same number
+    else:  # preempted in between, and computed again in as many other pages
         old = requests[0].pages
         assert old is not None
         requests[0].pages = PageTables([[page + 9 for page in old.tables[0]]], version=old.version)

@@ -1,4 +1,4 @@
-"""Every sampling field through the engine: what it does to the answer, alone and in company."""
+"""Every sampling field through the engine: its effect on the answer, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_batch_matches_single_with_every_field(llm):
 
 
 def test_penalties_are_those_of_transformers(llm):
-    """Token by token: the greedy token is the greatest of the logits after transformers' processor."""
+    """Each greedy token has the greatest logit after transformers' processor."""
     import torch
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
@@ -84,7 +84,7 @@ def test_a_sequence_of_bad_tokens_is_broken_at_its_last(llm):
     pair, text = next((pair, text) for pair, text in spelled if pair in llm.tokenizer.spellings(text))
     found = llm.generate(PROMPT, greedy(bad_words=[text])).token_ids
     assert pair not in set(pairwise(found))
-    assert found[: plain.index(pair[1])] == plain[: plain.index(pair[1])]  # up to there nothing was forbidden
+    assert found[: plain.index(pair[1])] == plain[: plain.index(pair[1])]  # nothing was forbidden up to there
 
 
 def test_end_tokens_wait_for_min_tokens(llm):
@@ -156,13 +156,13 @@ def test_several_answers_differ_reproduce_and_are_ranked(llm):
     assert best.seed == best.choices[0].seed
     assert [c.seed for c in best.choices] == [c.seed for c in ranked[:2]]
     assert result.seed == 11
-    for choice in result.choices:  # each answer alone, by the seed it says
+    for choice in result.choices:  # each answer alone, by the seed that it reports
         again = llm.generate(PROMPT, greedy(temperature=1.2, seed=choice.seed, logprobs=0))
         assert (again.token_ids, again.logprobs, again.seed) == (choice.token_ids, choice.logprobs, choice.seed)
     drawn = llm.generate(PROMPT, greedy(temperature=1.2, best_of=3))
     assert llm.generate(PROMPT, greedy(temperature=1.2, seed=drawn.seed)).token_ids == drawn.token_ids
     near = {choice.seed for seed in (11, 12) for choice in llm.generate(PROMPT, greedy(seed=seed, n=4)).choices}
-    assert len(near) == 8  # seeds side by side share no answer
+    assert len(near) == 8  # adjacent seeds share no answer
     with pytest.raises(InvalidArgumentError, match="n and best_of must be 1 for a stream"):
         llm.stream(PROMPT, params)
 
@@ -188,7 +188,7 @@ def test_token_ids_beyond_the_vocabulary_are_refused_by_name(llm):
         (12, {"prompt_logprobs": 13}, "prompt_logprobs: the model has only 12 tokens"),
     ],
 )
-def test_what_the_model_has_no_tokens_for_ends_its_own_request_alone(make_llm, vocab_size, fields, message):
+def test_tokens_beyond_the_vocabulary_end_only_their_request(make_llm, vocab_size, fields, message):
     """The tokenizer has an added token behind the model's vocabulary."""
     llm = make_llm(vocab_size=vocab_size)
     found = dict(llm.generate_each([([5, 6], greedy()), ([5, 6], greedy(**fields))]))
@@ -205,7 +205,7 @@ def test_what_the_model_has_no_tokens_for_ends_its_own_request_alone(make_llm, v
         {"bad_words": ((3, 4096),)},
     ],
 )
-def test_the_engine_itself_refuses_what_would_end_the_neighbours(llm, fields):
+def test_the_engine_refuses_what_would_end_other_requests(llm, fields):
     healthy = llm.stream(PROMPT, greedy(max_tokens=6))
     num_tokens = len(next(healthy).token_ids)
     with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}: token id \d+ is not in 0 to 4095"):
@@ -233,7 +233,7 @@ def test_progress_is_one_line(llm, capsys):
 
 
 def test_a_multiple_choice_task_is_scored(llm):
-    """What lm-eval's loglikelihood asks for: the sum over the continuation, and whether greedy decoding makes it."""
+    """As lm-eval's loglikelihood: the sum over the continuation, and whether greedy decoding generates it."""
     context = "import os\nimport "
     scores = {}
     for choice in ("sys\n", "0 == banana("):

@@ -1,4 +1,4 @@
-"""Scheduler and pages: every page is accounted for, whatever happens in whatever order."""
+"""Scheduler and pages: every page is accounted for after any sequence of events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOVES = st.lists(
 
 
 class Driver:
-    """Plays the engine's part without a program."""
+    """Stands in for the engine, without a program."""
 
     def __init__(
         self, num_pages: int, windows: tuple[int, ...], max_tokens: int, max_requests: int, max_mixed_tokens: int = 0
@@ -116,13 +116,13 @@ def test_the_oldest_request_always_proceeds_when_pages_run_out():
     assert driver.requests[0].num_preemptions == 0
 
 
-def test_a_request_waits_until_it_fits_beside_the_growth_of_those_that_run():
+def test_a_request_waits_until_running_ones_can_grow():
     driver = Driver(num_pages=8, windows=(0,), max_tokens=64, max_requests=4)
     driver.add(100, 25)  # four pages
     driver.step()
     driver.step()
     driver.add(100, 25)
-    driver.add(120, 8)  # four pages as well, but one of the first's may be needed
+    driver.add(120, 8)  # four pages as well, but the first request may need one
     for _ in range(3):
         driver.step()
     assert [r.status for r in driver.requests] == [Status.RUNNING, Status.WAITING, Status.WAITING]
@@ -155,7 +155,7 @@ def test_a_step_that_decodes_takes_fewer_tokens_of_prompts():
                 chunk.request.accept(7)
                 if chunk.request.status is Status.FINISHED:
                     driver.scheduler.remove(chunk.request)
-    # No decode yet: the whole budget.  Then ten tokens beside one, whoever reads them, and the rest once it has ended.
+    # Without a decode the whole budget, then ten tokens with a decode, and the rest once that has ended.
     assert taken == [[50, 14], [1, 10], [1, 10], [6], [1], []]
 
 
@@ -193,17 +193,17 @@ def served(driver: Driver, arrivals: dict[int, list[tuple[int, int]]], num_secon
 
 def test_an_endless_stream_of_urgent_requests_starves_nobody():
     driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=2)  # a level is worth 10 s
-    arrivals = {second: [(0, 4)] for second in range(200)}  # twice what can be served
+    arrivals = {second: [(0, 4)] for second in range(200)}  # twice as many as can be served
     arrivals[0] = [(2, 8), (0, 4), (0, 4)]
     ended = served(driver, arrivals, 200)
-    assert driver.requests[0].num_preemptions == 0  # nobody takes its place once it is its turn
+    assert driver.requests[0].num_preemptions == 0  # no other request takes its place
     before = ended.index(0)
-    assert 21 <= before <= 23  # those of the first 20 s and what runs just then
+    assert 21 <= before <= 23  # those of the first 20 s and those that run at that time
     urgent = [i for i in ended if i]
     assert urgent == sorted(urgent)
 
 
-def test_a_request_that_lost_its_place_gets_it_back_when_it_has_waited():
+def test_a_preempted_request_runs_again_after_waiting():
     driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=1)
     arrivals = {0: [(1, 12)]} | {second: [(0, 3)] for second in range(3, 100, 2)}
     ended = served(driver, arrivals, 60)
@@ -212,10 +212,10 @@ def test_a_request_that_lost_its_place_gets_it_back_when_it_has_waited():
     assert all(ended.index(0) < ended.index(i) for i in late if i in ended)
 
 
-def test_a_request_that_waited_is_not_preempted_for_a_later_one_however_urgent():
+def test_long_waiting_requests_are_not_preempted():
     driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=2)
     ended = served(driver, {0: [(1, 30), (1, 40)], 11: [(0, 3)], 9: [(0, 3)]}, 60)
-    assert [r.num_preemptions for r in driver.requests] == [0, 1, 0, 0]  # by the one of second 9, which comes before
+    assert [r.num_preemptions for r in driver.requests] == [0, 1, 0, 0]  # by the one of second 9, which goes first
     assert ended == [2, 0, 3, 1]
 
 
@@ -260,12 +260,12 @@ def test_planted_mistakes_are_found():
     with pytest.raises(InternalError, match="tables hold"):
         pool.check_integrity([])
     pool.give_back(page)
-    with pytest.raises(InternalError, match="nobody holds"):
+    with pytest.raises(InternalError, match="no request holds"):
         pool.give_back(page)
-    with pytest.raises(InternalError, match="nobody holds"):
+    with pytest.raises(InternalError, match="no request holds"):
         pool.share(page)
     pool.take(), pool.take()
-    with pytest.raises(InternalError, match="none was free"):
+    with pytest.raises(InternalError, match="no free page"):
         pool.take()
     driver = Driver(num_pages=4, windows=(0,), max_tokens=64, max_requests=2)
     driver.add(40, 9)

@@ -9,20 +9,21 @@ from collections import deque
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.request import Request, SamplingParams, Status
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import finish_order, prompt_of, submit
 from tests.support.fake_model import FILES
 
 
-def test_the_lower_priority_number_goes_first_and_equals_in_order_of_arrival(make_llm):
+def test_lower_priority_numbers_go_first_then_arrival(make_llm):
     engine = make_llm(max_requests=1).engine
     requests = [submit(engine, priority=p) for p in (5, 0, 5, -3, 0)]
     assert finish_order(engine, requests) == [3, 1, 4, 0, 2]
 
 
-def test_an_urgent_request_takes_the_place_of_a_less_urgent_one_and_never_of_its_equal(make_llm):
+def test_urgent_requests_preempt_only_less_urgent_ones(make_llm):
     engine = make_llm(max_requests=2).engine
     slow = [submit(engine, max_tokens=40, salt=i, priority=1) for i in range(2)]
     for _ in range(5):
@@ -63,7 +64,7 @@ def test_urgent_requests_take_pages_from_the_less_urgent(make_llm):
 
 def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
     engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=3)).engine
-    requests = [submit(engine, salt=i) for i in range(4)]  # one of them finds a place
+    requests = [submit(engine, salt=i) for i in range(4)]  # one of them gets the place
     for _ in range(3):
         with pytest.raises(QueueFullError, match=r"queue is full \(3 waiting\)"):
             submit(engine)
@@ -87,7 +88,7 @@ def test_free_places_are_room(make_llm):
     assert finish_order(engine, [submit(engine, salt=i) for i in range(5)])
 
 
-def test_threads_that_submit_at_once_never_let_more_wait_than_may(make_llm):
+def test_concurrent_submits_never_exceed_max_waiting(make_llm):
     engine = make_llm(max_requests=2, options=EngineOptions(max_waiting=3)).engine
     honest = type(engine).has_room
     together = threading.Barrier(8)
@@ -97,7 +98,7 @@ def test_threads_that_submit_at_once_never_let_more_wait_than_may(make_llm):
         @property
         def has_room(self) -> bool:
             found = honest.fget(self)
-            time.sleep(0.005)  # room for another thread between the look and the queueing
+            time.sleep(0.005)  # time for another thread between the check and the queueing
             return found
 
     def one(salt: int) -> None:
@@ -118,7 +119,7 @@ def test_threads_that_submit_at_once_never_let_more_wait_than_may(make_llm):
 
 
 def test_abort_all_reaches_a_request_that_moves_meanwhile(make_llm):
-    """Another thread's step takes the request from one list to the next between two looks at them."""
+    """Another thread's step moves the request from one list to the next between two reads of them."""
     engine = make_llm(max_requests=2).engine
     requests = [submit(engine, max_tokens=300, salt=i) for i in range(4)]
 
@@ -143,8 +144,8 @@ def test_abort_all_reaches_a_request_that_moves_meanwhile(make_llm):
     assert engine.figures().num_finished == {"abort": 4, "length": 1}
 
 
-def test_a_request_that_is_aborted_before_it_was_queued_stays_ended(make_llm):
-    """It comes in after the new ones were taken and before the aborts are carried out."""
+def test_a_request_aborted_before_queueing_stays_ended(make_llm):
+    """It arrives after the new requests were taken and before the aborts are carried out."""
     engine = make_llm().engine
     found: list[Request] = []
 
@@ -171,7 +172,7 @@ def test_fewer_rows_than_requests_are_refused_by_name():
 
 
 def test_options_go_for_every_call(make_llm):
-    """A salt of its own shares no pages with the plain prompt, one and the same does."""
+    """Prompts share pages only under the same salt."""
     llm = make_llm(context_len=256)
     prompt, params = prompt_of(100), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
 
@@ -190,7 +191,7 @@ def test_options_go_for_every_call(make_llm):
     for name, call in calls.items():
         salted = RequestOptions(cache_salt=name)
         assert call(salted) == 0
-        if name != "score":  # which computes its rows itself
+        if name != "score":  # which computes its own rows
             assert call(salted) > 0
         with pytest.raises(DeadlineError):
             call(RequestOptions(deadline_s=1e-9))
@@ -211,7 +212,9 @@ def test_what_truncate_prompt_means_to_each_call(make_llm):
     assert llm.generate([prompt], params, options=cut)[0].prompt_token_ids == prompt[-108:]
     assert next(llm.generate_each([(prompt, params)], options=cut))[1].prompt_token_ids == prompt[-108:]
     assert llm.embed(prompt, options=cut).token_ids == prompt[-128:]
-    with pytest.raises(InvalidArgumentError, match="truncate_prompt must be False here: a text is scored whole"):
+    with pytest.raises(
+        InvalidArgumentError, match="truncate_prompt must be False here, because a text is scored whole"
+    ):
         llm.score(prompt[:10], options=cut)
 
 
@@ -276,7 +279,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     assert cut.result().token_ids == llm.generate(prompt[-108:], params).token_ids
     half = llm.stream(prompt, SamplingParams(max_tokens=500, ignore_eos=True), RequestOptions(truncate_prompt=True))
     assert len(half._request.prompt_ids) == 64
-    for length in (50, 110, 127):  # 127 fit, be there room for all of the answer or for one token
+    for length in (50, 110, 127):  # 127 fit, whether there is room for the whole answer or for one token
         whole = llm.stream(prompt[:length], params, RequestOptions(truncate_prompt=True))
         assert whole._request.prompt_ids == prompt[:length]
     with pytest.raises(InvalidArgumentError, match="empty"):
@@ -292,7 +295,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
         ({"deadline_s": 0}, "deadline_s must be seconds above 0"),
         ({"deadline_s": float("nan")}, "deadline_s must be"),
         ({"deadline_s": "1"}, "deadline_s must be"),
-        ({"cache_salt": b"x"}, "cache_salt must be a text"),
+        ({"cache_salt": b"x"}, "cache_salt must be a string"),
         ({"cache_salt": "x" * 1025}, "at most 1024"),
         ({"truncate_prompt": 1}, "truncate_prompt must be True or False"),
     ],

@@ -1,4 +1,4 @@
-"""The short form of ``make soak``: what ended leaves nothing behind."""
+"""The short form of ``make soak``: ended requests leave nothing behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def num_blocks(llm: LLM) -> int:
     """Pieces of memory that Python holds; a request is dozens of them.  All have ended: what is kept for deadlines
     is let go of, for the number of those differs.
     """
-    llm.engine._deadlines.take_over(float("inf"))
+    llm.engine._deadlines.take_expired(float("inf"))
     gc.collect()
     return sys.getallocatedblocks()
 

@@ -19,7 +19,7 @@ History = tuple[int, int]  # position, hash of all tokens up to it
 
 
 class EngineMoves(RuleBasedStateMachine):
-    """Plays the engine's part over pages that remember what was written into them."""
+    """Stands in for the engine, over pages that remember what was written into them."""
 
     @initialize(
         num_pages=st.sampled_from([2, 8, 14, 30]),
@@ -48,7 +48,7 @@ class EngineMoves(RuleBasedStateMachine):
         capacity = self.ledger.num_pages * PAGE
         prompt_len = min(prompt_len, capacity - 1)
         prompt = list(range(prompt_len))
-        prompt[0] += family  # one token in front makes all pages behind it different
+        prompt[0] += family  # a token in front makes all later pages different
         if own_tail < prompt_len:
             prompt[prompt_len - own_tail :] = [10_000 + self.num_added] * own_tail
         request = Request(
@@ -85,7 +85,7 @@ class EngineMoves(RuleBasedStateMachine):
 
     @rule(luck=st.integers(0, 5))
     def fail(self, luck):
-        """The program refuses a step: its requests end, and what they wrote is garbage."""
+        """The program fails a step: its requests end, and their pages contain garbage."""
         if luck:
             return
         for chunk in self.scheduler.schedule():
@@ -120,7 +120,7 @@ class EngineMoves(RuleBasedStateMachine):
         chunks = self.scheduler.schedule()
         assert sum(chunk.num_tokens for chunk in chunks) <= self.scheduler.max_tokens
         for chunk in chunks:
-            self.read(chunk, chunk.start)  # what it sees is there before the step, whatever the order inside it
+            self.read(chunk, chunk.start)  # what it sees is written before the step, in any order within it
         for chunk in chunks:
             self.write(chunk)
         for chunk in chunks:
@@ -153,7 +153,7 @@ class EngineMoves(RuleBasedStateMachine):
                 self.content[group].setdefault(page, {})[position % PAGE] = history[position]
 
     def read(self, chunk, stop: int) -> None:
-        """What the chunk's first token, which sees furthest back, and those behind it see of positions before stop."""
+        """Return what the tokens of the chunk see before ``stop``; the first token sees furthest back."""
         history = self.histories(chunk.request, stop)
         for group, (window, table) in enumerate(zip(self.ledger.windows, chunk.request.pages.tables, strict=True)):
             for position in range(max(0, chunk.start - window + 1) if window else 0, stop):

@@ -1,17 +1,17 @@
-"""What the engine counts, and what a step that fails leaves behind."""
+"""What the engine counts, and what a failed step leaves behind."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
 from tests.support.engine_requests import finish_order, prompt_of, submit
 
 
 @pytest.mark.parametrize("error", [InternalError("planted"), MemoryError("planted"), ValueError("planted")])
-def test_any_error_of_a_step_ends_its_requests_and_not_the_engine(make_llm, error):
+def test_a_step_error_ends_its_requests_not_the_engine(make_llm, error):
     engine = make_llm(max_requests=2).engine
     requests = [submit(engine, salt=i) for i in range(3)]
     engine.program.fail_next = error
@@ -24,7 +24,7 @@ def test_any_error_of_a_step_ends_its_requests_and_not_the_engine(make_llm, erro
     assert engine.figures().num_finished == {"error": 2, "length": 1}
 
 
-def test_a_fault_in_the_books_ends_every_request_and_not_the_engine(make_llm, monkeypatch):
+def test_a_scheduler_error_ends_requests_not_the_engine(make_llm, monkeypatch):
     engine = make_llm().engine
     requests = [submit(engine, length=100, salt=i) for i in range(3)]
     engine.step()

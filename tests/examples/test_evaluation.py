@@ -96,7 +96,7 @@ def test_the_command_finds_the_accuracy_that_the_docs_have(harness, example, mon
     assert harness.asked == {"tasks": ["a", "b"], "task_manager": str(FOLDER), "limit": 2, "num_fewshot": 3}
 
 
-def test_requests_are_answered_in_order_and_kept_in_the_harness_s_cache(harness, example, llm):
+def test_answers_are_in_order_and_in_the_harness_cache(harness, example, llm):
     model, plain = example.PenstockLM(llm), Evaluator(llm)
     pairs = [("def add(a, b):", " return"), ("import", " os"), ("x = ", "1")]
     texts = ["import os\n", "def add(a, b):\n"]
@@ -112,7 +112,7 @@ def test_requests_are_answered_in_order_and_kept_in_the_harness_s_cache(harness,
         assert harness.kept == [(name, *pair) for pair in zip(arguments, expected, strict=True)]
 
 
-def test_contexts_begin_with_the_begin_of_text_token_when_asked(example, llm):
+def test_add_bos_token_begins_contexts(example, llm):
     [(plain, _)] = example.PenstockLM(llm).loglikelihood([SimpleNamespace(args=("import", " os"))])
     [(begun, _)] = example.PenstockLM(llm, add_bos_token=True).loglikelihood([SimpleNamespace(args=("import", " os"))])
     head, rest = (llm.tokenizer.encode(text, add_special_tokens=False) for text in ("import", " os"))
@@ -121,7 +121,7 @@ def test_contexts_begin_with_the_begin_of_text_token_when_asked(example, llm):
     assert begun == llm.score(begun_head + rest).total(len(begun_head))
 
 
-def test_an_empty_context_is_continued_behind_the_first_token(llm):
+def test_an_empty_context_begins_with_the_prefix_token(llm):
     evaluator = Evaluator(llm)
     [found] = evaluator.generate_until([("", {"until": None, "max_gen_toks": 5})])
     assert found == llm.generate([evaluator.prefix_id], SamplingParams(max_tokens=5, temperature=0)).text
@@ -143,7 +143,7 @@ def test_sampling_is_asked_for_in_the_harness_s_words(llm):
             evaluator.generate_until([("import", wrong)])
 
 
-def test_a_tokenizer_without_first_tokens_scores_nothing_alone():
+def test_scoring_without_context_needs_a_prefix_token():
     nameless = SimpleNamespace(tokenizer=SimpleNamespace(special_tokens={}, token_id=lambda _text: None))
     with pytest.raises(UnsupportedError, match="neither bos_token nor eos_token"):
         Evaluator(nameless).loglikelihood_rolling(["x"])

@@ -105,7 +105,7 @@ def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest
     program.close()
 
 
-def test_a_registered_class_without_a_file_is_refused_in_graph_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_mode_refuses_a_class_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
 
     class Local(torch.nn.Module):
@@ -116,7 +116,7 @@ def test_a_registered_class_without_a_file_is_refused_in_graph_mode(monkeypatch:
         registered_script("mine")
 
 
-def test_a_config_may_call_its_context_length_something_else(
+def test_a_config_may_rename_its_context_length(
     tensors: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = SCRIPT.read_text().replace('"max_position_embeddings"', '"block_size"')

@@ -6,7 +6,8 @@ import json
 import sys
 
 from penstock.engine.engine import Engine
-from penstock.engine.request import Request, ResolvedSampling
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
 

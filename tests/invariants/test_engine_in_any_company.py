@@ -12,12 +12,13 @@ import pytest
 
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
 from penstock.engine.engine import Engine
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.pooling import embed
 from penstock.engine.prompt_logits import PromptScores
-from penstock.engine.request import Request, TokenLogprobs
+from penstock.engine.request import Request
 from penstock.graph.ir import KvLayout
+from penstock.llm.embed import embed
 from penstock.llm.stream import Stream
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import ProgramInfo, ProgramLimits

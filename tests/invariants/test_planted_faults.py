@@ -144,7 +144,7 @@ def run_engine(planted_library: Path, bundles: Path, model_of: Callable[[str], M
     ("fault", "message"),
     [
         ("step_fails", "InternalError: planted: a step of 13 tokens"),
-        ("not_a_number", "InternalError: the model's logits are not finite"),
+        ("not_a_number", "InternalError: The model's logits are not finite"),
     ],
 )
 def test_a_failed_native_step_ends_only_its_own_requests(

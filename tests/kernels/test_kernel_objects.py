@@ -15,8 +15,8 @@ ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 # Machines of the AVX-512 level multiply bf16 or not: it has a table for each, and the products a file of their own.
 DOTS = ["attention_bf16_dot", "attention_part_bf16_dot", "linear_bf16_dot", "peak_bf16_dot", "round_rows_bf16_dot"]
 DOTS = [f"ps::{name}" for name in [*DOTS, "dot_pairs"]] if X86 else []
-STORE = ["ps::ahead_by_bf16_dot", "ps::store_bf16_dot"] if X86 else []
-TABLES = ["ps::kernels_amx", "ps::kernels_avx512", "ps::kernels_avx512_bf16", "ps::kernels_avx512_near"]
+STORE = ["ps::prefetch_distance_bf16_dot", "ps::store_bf16_dot"] if X86 else []
+TABLES = ["ps::kernels_amx", "ps::kernels_avx512", "ps::kernels_avx512_bf16", "ps::kernels_avx512_short_prefetch"]
 # Tile registers, too, are in a file of their own, and their table with those of the level that the rest is of.
 TILES = [
     "linear_bf16_amx",
@@ -55,7 +55,7 @@ def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_bui
 @pytest.fixture(scope="module")
 def objects(release_build: Path) -> dict[str, Path]:
     paths = {
-        level: f"CMakeFiles/penstock_objects.dir/core/kernels/{level}.cpp.o"
+        level: f"CMakeFiles/penstock_objects.dir/core/kernels/levels/{level}.cpp.o"
         for level in ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
     }
     run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm.async_llm import AsyncLLM, AsyncStream
 from penstock.llm.llm import LLM
@@ -82,8 +82,8 @@ def test_the_event_loop_goes_on_while_steps_run(make_llm):
 
 
 @pytest.mark.parametrize("call", ["embed", "score"])
-def test_cancelling_prompts_without_an_answer_frees_them_and_those_still_to_come(make_llm, call):
-    """Two run and two wait; the rest finds the queue full, and would run for long after."""
+def test_cancelling_a_score_frees_open_and_later_prompts(make_llm, call):
+    """Two run and two wait.  The others find the queue full, and would run long after that."""
     llm = make_llm(max_requests=2, options=EngineOptions(max_waiting=2, prefix_cache=False), **ROOMY)
     prompts = [prompt_of(30_000, salt=i) for i in range(9)]
 
@@ -155,7 +155,7 @@ def test_closing_ends_what_runs(make_llm):
     assert not [t for t in threading.enumerate() if t.name == "penstock-engine"]
 
 
-def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
+def test_a_full_queue_refuses_and_errors_reach_their_reader(make_llm):
     llm = make_llm(max_requests=1, options=EngineOptions(max_waiting=2), **ROOMY)
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
             first = await front.stream(prompt_of(5), ENDLESS)
             await first.__anext__()
             waiting = [await front.stream(prompt_of(5), SamplingParams(max_tokens=2)) for _ in range(2)]
-            with pytest.raises(QueueFullError, match="2 requests wait"):
+            with pytest.raises(QueueFullError, match="2 waiting"):
                 await front.stream(prompt_of(5))
             llm.engine.program.fail_next = InternalError("planted")
             with pytest.raises(InternalError, match="planted"):
@@ -177,7 +177,7 @@ def test_a_full_queue_refuses_and_a_failure_reaches_its_readers_alone(make_llm):
     asyncio.run(main())
 
 
-def test_an_error_of_the_engine_itself_reaches_every_stream_and_the_next_is_served(make_llm):
+def test_an_engine_error_reaches_all_streams_and_ends_there(make_llm):
     llm = make_llm(**ROOMY)
 
     def broken(request):
@@ -210,7 +210,7 @@ def test_a_deadline_ends_a_request_wherever_it_stands(make_llm, later):
             await anext(running)
             waiting = await front.stream(prompt_of(5), ENDLESS, RequestOptions(deadline_s=800))
             later.ahead = 901.0
-            with pytest.raises(DeadlineError, match=r"deadline_s 800 is over: the request still waited"):
+            with pytest.raises(DeadlineError, match=r"deadline_s 800 has passed: the request was still waiting"):
                 async for _ in waiting:
                     pass
             with pytest.raises(DeadlineError, match=r"had \d+ tokens"):
@@ -221,7 +221,7 @@ def test_a_deadline_ends_a_request_wherever_it_stands(make_llm, later):
     asyncio.run(main())
 
 
-def test_a_close_that_is_cancelled_or_called_twice_closes_once_and_whole(make_llm):
+def test_a_cancelled_or_repeated_close_closes_once(make_llm):
     async def main(cancel: bool) -> None:
         front = AsyncLLM(make_llm(**ROOMY))
         stream = await front.stream(prompt_of(5), ENDLESS)
@@ -289,12 +289,12 @@ def test_a_second_event_loop_is_refused_and_may_close_it(make_llm):
     async def begin():
         front = AsyncLLM(llm)
         await front.stream(prompt_of(5), ENDLESS)
-        return front, AsyncStream(SimpleNamespace(has_news=False), threading.Event())
+        return front, AsyncStream(SimpleNamespace(is_ready=False), threading.Event())
 
     async def go_on(front, without_news) -> None:
         calls = (front.stream([5]), front.generate([5]), front.score("the"), front.embed("the"), anext(without_news))
         for call in calls:
-            with pytest.raises(InvalidArgumentError, match="this is another one"):
+            with pytest.raises(InvalidArgumentError, match="from another event loop"):
                 await call
         await front.close()
 
@@ -315,7 +315,7 @@ def test_threads_beside_the_event_loop_are_served_too(make_llm):
             assert logits.tobytes() == expected
             result = await asyncio.wait_for(asyncio.to_thread(llm.generate, prompt, PARAMS[0]), 600)
             assert len(result.token_ids) == 40
-            with pytest.raises(InvalidArgumentError, match="drives it already"):
+            with pytest.raises(InvalidArgumentError, match="in use by an AsyncLLM"):
                 AsyncLLM(llm)
             stream.abort()
 
@@ -325,7 +325,7 @@ def test_threads_beside_the_event_loop_are_served_too(make_llm):
 def test_who_aborted_or_left_has_the_result(make_llm):
     async def main() -> None:
         async with AsyncLLM(make_llm(**ROOMY)) as front:
-            beside = await front.stream(PROMPTS[0], ENDLESS)  # so that a step runs at any moment
+            beside = await front.stream(PROMPTS[0], ENDLESS)  # so that a step is running at any moment
             for leaves in [True, False] * 10:
                 async with await front.stream(PROMPTS[1], ENDLESS) as stream:
                     taken = [(await anext(stream)).token_ids for _ in range(3)]
@@ -341,7 +341,7 @@ def test_who_aborted_or_left_has_the_result(make_llm):
     asyncio.run(main())
 
 
-def test_a_stream_that_another_thread_steps_has_its_result_after_an_abort(make_llm):
+def test_an_aborted_stream_has_its_result_during_foreign_steps(make_llm):
     with make_llm(**ROOMY) as llm:
         running = llm.stream(PROMPTS[0], ENDLESS)
         thread = threading.Thread(target=lambda: list(running))
@@ -361,7 +361,7 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 
     with pytest.raises(InvalidArgumentError, match=r"llm must be an open LLM, not 'model.psm'; `await AsyncLLM.open"):
         asyncio.run(of_a_path())
-    with pytest.raises(InvalidArgumentError, match="an AsyncLLM is made in a running event loop"):
+    with pytest.raises(InvalidArgumentError, match="AsyncLLM must be created in a running event loop"):
         AsyncLLM(make_llm())
 
 
@@ -369,3 +369,11 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 def test_a_network_is_given_by_its_file(network: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"network: expected a string such as 'file.py:Class'"):
         LLM("model.psm", network=network)
+
+
+def test_a_network_without_a_model_is_refused_by_name() -> None:
+    for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
+        with pytest.raises(InvalidArgumentError, match=r"^network must be a string like 'file\.py:Class', not .*Async"):
+            make(network=AsyncLLM)
+        with pytest.raises(InvalidArgumentError, match=r"^model must be the path of a checkpoint folder or a \.psm"):
+            make()

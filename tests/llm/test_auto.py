@@ -77,7 +77,7 @@ def test_tokenizers_refuse_what_is_no_text_and_no_id():
         AutoTokenizer.from_pretrained(FOLDER / "tokenizer.json")
 
 
-def test_a_sentencepiece_tokenizer_is_converted_or_refused_by_name(tmp_path, monkeypatch):
+def test_sentencepiece_tokenizers_are_converted_or_refused(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     convert = "penstock.checkpoint.tokenizer_convert.convert_tokenizer"
     monkeypatch.setattr(convert, lambda folder: (FOLDER / "tokenizer.json").read_bytes())

@@ -1,4 +1,4 @@
-"""A conversation goes on from its own token ids, however its answers were sampled."""
+"""A conversation continues from its own token ids, also after sampled answers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def llm(tmp_path_factory):
 
 
 def one_by_one(llm, seed: int) -> dict[str, object]:
-    """For every other seed: an answer of single spaces, which the tokenizer spells many at a time."""
+    """For every other seed: an answer of single spaces, which the tokenizer encodes many at a time."""
     space = llm.tokenizer.token_id("\u0120")
     assert llm.tokenizer.encode(" " * 60, add_special_tokens=False) != [space] * 60
     return {"allowed_token_ids": [space]} if seed % 2 else {}
 
 
-def test_a_turn_computes_only_its_new_tokens_however_the_answer_was_sampled(llm):
+def test_a_turn_after_a_sampled_answer_computes_only_new_tokens(llm):
     for seed in range(8):
         conversation, contents, computed = TurnTokens(llm.tokenizer), [], 0
         for turn in range(3):
@@ -51,17 +51,17 @@ def test_a_turn_computes_only_its_new_tokens_however_the_answer_was_sampled(llm)
                 assert prompt != llm.chat_prompt(said(*contents))
             fields = one_by_one(llm, seed)
             result = llm.generate(prompt, SamplingParams(max_tokens=90, temperature=1.3, seed=seed, **fields))
-            if turn:  # the words of the first prompt are other conversations', too
+            if turn:  # other conversations share the first prompt's words
                 assert result.num_cached_tokens == computed // 32 * 32
             conversation.answered(result.token_ids)
             contents.append(result.text)
-            computed = len(result.prompt_token_ids) + len(result.token_ids) - 1  # the last one is computed by nobody
+            computed = len(result.prompt_token_ids) + len(result.token_ids) - 1  # the last one is never computed
 
 
 def test_only_what_the_text_still_says_is_kept():
     tokenizer = Tokenizer({"tokenizer.json": byte_level_json(), "chat_template.jinja": PLAIN.encode()})
 
-    def spelt(text: str) -> list[int]:  # a token for each byte, where the tokenizer has one for "plain"
+    def spelt(text: str) -> list[int]:  # a token for each byte, although the tokenizer has one for "plain"
         return [tokenizer.token_id(char) for char in text]
 
     ask = tokenizer.encode("ask")
@@ -84,7 +84,7 @@ def test_only_what_the_text_still_says_is_kept():
         assert conversation.prompt(said("plain")) == tokenizer.encode("plain")
 
 
-def test_a_tokenizer_that_writes_beginnings_apart_encodes_the_whole():
+def test_tokenizers_with_special_beginnings_encode_the_whole():
     tokenizer = Tokenizer({"tokenizer.json": byte_fallback_json(), "chat_template.jinja": PLAIN.encode()})
     conversation = TurnTokens(tokenizer)
     conversation.prompt(said("the cat"))
@@ -105,7 +105,7 @@ def sampled(seed: int, **fields: object) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 60, "temperature": 1.3, "seed": seed} | fields)
 
 
-def test_a_second_turn_computes_only_its_new_tokens_and_has_the_bits_of_the_whole(llm):
+def test_a_second_turn_is_bit_equal_to_the_whole_conversation(llm):
     for seed in range(4):
         conversation, computed = llm.conversation([{"role": "system", "content": "be brief"}]), 0
         for turn in range(3):
@@ -128,7 +128,7 @@ def test_a_turn_is_kept_when_it_has_ended(llm):
     turn = conversation.stream(ASK, sampled(1, ignore_eos=True))
     first = next(turn)
     assert conversation.messages == []
-    with pytest.raises(InvalidArgumentError, match="the last answer has not ended"):
+    with pytest.raises(InvalidArgumentError, match="The last answer has not ended"):
         conversation.ask("more")
     turn.abort()
     assert turn.result().finish_reason == "abort"
@@ -151,7 +151,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
     conversation.ask(ASK, sampled(1))
     before = conversation.messages
     for content, more, message in (
-        (1, {}, "content must be text"),
+        (1, {}, "content must be a string"),
         ("x", {"params": SamplingParams(n=2)}, "n and best_of"),
         ("x", {"params": SamplingParams(echo=True)}, "echo must be False"),
         ("x", {"options": RequestOptions(truncate_prompt=True)}, "truncate_prompt must be False"),
@@ -160,7 +160,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
         with pytest.raises(InvalidArgumentError, match=message):
             conversation.ask(content, **more)
         assert conversation.messages == before
-    with pytest.raises(InvalidArgumentError, match="there is no answer yet"):
+    with pytest.raises(InvalidArgumentError, match="has no answer yet"):
         llm.conversation().retry()
     with pytest.raises(InvalidArgumentError, match="drop_oldest must be"):
         llm.conversation(drop_oldest=1)

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 @contextmanager
 def generating(llm: LLM) -> Iterator[None]:
-    """Another thread is in the middle of a step, and so holds the engine's lock."""
+    """Another thread is in a step and holds the engine's lock."""
     began, goes_on, run = threading.Event(), threading.Event(), llm.engine.program.run
 
     def slow(batch: object) -> None:
@@ -71,28 +71,28 @@ def in_a_child(call: Callable[[], object]) -> str:
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(10)
-        told = ""
+        message = ""
         try:
             call()
         except InvalidArgumentError as error:
-            told = str(error)
+            message = str(error)
         except BaseException as error:
-            told = f"other: {error!r}"
-        os.write(writer, told.encode())
+            message = f"other: {error!r}"
+        os.write(writer, message.encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        told = pipe.read()
+        message = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the call hangs in the forked child"
-    return told
+    return message
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_in_a_forked_child_is_refused(name: str, make_llm) -> None:
     llm = make_llm()
     with generating(llm):
-        told = in_a_child(lambda: CALLS[name](llm))
-    assert re.match(REFUSAL, told), told
+        message = in_a_child(lambda: CALLS[name](llm))
+    assert re.match(REFUSAL, message), message
     assert len(llm.generate([5, 6], PARAMS).token_ids) == 4
 
 
@@ -124,7 +124,7 @@ TEXT_CALLS: dict[str, Callable[[LLM], object]] = {
 
 @contextmanager
 def encoding(llm: LLM) -> Iterator[None]:
-    """Another thread is in a call to the tokenizer's process, and so holds its lock."""
+    """Another thread is in a call to the tokenizer's process and holds its lock."""
     held, goes_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -147,8 +147,8 @@ def test_text_in_a_forked_child_is_refused(name: str, make_llm) -> None:
     llm = make_llm(files={"tokenizer.json": words()})
     assert llm.tokenizer.is_isolated
     with encoding(llm):
-        told = in_a_child(lambda: TEXT_CALLS[name](llm))
-    assert re.match(REFUSAL, told), told
+        message = in_a_child(lambda: TEXT_CALLS[name](llm))
+    assert re.match(REFUSAL, message), message
     assert len(llm.generate("w5 w6", PARAMS).token_ids) == 4
 
 

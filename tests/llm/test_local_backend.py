@@ -1,4 +1,4 @@
-"""LocalBackend: the seam's reference gives what the engine gives, and its ends free the engine's memory."""
+"""LocalBackend returns what the engine returns, and ended requests free the engine's memory."""
 
 from __future__ import annotations
 

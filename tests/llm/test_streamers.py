@@ -1,4 +1,4 @@
-"""``LLM.generate`` with streamers: transformers' own as users of our call, and ours beside theirs."""
+"""``LLM.generate`` with the streamers of transformers, and Penstock's compared with theirs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def theirs():
 
 
 class Recorder:
-    """Takes notes, and raises when told to."""
+    """Records calls, and raises on demand."""
 
     def __init__(self, fail_at: int = -1) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -69,7 +69,7 @@ def test_transformers_text_streamer_and_ours_print_the_same(llm, theirs, skip_pr
     assert capsys.readouterr().out == printed
 
 
-def test_transformers_iterator_streamer_hands_out_the_answer_meanwhile(llm, theirs):
+def test_transformers_iterator_streamer_streams_the_answer(llm, theirs):
     from transformers import TextIteratorStreamer
 
     streamer = TextIteratorStreamer(theirs, skip_prompt=True, timeout=600, skip_special_tokens=True)
@@ -94,14 +94,14 @@ def test_what_a_streamer_raises_ends_the_answer(llm, fail_at):
 @pytest.mark.parametrize(
     ("prompts", "params", "more", "message"),
     [
-        ([PROMPT, PROMPT], PARAMS, {}, "one answer, n and best_of being 1: here are 2"),
-        (PROMPT, SamplingParams(n=3), {}, "here are 3"),
-        ([], PARAMS, {}, "here are 0"),
+        ([PROMPT, PROMPT], PARAMS, {}, "one answer, with n and best_of 1. This call has 2"),
+        (PROMPT, SamplingParams(n=3), {}, "This call has 3"),
+        ([], PARAMS, {}, "This call has 0"),
         ("", PARAMS, {}, "prompt is empty"),
         (PROMPT, PARAMS, {"progress": True}, "progress must be False"),
     ],
 )
-def test_a_call_that_cannot_stream_is_refused_and_nobody_waits_for_it(llm, prompts, params, more, message):
+def test_an_unstreamable_call_is_refused_and_ends_the_streamer(llm, prompts, params, more, message):
     recorder = Recorder()
     with pytest.raises(InvalidArgumentError, match=message):
         llm.generate(prompts, params, streamer=recorder, **more)
@@ -112,7 +112,7 @@ def test_what_is_no_streamer_is_refused(llm):
     for streamer in (print, object(), 1):
         with pytest.raises(InvalidArgumentError, match=r"streamer must have put\(token_ids\) and end\(\)"):
             llm.generate(PROMPT, PARAMS, streamer=streamer)
-    with pytest.raises(InvalidArgumentError, match="tokenizer must be a model's"):
+    with pytest.raises(InvalidArgumentError, match="tokenizer must be that of a model"):
         TextStreamer("gpt2")
 
 
@@ -126,7 +126,7 @@ def test_our_streamer_takes_what_transformers_puts(llm):
     streamer.end()
     assert printed.getvalue() == "½ é日" * 3 + "\n"
     for value in (torch.tensor([ids, ids]), [[1], [2]], "x", None, [1.5]):
-        with pytest.raises(InvalidArgumentError, match="put takes the token ids of one text"):
+        with pytest.raises(InvalidArgumentError, match="put expects the token ids of one text"):
             streamer.put(value)
 
 

@@ -81,7 +81,7 @@ def test_it_chooses_from_a_whole_file_where_pages_are_large(backend: str, monkey
         map_weights(model, BUNDLE, model.stamp)
 
 
-def test_weights_of_a_file_that_took_the_name_are_not_mapped(tmp_path: Path) -> None:
+def test_weights_of_a_replaced_file_are_not_mapped(tmp_path: Path) -> None:
     """Between the making of the hollow bundle and its filling another bundle came: its weights are others."""
     source, other, hollow = tmp_path / "source.psm", tmp_path / "other.psm", tmp_path / "hollow.psm"
     shutil.copy(BUNDLE, source)
@@ -97,7 +97,7 @@ def test_weights_of_a_file_that_took_the_name_are_not_mapped(tmp_path: Path) -> 
 def test_eager_has_no_graph() -> None:
     with (
         pipeline("text_generation", FOLDER, backend="eager") as generate,
-        pytest.raises(UnsupportedError, match="is_sample_acceleration: eager mode has no graph"),
+        pytest.raises(UnsupportedError, match=r"is_sample_acceleration: .*eager"),
     ):
         generate("a", is_sample_acceleration=True)
 
@@ -142,19 +142,19 @@ def test_models_that_are_open_already() -> None:
             expected = answers([one(PROMPTS[0], **WAYS[1])])
             assert answers([other(PROMPTS[0], **WAYS[1])]) == expected
             assert (one.backend, other.backend) == ("graph", "lite")
-            with pytest.raises(UnsupportedError, match="is_sample_acceleration: a model that is open already"):
+            with pytest.raises(UnsupportedError, match=r"is_sample_acceleration: .*already open"):
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
-        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', as the LLM's"):
+        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', that of the LLM"):
             pipeline(model=llm, backend="lite")
         with pytest.raises(InvalidArgumentError, match=r"backend must be 'lite' for a lite\.Model, not 'graph'"):
             pipeline(model=model, backend="ms")
-        with pytest.raises(InvalidArgumentError, match="device_id: a model that is open already"):
+        with pytest.raises(InvalidArgumentError, match=r"device_id: .*already open"):
             pipeline(model=llm, device_id=0)
         for running, backend in ((llm, "graph"), (model, "lite")):
             for name, value in (("threads", 2), ("scheme", "w4a8"), ("network", "a.py:Net"), ("search_path", "/")):
-                with pytest.raises(InvalidArgumentError, match=f"{name}: a model that is open already has its own"):
+                with pytest.raises(InvalidArgumentError, match=rf"^{name}: .*already open"):
                     pipeline(model=running, backend=backend, **{name: value})
 
 
@@ -226,7 +226,7 @@ def test_tasks() -> None:
     with pytest.raises(InvalidArgumentError, match="task must be one of text_generation, not 'image_to_text'"):
         pipeline("image_to_text", BUNDLE)
     for name in ("image_processor", "audio_processor"):
-        with pytest.raises(UnsupportedError, match=f"{name}: the task text_generation has no use for one"):
+        with pytest.raises(UnsupportedError, match=f"^{name}: not used by the task text_generation"):
             pipeline("text_generation", BUNDLE, **{name: object()})
     with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
         pipeline("text_generation", BUNDLE, batch=3)
@@ -251,8 +251,8 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     eye = object()
     assert pipeline("shout", BUNDLE, image_processor=eye)("a") == "A"
     assert made == [(BUNDLE, "graph", None, eye)]
-    with pytest.raises(UnsupportedError, match="audio_processor: the task shout has no use"):
+    with pytest.raises(UnsupportedError, match="audio_processor: not used by the task shout"):
         pipeline("shout", BUNDLE, audio_processor=eye)
-    with pytest.raises(InvalidArgumentError, match="'shout' is there already"):
+    with pytest.raises(InvalidArgumentError, match="'shout' is registered already"):
         InferTask.register("shout", shout)
     assert InferTask.support_list() == ["shout", "text_generation"]

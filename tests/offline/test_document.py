@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import environment
+from tests.support.documents import commands
 from tests.support.lite_demo import ROOT
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "offline.md").read_text(), re.DOTALL)
@@ -28,7 +29,6 @@ def test_examples(number: int, tmp_path: Path) -> None:
 def test_commands(tmp_path: Path) -> None:
     """Those that answer prompts run; of those that export, the file that the page shows is one."""
     from penstock.offline.export_config import read_export_config
-    from tests.project.test_docs import commands
 
     (tmp_path / "demo").symlink_to(ROOT / "demo")
     ran = [words for words in commands(ROOT / "docs" / "offline.md") if words[1] == "infer"]

@@ -42,7 +42,7 @@ def test_a_model_folder_becomes_one_that_a_pipeline_takes(penstock_command: Run,
     done = penstock_command("export", "--model-dir", model)
     assert (done.returncode, done.stderr.count("error")) == (0, 0)
     prefill, increment = model / "test_prefill_graph.psm", model / "test_inc_graph.psm"
-    assert f"{prefill} (and {increment}, the same file): llama, w8a8, " in done.stdout
+    assert f"{prefill} (also {increment}, the same file): llama, w8a8, " in done.stdout
     assert prefill.samefile(increment)
     assert prefill.read_bytes() == BUNDLE.read_bytes()
     with penstock.pipeline("text_generation", model) as one, penstock.pipeline(model=BUNDLE) as other:
@@ -69,9 +69,9 @@ def test_a_configuration_file(here: list[dict[str, Any]], tmp_path: Path) -> Non
             UnsupportedError, match="is_sample_acceleration must be True or None: the bundle ends in argmax"
         ):
             generate("a", is_sample_acceleration=False)
-    with pytest.raises(InvalidArgumentError, match=r"tail must not be given: .* says argmax"):
+    with pytest.raises(InvalidArgumentError, match=r"^tail must not be set: .* argmax"):
         penstock.export(file, tail="topk:3")
-    with pytest.raises(InvalidArgumentError, match=r"out must be None: .* says where bundles go"):
+    with pytest.raises(InvalidArgumentError, match=r"^out must be None"):
         penstock.export(file, tmp_path / "c.psm")
 
 
@@ -94,7 +94,7 @@ def test_a_network_in_memory(here: list[dict[str, Any]], tmp_path: Path) -> None
     with penstock.pipeline(model=out) as one, penstock.pipeline(model=tmp_path / "b.psm") as other:
         assert one("a", seed=1, max_tokens=8).token_ids == other("a", seed=1, max_tokens=8).token_ids
     with pytest.raises(
-        InvalidArgumentError, match=r"model must be a path or a network of penstock\.load_network, not int"
+        InvalidArgumentError, match=r"model must be a path or a network from penstock\.load_network, not int"
     ):
         penstock.export(3, out)
     with pytest.raises(InvalidArgumentError, match=r"expected a network from penstock\.load_network"):
@@ -119,18 +119,18 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
     ("text", "words"),
     [
         ("run_mode: finetune\n", "run_mode must be export, not 'finetune'"),
-        ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: weights that are cut into ranks"),
+        ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: merge the weights"),
         ("model:\n  model_config:\n    use_past: False\n", "use_past must be true"),
         ("model:\n  model_config:\n    use_past: 1\n", "use_past must be true or false, not 1"),
-        ("model:\n  model_config:\n    batch_size: 1\n", "model_config has no field 'batch_size'"),
-        ("model:\n  arch: llama\n", "model has no field 'arch'"),
-        ("processor: {}\n", "it has no field 'processor'"),
-        ("load_checkpoint: [a]\n", "load_checkpoint must be a text"),
+        ("model:\n  model_config:\n    batch_size: 1\n", "model_config: unknown field 'batch_size'"),
+        ("model:\n  arch: llama\n", "model: unknown field 'arch'"),
+        ("processor: {}\n", "unknown field 'processor'"),
+        ("load_checkpoint: [a]\n", "load_checkpoint must be a string"),
         ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path must end in \.psm, not 'a\.mindir'"),
         ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
-        ("infer:\n  increment_model_path: a.psm\n", "increment_model_path goes with a prefill_model_path"),
+        ("infer:\n  increment_model_path: a.psm\n", "increment_model_path requires prefill_model_path"),
         ("load_checkpoint: none\n", "none"),
-        ("network: net.py:Net\n", "network: a script is named by --network or network=, never by a file"),
+        ("network: net.py:Net\n", "network: not allowed in a file"),
     ],
 )
 def test_files_that_are_refused(text: str, words: str, here: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -150,6 +150,6 @@ def test_ways_of_the_command(penstock_command: Run, tmp_path: Path) -> None:
     ):
         done = penstock_command("export", *arguments)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "export takes MODEL and OUT.psm, or --config-path FILE.yaml, or --model-dir DIR" in done.stderr
+        assert "export: expected MODEL and OUT.psm, or --config-path FILE.yaml, or --model-dir DIR" in done.stderr
     done = penstock_command("export", "--model-dir", FOLDER)
     assert "expected exactly one YAML file, found none" in done.stderr

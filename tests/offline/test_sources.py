@@ -55,15 +55,15 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
     assert ids(pipeline("text_generation", "folder")) == expected
     assert ids(InferTask.get_infer_task("text_generation", InferConfig(model_name="small"))) == expected
     elsewhere = pytest.raises(
-        FileAccessError, match=r"model 'small': looked for small, small\.psm, small\.yaml.* in .*/a"
+        FileAccessError, match=r"model 'small': no small, small\.psm, small\.yaml.* found in .*/a"
     )
     with elsewhere:
         pipeline("text_generation", "small", search_path=first)
     shutil.copy(BUNDLE, second / "small")
-    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm: give the path of one"):
+    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm; pass the path of one"):
         pipeline("text_generation", "small")
     monkeypatch.delenv("PENSTOCK_MODELS")
-    with pytest.raises(FileAccessError, match="in nowhere, as PENSTOCK_MODELS names no folder"):
+    with pytest.raises(FileAccessError, match="set PENSTOCK_MODELS"):
         pipeline("text_generation", "small")
 
 
@@ -92,10 +92,10 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     replace_tail(BUNDLE, tail, "argmax")
     changed = tmp_path / "changed.psm"
     for other, words in (
-        (bundles["w4a8"], "scheme is w4a8, and there it is w8a8"),
+        (bundles["w4a8"], "scheme is w4a8 instead of w8a8"),
         (tail, "the end of the graph is argmax"),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not fit .*: {words}"):
+        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not match .*: {words}"):
             pipeline("text_generation", (BUNDLE, other))
     from penstock.graph.export import export_bundle
     from tests.lite.test_update import folder, values
@@ -146,13 +146,13 @@ def spoil(folder: Path, what: str) -> None:
         ("no prefill", r"expected a bundle named \*_prefill_graph\.psm, found none"),
         (
             f"infer:\n  prefill_model_path: {BUNDLE.parent / 'other.psm'}\n",
-            "is not a bundle that the folder has for it",
+            "is not the bundle in the folder",
         ),
-        ("infer:\n  seq_length: 5\n", "infer has no field 'seq_length': did you mean infer_seq_length"),
+        ("infer:\n  seq_length: 5\n", "infer: unknown field 'seq_length'; did you mean infer_seq_length"),
         ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
-        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: 'device_id' is there twice"),
+        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: duplicate key 'device_id'"),
         ("infer: [1, 2]\n", "infer must be a mapping"),
-        ("train: {}\n", "it has no field 'train'"),
+        ("train: {}\n", "unknown field 'train'"),
         ("- 1\n", "expected a mapping of names to values, found list"),
         ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         ("a: [" * 3000, "test.yaml: "),
@@ -193,11 +193,11 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
         ({"target": "gpu"}, "target: expected 'cpu', found 'gpu'"),
         ({"device_id": 1}, "device_id must be 0, not 1"),
         ({"rank_id": 1}, "rank_id must be 0, not 1"),
-        ({"device_id": -1}, "device_id must be a whole number"),
-        ({"infer_seq_length": "512"}, "infer_seq_length must be a whole number"),
-        ({"model_name": ""}, "model_name must be a text"),
-        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are one field"),
-        ({"increment_model_path": "a"}, "increment_model_path goes with a prefill_model_path"),
+        ({"device_id": -1}, "device_id must be an integer"),
+        ({"infer_seq_length": "512"}, "infer_seq_length must be an integer"),
+        ({"model_name": ""}, "model_name must be a non-empty string"),
+        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are the same"),
+        ({"increment_model_path": "a"}, "increment_model_path requires prefill_model_path"),
         ({"prefill_model_path": 3}, "prefill_model_path must be a file name"),
     ],
 )
@@ -209,7 +209,7 @@ def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
 def test_fields_that_are_set_later() -> None:
     """What does not exist cannot be, and what does is checked when a pipeline is made."""
     config = InferConfig(str(BUNDLE))
-    with pytest.raises(InvalidArgumentError, match="no field 'infer_seq_len': did you mean infer_seq_length"):
+    with pytest.raises(InvalidArgumentError, match="unknown field 'infer_seq_len'; did you mean infer_seq_length"):
         config.infer_seq_len = 4  # type: ignore[attr-defined]
     config.target = "Ascend"
     for make in (InferTask.get_infer_task, pipeline):
@@ -235,18 +235,18 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_cannot_be_said_together(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="prefill_model_path is missing, and there is no model_name"):
+    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name is required"):
         pipeline("text_generation")
-    with pytest.raises(InvalidArgumentError, match="prefill_model_path: model says already what to run"):
+    with pytest.raises(InvalidArgumentError, match=r"^prefill_model_path: .*model"):
         pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)
-    with pytest.raises(InvalidArgumentError, match="device_id: an InferConfig that is given says it itself"):
+    with pytest.raises(InvalidArgumentError, match=r"^device_id: .*InferConfig"):
         pipeline("text_generation", InferConfig(str(BUNDLE)), device_id=0)
     file = tmp_path / "config.ini"
     file.write_text("[model]\ncontext_len = 64\nlogits = all\n")
-    with pytest.raises(InvalidArgumentError, match=r"logits is for penstock\.lite\.Model: in a pipeline"):
+    with pytest.raises(InvalidArgumentError, match=r"logits applies to penstock\.lite\.Model only"):
         pipeline("text_generation", BUNDLE, config_path=file)
     file.write_text("[model]\ncontext_len = 64\n")
-    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, and .* has context_len 64"):
+    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, but .* has context_len 64"):
         pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
     for backend in ("graph", "lite"):
         with pytest.raises(
@@ -257,10 +257,10 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
         with pytest.raises(InvalidArgumentError, match=r"network.* bundle"):
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
-    with pytest.raises(InvalidArgumentError, match="search_path must be a folder or a list of them"):
+    with pytest.raises(InvalidArgumentError, match=r"^search_path must be a folder"):
         pipeline("text_generation", "a", search_path=3)
     for model in (BUNDLE, str(BUNDLE), FOLDER, (BUNDLE, BUNDLE), InferConfig(str(BUNDLE))):
-        with pytest.raises(InvalidArgumentError, match=r"search_path: expected none, since .* is a path"):
+        with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .* is a path"):
             pipeline("text_generation", model, search_path=tmp_path)
-    with pytest.raises(InvalidArgumentError, match=r"search_path: expected none, since .*demo\.psm is a path"):
+    with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .*demo\.psm is a path"):
         pipeline("text_generation", prefill_model_path=BUNDLE, search_path=tmp_path)

@@ -182,6 +182,12 @@ def _binary() -> Iterator[Case]:
         yield Case(f"{rows}x{dim}-strided", (cut(rows, dim), cut(rows, dim, seed=1)), {})
 
 
+def _unary() -> Iterator[Case]:
+    for rows, dim in ROW_SHAPES:
+        yield Case(f"{rows}x{dim}", (randn(rows, dim),), {})
+        yield Case(f"{rows}x{dim}-strided", (cut(rows, dim),), {})
+
+
 def _gelu() -> Iterator[Case]:
     for approximate in ("none", "tanh"):
         for rows, dim in ROW_SHAPES[1:]:  # a lone negative value sets no scale: 1 + erf cancels
@@ -192,11 +198,6 @@ def _gather_rows() -> Iterator[Case]:
     for x in (randn(5, 33), cut(5, 33)):
         yield Case(f"stride-{x.stride(0)}", (x, int32(4, 0, 0)), {})
     yield Case("none-wanted", (randn(5, 33), int32()), {})
-
-
-def _all_reduce() -> Iterator[Case]:
-    for x in (randn(5, 33), cut(5, 33)):
-        yield Case(f"stride-{x.stride(0)}", (x,), {})
 
 
 def _argmax() -> Iterator[Case]:
@@ -227,7 +228,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "add": _binary,
     "mul": _binary,
     "gather_rows": _gather_rows,
-    "all_reduce": _all_reduce,
+    "all_reduce": _unary,
     "argmax": _argmax,
     "topk": _topk,
 }

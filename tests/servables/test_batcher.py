@@ -1,4 +1,4 @@
-"""The batcher under a clock of the test's own: what goes together, when, in which order, and that nothing is lost."""
+"""The batcher with a simulated clock: which requests share batches, when and in which order; nothing is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, QueueFullError
-from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, BatchRules, Part
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, Part
 
 
 def counts(batch: Batch[Any] | None) -> list[tuple[Any, int, int]]:
@@ -23,7 +24,7 @@ def drain(batcher: Batcher[Any], now: float) -> list[Batch[Any]]:
     return found
 
 
-def test_three_requests_and_batches_of_two() -> None:
+def test_three_requests_in_batches_of_two() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2))
     for name in "abc":
         batcher.add(name, 1, 0.0)
@@ -60,7 +61,7 @@ def test_a_part_of_a_batch_waits_as_long_as_its_oldest_may() -> None:
     assert counts(batcher.take(12.5)) == [("c", 0, 4)], "a full batch waits for nobody"
 
 
-def test_what_is_left_of_a_split_request_is_due_by_its_own_arrival() -> None:
+def test_rest_of_a_split_request_is_due_by_arrival() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=4, max_delay_s=2.0))
     batcher.add("a", 3, 0.0)
     batcher.add("b", 3, 1.5)
@@ -70,7 +71,7 @@ def test_what_is_left_of_a_split_request_is_due_by_its_own_arrival() -> None:
     assert counts(batcher.take(3.5)) == [("b", 1, 2)]
 
 
-def test_preferred_sizes_go_at_once() -> None:
+def test_preferred_sizes_run_at_once() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=32, preferred_sizes=(8, 16), max_delay_s=1.0))
     batcher.add("a", 7, 0.0)
     assert batcher.take(0.0) is None
@@ -95,7 +96,7 @@ def test_batches_are_padded_to_the_next_size() -> None:
         assert (batch.size, batch.parts) == (size, (Part("a", 0, number),))
 
 
-def test_lower_priorities_go_first_and_a_split_request_keeps_its_place() -> None:
+def test_lower_priorities_first_and_splits_keep_place() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2))
     batcher.add("late", 3, 0.0, priority=5)
     batcher.add("early", 1, 1.0)
@@ -105,8 +106,8 @@ def test_lower_priorities_go_first_and_a_split_request_keeps_its_place() -> None
     assert counts(batcher.take(2.0)) == [("late too", 0, 1)]
 
 
-def test_a_low_priority_is_not_overtaken_for_ever() -> None:
-    """With w instances before it, it begins within OLDEST_EVERY * (w + 1) batches, whatever comes after it."""
+def test_low_priority_does_not_starve() -> None:
+    """With w instances before it, a request starts within OLDEST_EVERY * (w + 1) batches."""
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2))
     batcher.add("before", 3, 0.0, priority=9)
     batcher.add("patient", 1, 0.0, priority=9)
@@ -122,7 +123,7 @@ def test_a_low_priority_is_not_overtaken_for_ever() -> None:
     assert news == [f"new {number}" for number in range(len(news))]
 
 
-def test_another_kind_is_not_overtaken_for_ever() -> None:
+def test_another_kind_does_not_starve() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=1))
     batcher.add("patient", 1, 0.0, priority=1, kind="rare")
     took = []
@@ -142,7 +143,7 @@ def test_only_equal_kinds_share() -> None:
     ]  # fmt: skip
 
 
-def test_the_kind_that_is_due_goes_though_another_came_before() -> None:
+def test_due_kind_runs_before_an_earlier_arrival() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_delay_s=10.0))
     batcher.add("a", 1, 0.0, kind=1, priority=-1)
     batcher.add("b", 2, 1.0, kind=2)
@@ -150,7 +151,7 @@ def test_the_kind_that_is_due_goes_though_another_came_before() -> None:
     assert batcher.take(1.0) is None
 
 
-def test_alone_shares_with_nobody_and_waits_for_nobody() -> None:
+def test_alone_never_shares_or_waits() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_delay_s=5.0))
     batcher.add("a", 1, 0.0)
     batcher.add("b", 3, 0.0, alone=True)
@@ -159,7 +160,7 @@ def test_alone_shares_with_nobody_and_waits_for_nobody() -> None:
     assert batcher.num_waiting == 1
 
 
-def test_what_is_cancelled_is_in_no_batch() -> None:
+def test_cancelled_requests_are_in_no_batch() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=4, max_delay_s=1.0))
     batcher.add("a", 6, 0.0)
     batcher.add("b", 1, 0.5)
@@ -171,7 +172,7 @@ def test_what_is_cancelled_is_in_no_batch() -> None:
     assert batcher.num_waiting == 0
 
 
-def test_a_group_that_cancelling_made_small_waits_again() -> None:
+def test_group_below_its_size_after_cancel_waits_again() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_delay_s=1.0))
     batcher.add("a", 1, 0.0)
     batcher.add("b", 1, 0.5)
@@ -181,7 +182,7 @@ def test_a_group_that_cancelling_made_small_waits_again() -> None:
     assert batcher.wake_at() == 1.5
 
 
-def test_requests_whose_deadline_has_passed_are_taken_out() -> None:
+def test_expired_requests_are_removed() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=4, max_delay_s=100.0))
     for name, deadline in (("a", 3.0), ("b", 1.0), ("c", math.inf), ("d", 2.0)):
         batcher.add(name, 1, 0.0, deadline=deadline, kind=name)
@@ -193,10 +194,10 @@ def test_requests_whose_deadline_has_passed_are_taken_out() -> None:
     assert batcher.expired(1e9) == []
 
 
-def test_more_than_may_wait_is_refused_unless_nothing_waits() -> None:
+def test_full_queue_refuses_unless_it_is_empty() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_waiting=4))
     batcher.add("a", 10, 0.0)
-    with pytest.raises(QueueFullError, match="max_waiting, 4"):
+    with pytest.raises(QueueFullError, match=r"max_waiting .4"):
         batcher.add("b", 1, 0.0)
     while batcher.num_waiting > 2:
         batcher.take(0.0)
@@ -205,39 +206,39 @@ def test_more_than_may_wait_is_refused_unless_nothing_waits() -> None:
         batcher.add("c", 1, 0.0)
 
 
-def test_what_cannot_be_added() -> None:
+def test_invalid_adds_are_refused() -> None:
     batcher: Batcher[str] = Batcher(BatchRules())
     with pytest.raises(InvalidArgumentError, match="num_instances"):
         batcher.add("a", 0, 0.0)
     batcher.add("a", 1, 0.0)
-    with pytest.raises(InvalidArgumentError, match="waits already"):
+    with pytest.raises(InvalidArgumentError, match="already waiting"):
         batcher.add("a", 1, 0.0)
     batcher.take(0.0)
     batcher.add("a", 1, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
-        ({"max_size": 0}, "max_size must be a whole number from 1"),
+        ({"max_size": 0}, "max_size: expected an integer from 1"),
         ({"max_size": True}, "max_size"),
         ({"max_size": 2.0}, "max_size"),
         ({"max_waiting": 0}, "max_waiting"),
-        ({"max_delay_s": -1}, "max_delay_s must be a number from 0"),
+        ({"max_delay_s": -1}, "max_delay_s: expected a number from 0"),
         ({"max_delay_s": math.nan}, "max_delay_s"),
         ({"max_size": 8, "preferred_sizes": (9,)}, "preferred_sizes"),
-        ({"max_size": 8, "preferred_sizes": (4, 2)}, "preferred_sizes must be ascending"),
-        ({"max_size": 8, "padded_sizes": (4, 4, 8)}, "padded_sizes must be ascending"),
-        ({"max_size": 8, "padded_sizes": (2, 4)}, "padded_sizes must be the batch size, 8, not 4"),
+        ({"max_size": 8, "preferred_sizes": (4, 2)}, "preferred_sizes: expected ascending"),
+        ({"max_size": 8, "padded_sizes": (4, 4, 8)}, "padded_sizes: expected ascending"),
+        ({"max_size": 8, "padded_sizes": (2, 4)}, "padded_sizes: .* 8, got 4"),
     ],
 )
-def test_rules_that_cannot_be(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_invalid_rules_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         BatchRules(**fields)
 
 
-def test_what_is_through_leaves_nothing() -> None:
-    """Nothing is kept of requests that were cancelled while others, of a higher priority, go on and on."""
+def test_finished_requests_leave_no_memory() -> None:
+    """Cancelled requests leave no memory while others of a higher priority keep arriving."""
     batcher: Batcher[int] = Batcher(BatchRules(max_size=1, max_delay_s=1.0))
     batcher.add(-1, 1, 0.0)
     for number in range(5000):
@@ -250,7 +251,7 @@ def test_what_is_through_leaves_nothing() -> None:
 
 
 def _held(value: Any) -> int:
-    """Elements of all containers that an object holds, itself and what they lead to."""
+    """Count the elements of all containers that are reachable from an object."""
     seen: set[int] = set()
     todo, found = [value], 0
     while todo:

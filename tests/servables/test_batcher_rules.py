@@ -1,4 +1,4 @@
-"""Properties of the batcher, held against a model that searches through everything that waits."""
+"""Property tests of the batcher, compared with a model that searches all waiting requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import QueueFullError
-from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher, BatchRules
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Waiting:
 
 
 class Model:
-    """What the rules say, by search over everything that waits; a batcher is held against it step by step."""
+    """The rules, implemented by searching all waiting requests; the batcher is compared with it step by step."""
 
     def __init__(self, rules: BatchRules) -> None:
         self.rules, self.batcher = rules, Batcher[int](rules)
@@ -132,7 +133,7 @@ STEPS = st.one_of(
 def test_batches_follow_the_rules(
     max_size: int, preferred: list[int], padded: list[int], delay: float, steps: list[tuple[str, Any]]
 ) -> None:
-    """Nothing is lost or goes twice, order and sizes are by the rules, and nothing waits beyond its bound."""
+    """Nothing is lost or runs twice, order and sizes follow the rules, and no wait exceeds its bound."""
     preferred = [size for size in preferred if size <= max_size]
     padded = [*(size for size in padded if size < max_size), max_size] if padded else []
     model = Model(BatchRules(max_size, tuple(preferred), delay, tuple(padded), max_waiting=40))

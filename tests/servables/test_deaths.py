@@ -1,4 +1,4 @@
-"""Processes that die by no batch's fault: idle, stopped, or while another one is to take their place."""
+"""Processes that die without a batch at fault: idle, stopped, or while their replacement starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.api_errors import RefusalError
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.servables.process import pool as pools
 from penstock.servables.process.pool import Pool
 from tests.support.servable_folders import ask, is_gone, pids, run, serving, until, write
@@ -43,14 +43,14 @@ def prepare(tmp_path: Path, workers: int = 1, limit: int | None = None) -> Path:
     return tmp_path / "root"
 
 
-def pool_of(servables: Servables) -> Pool:
+def pool_of(servables: ServableRepository) -> Pool:
     (one,) = servables.all()
     (version,) = one.versions.values()
     (found,) = version.pools
     return found
 
 
-def begin(servables: Servables, *x: float) -> asyncio.Task[Any]:
+def begin(servables: ServableRepository, *x: float) -> asyncio.Task[Any]:
     return asyncio.ensure_future(ask(servables, "one", {"x": np.array(x, np.float32)}))
 
 
@@ -61,21 +61,21 @@ async def answer(task: asyncio.Task[Any]) -> list[float]:
 
 
 class Gate:
-    """Holds up the processes that are to be started."""
+    """Delays the start of processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.launch
+        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.start_stage_process
 
         async def late(*given: Any) -> Any:
             self.is_reached = True
             await self.gate.wait()
             return await launch(*given)
 
-        monkeypatch.setattr(pools, "launch", late)
+        monkeypatch.setattr(pools, "start_stage_process", late)
 
 
-def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
-    """It is noticed at once, and what comes then waits for the next one."""
+def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
+    """The death is noticed at once, and new requests wait for the next process."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -96,8 +96,8 @@ def test_an_idle_process_that_dies_before_its_replacement_is_there(tmp_path: Pat
     run(work)
 
 
-def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: Path, monkeypatch) -> None:
-    """Whose batch it was hears it before the next one is there."""
+def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
+    """The request of the batch fails before the next process starts."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -116,8 +116,8 @@ def test_a_process_that_dies_at_work_before_its_replacement_is_there(tmp_path: P
     run(work)
 
 
-def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None:
-    """The next one is started at once, whatever the old one still has to do."""
+def test_replacement_dies_while_the_old_process_works(tmp_path: Path) -> None:
+    """The next process starts at once, whatever the old one still has to do."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -138,8 +138,8 @@ def test_a_replacement_that_dies_while_the_old_one_works(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -> None:
-    """It was sent to a process that stood still, and died without a look at it."""
+def test_unread_batch_runs_in_another_process(tmp_path: Path, workers: int) -> None:
+    """The batch was sent to a stopped process, which died without reading it."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, workers)) as servables:
@@ -149,14 +149,14 @@ def test_a_batch_that_never_began_runs_elsewhere(tmp_path: Path, workers: int) -
             os.kill(pid, signal.SIGSTOP)
             task = begin(servables, 5, 6)
             await asyncio.sleep(0.05)
-            assert [one.flight is not None for one in pool._seats if one.process.pid == pid] == [True]
+            assert [one.batch is not None for one in pool.workers if one.process.pid == pid] == [True]
             os.kill(pid, signal.SIGKILL)
             assert await answer(task) == [5, 6]
 
     run(work)
 
 
-def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tmp_path: Path) -> None:
+def test_request_after_an_idle_death_uses_the_other_process(tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(prepare(tmp_path, 2)) as servables:
             pool = pool_of(servables)
@@ -166,14 +166,14 @@ def test_who_asks_when_an_idle_process_has_just_died_is_answered_by_the_other(tm
             assert {one.process.pid for one in pool.free} == {pid, other}
             task = begin(servables, 5)
             await asyncio.sleep(0)
-            assert [one.process.pid for one in pool._seats if one.flight is not None] == [other]
+            assert [one.process.pid for one in pool.workers if one.batch is not None] == [other]
             assert await answer(task) == [5]
 
     run(work)
 
 
-def test_who_is_left_of_a_batch_that_fails_is_answered(tmp_path: Path) -> None:
-    """A batch of two, of which the one that makes it fail is cancelled meanwhile."""
+def test_rest_of_a_failed_batch_is_answered(tmp_path: Path) -> None:
+    """In a batch of two requests, the one at fault is cancelled meanwhile."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path)) as servables:

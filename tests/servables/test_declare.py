@@ -1,4 +1,4 @@
-"""What servable.py may say: specs, stages, models, methods and settings, and errors that name what is wrong."""
+"""Declarations in servable.py: specs, stages, models, methods and settings, and errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 from penstock import servable
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.servables.api.declare import Settings, declaring
-from penstock.servables.api.plan import read_plan, write_plan
-from penstock.servables.api.plan_builder import make_plan
-from penstock.servables.api.specs import Spec, read_spec
+from penstock.servables.api.declare import collect_declarations
+from penstock.servables.api.plan import plan_from_json, plan_to_json
+from penstock.servables.api.plan_builder import build_plan
+from penstock.servables.api.settings import Settings
+from penstock.servables.api.specs import Spec, parse_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "servables.md"
 
@@ -29,26 +30,26 @@ PAGE = Path(__file__).parents[2] / "docs" / "servables.md"
     ],
 )
 def test_specs_are_read(written: str, found: Spec) -> None:
-    assert read_spec(written, "x") == found
-    assert read_spec(str(found), "x") == found
+    assert parse_spec(written, "x") == found
+    assert parse_spec(str(found), "x") == found
 
 
 @pytest.mark.parametrize(
     "written",
     ["", "FP32", "FP31[2]", "FP32[0]", "FP32[-2]", "FP32[1,]", "FP32[x]", 3, None, "FP32[" + "1," * 16 + "1]"],
 )
-def test_other_specs_are_refused_by_name(written: object) -> None:
+def test_invalid_specs_are_refused_by_name(written: object) -> None:
     with pytest.raises(InvalidArgumentError, match="image"):
-        read_spec(written, "image")
+        parse_spec(written, "image")
 
 
-def test_what_fits_a_spec() -> None:
-    spec = read_spec("FP32[-1,3]", "x")
+def test_shapes_that_fit_a_spec() -> None:
+    spec = parse_spec("FP32[-1,3]", "x")
     assert spec.fits((7, 3))
     assert not spec.fits((7, 4))
     assert not spec.fits((3,))
-    assert spec.takes(read_spec("FP32[2,3]", "x"))
-    assert not spec.takes(read_spec("FP64[2,3]", "x"))
+    assert spec.accepts(parse_spec("FP32[2,3]", "x"))
+    assert not spec.accepts(parse_spec("FP64[2,3]", "x"))
 
 
 def digits() -> servable.Model:
@@ -58,8 +59,8 @@ def digits() -> servable.Model:
 
 
 def test_a_method_becomes_units_and_steps() -> None:
-    """Stages in a row with equal rules are one trip; a model lies between."""
-    with declaring() as declared:
+    """Consecutive stages with equal rules form one unit; a model separates them."""
+    with collect_declarations() as declared:
         model = digits()
 
         @servable.stage(outputs={"image": "FP32[64]"}, batch_size=32)
@@ -83,18 +84,18 @@ def test_a_method_becomes_units_and_steps() -> None:
         def scores(image):
             return model(image=image)
 
-        plan, programs = make_plan(declared)
+        plan, programs = build_plan(declared)
     assert [(one.kind, one.names) for one in plan.units] == [
         ("stages", ("halve", "shift")), ("model", ("digits.onnx",)), ("stages", ("best",)),
     ]  # fmt: skip
     assert [one.unit for one in plan.methods[0].steps] == [0, 1, 2]
     assert [one.unit for one in plan.methods[1].steps] == [1], "methods share a model's unit"
     assert set(programs) == {0, 2}
-    assert read_plan(write_plan(plan)) == plan
+    assert plan_from_json(plan_to_json(plan)) == plan
 
 
-def test_branches_that_do_not_wait_for_each_other_share_a_trip() -> None:
-    with declaring() as declared:
+def test_independent_branches_share_a_trip() -> None:
+    with collect_declarations() as declared:
         model = digits()
 
         @servable.stage(outputs={"y": "FP32[64]"})
@@ -109,7 +110,7 @@ def test_branches_that_do_not_wait_for_each_other_share_a_trip() -> None:
         def both(x, y):
             return two(model(one(x)), one(y))
 
-        plan, _ = make_plan(declared)
+        plan, _ = build_plan(declared)
     assert [one.names for one in plan.units] == [("one", "one"), ("digits.onnx",), ("two",)]
 
 
@@ -150,25 +151,25 @@ def two_values() -> None:
 
 
 WRONG = {
-    "no method": (lambda: stage(), "no method"),
+    "no method": (lambda: stage(), "declares no method"),
     "output's type": (lambda: method(stage("FP64[2]")), r"method called: output y must be FP32\[2\].*FP64"),
     "model's input": (
         lambda: method(servable.model("a.onnx", inputs={"x": "FP32[3]"}, outputs={"y": "FP32[2]"})),
         r"model a.onnx: x must be FP32\[3\]",
     ),
     "stage's input": (lambda: method(stage(inputs={"x": "INT8[2]"})), r"stage one: x must be INT8\[2\]"),
-    "too many": (lambda: through(lambda one, x: one(x, x)), "takes 1 values, not 2"),
+    "too many": (lambda: through(lambda one, x: one(x, x)), "takes 1 arguments, got 2"),
     "by a wrong name": (lambda: through(lambda one, x: one(z=x)), "takes x"),
     "nothing given": (lambda: through(lambda one, x: one(x, z=x)), "takes x"),
     "arithmetic": (lambda: through(lambda one, x: one(x) + 1), "compute in a stage"),
     "a condition": (lambda: through(lambda one, x: one(x) if x else x), "compute in a stage"),
     "an attribute": (lambda: through(lambda one, x: one(x.T)), "compute in a stage"),
-    "a constant": (lambda: through(lambda one, x: one(3.0, x)), "takes 1 values"),
-    "a constant by name": (lambda: two_values(), "b must be a value of the method, not 3"),
+    "a constant": (lambda: through(lambda one, x: one(3.0, x)), "takes 1 arguments"),
+    "a constant by name": (lambda: two_values(), "b must be a value of the method, got 3"),
     "no value": (lambda: method(lambda x: 3), "must return 1 values"),
     "unused": (lambda: through(lambda one, x: (one(x), one(x))[0]), "is not used"),
     "no step": (lambda: method(lambda x: x), "calls no stage"),
-    "twice": (lambda: (stage(), stage()), "two stages one"),
+    "twice": (lambda: (stage(), stage()), "stage one is declared twice"),
     "no parameters": (lambda: servable.method(inputs={"z": "FP32[2]"}, outputs={"y": "FP32[2]"})(lambda x: x), "name"),
     "a path": (lambda: servable.model("/a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}), "folder"),
     "out of the folder": (
@@ -178,22 +179,22 @@ WRONG = {
     "an ending": (lambda: servable.model("a.pkl", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}), "ends in .onnx"),
     "an unused model": (
         lambda: (servable.model("a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}), method(stage())),
-        "a.onnx is used by no method",
+        "a.onnx is not used",
     ),
-    "sizes": (lambda: stage(batch_size=0), "batch_size must be a whole number from 1 to 1048576, not 0"),
+    "sizes": (lambda: stage(batch_size=0), "batch_size: expected an integer from 1 to 1048576, got 0"),
     "a model's sizes": (
         lambda: servable.model("a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}, batch_size=2.0),
-        r"batch_size must be .* not 2\.0",
+        r"batch_size: .* got 2\.0",
     ),
-    "a delay": (lambda: stage(batch_size=2, max_delay_ms=-1), "max_delay_ms must be .* not -1$"),
-    "no delay": (lambda: stage(batch_size=2, max_delay_ms=float("nan")), "max_delay_ms must be .* not nan"),
+    "a delay": (lambda: stage(batch_size=2, max_delay_ms=-1), "max_delay_ms: .* got -1$"),
+    "no delay": (lambda: stage(batch_size=2, max_delay_ms=float("nan")), "max_delay_ms: .* got nan"),
     "a preferred size": (
         lambda: stage(batch_size=4, preferred_sizes=2),
-        r"preferred_sizes must be like \(2, 4\), not 2",
+        r"preferred_sizes: expected a tuple like \(2, 4\), got 2",
     ),
-    "a padded size": (lambda: stage(batch_size=4, padded_sizes="24"), "padded_sizes must be like .* not '24'"),
-    "a size too many": (lambda: stage(batch_size=4, preferred_sizes=(2, 5)), "preferred_sizes must be .* not 5"),
-    "sizes without batches": (lambda: stage(max_delay_ms=1), "go with batch_size"),
+    "a padded size": (lambda: stage(batch_size=4, padded_sizes="24"), "padded_sizes: .* got '24'"),
+    "a size too many": (lambda: stage(batch_size=4, preferred_sizes=(2, 5)), "preferred_sizes: .* got 5"),
+    "sizes without batches": (lambda: stage(max_delay_ms=1), "require batch_size"),
     "workers": (lambda: servable.settings(workers=0), "workers"),
     "threads": (lambda: servable.settings(model_threads=0), "model_threads"),
     "what waits": (lambda: servable.settings(max_waiting=0), "max_waiting"),
@@ -202,13 +203,13 @@ WRONG = {
     "open prompts": (lambda: servable.language_model("a.psm", max_open=True), "max_open"),
     "a limit": (lambda: servable.settings(memory_limit_mib=1), "memory_limit_mib"),
     "a timeout": (lambda: servable.settings(timeout_s=0), "timeout_s"),
-    "a setting": (lambda: servable.settings(worker=1), "settings are workers"),
-    "a label's version": (lambda: servable.settings(labels={"stable": 0}), "labels: stable: expected the number"),
-    "a label's flag": (lambda: servable.settings(labels={"stable": True}), "labels: stable: expected the number"),
-    "a label's name": (lambda: servable.settings(labels={"1st": 1}), "a label begins with a letter"),
+    "a setting": (lambda: servable.settings(worker=1), "settings: expected only workers"),
+    "a label's version": (lambda: servable.settings(labels={"stable": 0}), "labels: stable: expected a version number"),
+    "a label's flag": (lambda: servable.settings(labels={"stable": True}), "labels: stable: expected a version number"),
+    "a label's name": (lambda: servable.settings(labels={"1st": 1}), "a label must start with a letter"),
     "versions": (lambda: servable.settings(versions="newest"), "versions"),
     "settings twice": (lambda: (servable.settings(), servable.settings()), "twice"),
-    "a default": (lambda: (method(stage()), servable.settings(default_method="x")), "default_method 'x' is none"),
+    "a default": (lambda: (method(stage()), servable.settings(default_method="x")), "default_method: .* got 'x'"),
     "two sources": (lambda: servable.language_model("a.psm", served="b"), "served=NAME"),
     "a bundle as a file": (
         lambda: servable.model("a.psm", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}),
@@ -220,7 +221,7 @@ WRONG = {
     ),
     "a folder elsewhere": (lambda: servable.language_model("../weights"), "version's folder"),
     "a scheme of a bundle": (lambda: servable.language_model("a.psm", scheme="w8a8"), "a bundle has its own"),
-    "a scheme of another's": (lambda: servable.language_model(served="a", scheme="w8a8"), "scheme goes with"),
+    "a scheme of another's": (lambda: servable.language_model(served="a", scheme="w8a8"), "scheme requires"),
     "no such scheme": (lambda: servable.language_model("a", scheme="w9"), "w9"),
     "sampling": (lambda: servable.language_model("a.psm", max_token=3), "max_token"),
     "several answers": (lambda: servable.language_model("a.psm", n=2), "one text"),
@@ -233,42 +234,42 @@ async def _asynchronous(x):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name: str) -> None:
-    declare, told = WRONG[name]
+def test_declaration_errors_name_the_mistake(name: str) -> None:
+    declare, message = WRONG[name]
 
     def load() -> None:
-        with declaring() as declared:
+        with collect_declarations() as declared:
             declare()
-            make_plan(declared)
+            build_plan(declared)
 
-    with pytest.raises(InvalidArgumentError, match=told):
+    with pytest.raises(InvalidArgumentError, match=message):
         load()
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"settings": {}, "methods": [], "units": 3, "models": {}, "languages": []}']
 )
-def test_a_process_that_tells_nonsense_is_refused(text: str) -> None:
-    with pytest.raises(InvalidFileError, match="makes no sense"):
-        read_plan(text)
+def test_invalid_plans_are_refused(text: str) -> None:
+    with pytest.raises(InvalidFileError, match="invalid plan"):
+        plan_from_json(text)
 
 
 def test_a_plan_whose_steps_do_not_fit_is_refused() -> None:
-    with declaring() as declared:
+    with collect_declarations() as declared:
         method(stage())
-        plan, _ = make_plan(declared)
-    text = write_plan(plan)
+        plan, _ = build_plan(declared)
+    text = plan_to_json(plan)
     for old, new in (
         ('"unit": 0', '"unit": 1'),
         ('"inputs": [0]', '"inputs": [1]'),
         ('"num_values": 2', '"num_values": 1'),
     ):
         assert old in text
-        with pytest.raises(InvalidFileError, match="makes no sense"):
-            read_plan(text.replace(old, new))
+        with pytest.raises(InvalidFileError, match="invalid plan"):
+            plan_from_json(text.replace(old, new))
 
 
-def test_the_page_lists_the_options_that_there_are() -> None:
+def test_docs_list_all_options() -> None:
     """docs/servables.md, the table of calls: every option of models and settings, and no other."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `servable.")]
     (model,) = [row.partition(" | ")[2] for row in rows if row.startswith("| `servable.model(")]

@@ -1,4 +1,4 @@
-"""Stages that fork, or write where only their process may: no other request gets a wrong answer, none waits in vain."""
+"""Stages that fork or write to the stream: no other request gets a wrong result, and none waits forever."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("how", WRITES)
-def test_what_is_no_answer_to_a_batch_ends_its_process(hosts, how: str) -> None:
+def test_foreign_result_ends_the_process(hosts, how: str) -> None:
     """The others are answered, or told that the process died with their batch.
 
     What comes later may come between two batches: then no request is lost.
@@ -172,7 +172,7 @@ def test_what_is_no_answer_to_a_batch_ends_its_process(hosts, how: str) -> None:
     assert host.ask("echo", x=np.ones((1, 3)))["y"].tolist() == [[1, 1, 1]]
 
 
-def test_bytes_within_a_frame_are_noticed(tmp_path: Path) -> None:
+def test_stray_bytes_in_a_frame_are_detected(tmp_path: Path) -> None:
     """Bytes that get into a result shift the rest, and may cut off a piece that reads as fields nobody knows."""
     text = """
         @servable.stage(outputs={"y": "UINT8[4099]"})
@@ -190,7 +190,7 @@ def test_bytes_within_a_frame_are_noticed(tmp_path: Path) -> None:
 
     async def ask(insert: bytes) -> Any:
         (pool,) = next(iter(host.servables.all()[0].versions.values())).pools
-        stream = pool._seats[0].process._stream
+        stream = pool.workers[0].process._stream
         parse = stream._parse
         stream._parse = lambda data: parse((data[:1000] + insert + data[1000:])[: len(data)])
         return (await host.servables.find("fields").infer(request({"x": np.array([5.0])}))).outputs[0].array[0].tolist()
@@ -207,18 +207,18 @@ def test_bytes_within_a_frame_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_result_names_its_batch(hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary takes no result by its place in the stream."""
+    """The primary does not match results by their order in the stream."""
     host = hosts("pass")
-    heard = StageProcess._hear
+    heard = StageProcess._on_message
     messages: list[pb.FromStage] = []
 
     def note(process: StageProcess, message: pb.FromStage) -> None:
         messages.append(message)
         heard(process, message)
 
-    monkeypatch.setattr(StageProcess, "_hear", note)
+    monkeypatch.setattr(StageProcess, "_on_message", note)
     (pool,) = next(iter(host.servables.all()[0].versions.values())).pools
-    pool._seats[0].process._stream.listen(pool._seats[0].process._hear)
+    pool.workers[0].process._stream.listen(pool.workers[0].process._on_message)
     for _ in range(3):
         host.ask("echo", x=np.ones((1, 3)))
     assert [one.result.number for one in messages] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Servables that misbehave in other ways than by what they raise: others are answered, and nothing is left."""
+"""Servables that misbehave without raising: other requests are answered, and no resources leak."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_stages_know_their_version_and_folder(tmp_path: Path) -> None:
     run(work)
 
 
-def test_who_loads_reads_paths_within_the_folder(tmp_path: Path) -> None:
+def test_load_errors_have_relative_paths(tmp_path: Path) -> None:
     """The answer to a load, what a version's state says and what requests are told name no folder of the machine."""
     root = tmp_path / "their root"
     write(root, "place", PLACE)
@@ -180,7 +180,7 @@ def answers(host: Host, count: int = 60) -> tuple[list[bool], list[Exception], l
 
 
 @pytest.mark.parametrize("how", HARMLESS)
-def test_what_a_stage_leaves_behind_hurts_nobody(hosts, how: str) -> None:
+def test_leftovers_of_a_stage_are_harmless(hosts, how: str) -> None:
     assert answers(hosts(HARMLESS[how])) == ([True] * 60, [], [])
 
 

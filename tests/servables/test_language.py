@@ -8,18 +8,25 @@ depend on the company.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from penstock.engine.request import TokenLogprobs
+import numpy as np
+
+from penstock.engine.logprobs import TokenLogprobs
+from penstock.errors import InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits
+from penstock.servables.api.plan import LanguagePlan
 from penstock.servables.lifecycle.language_models import LanguageQueue
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.serving.workers.private_models import PrivateModels
 from penstock.serving.workers.remote_model import RemoteBackend
 from tests.support.command import DEMO, FOLDER
@@ -116,7 +123,9 @@ class Models(PrivateModels):
 class Shop:
     """A servable with the workers of a service, and the backend of each of its language models."""
 
-    def __init__(self, servables: Servables, backends: dict[str, RemoteBackend], answers: dict[str, Answers]) -> None:
+    def __init__(
+        self, servables: ServableRepository, backends: dict[str, RemoteBackend], answers: dict[str, Answers]
+    ) -> None:
         self.servables, self._backends, self.answers = servables, backends, answers
         self._num_asked = dict.fromkeys(METHODS, 0)
 
@@ -194,3 +203,39 @@ def test_batch_split_and_padded_match_single(tmp_path: Path) -> None:
                     assert [one == ones[0] for one in ones] == [True] * len(ones), prompt
 
     run(work)
+
+
+def test_a_slow_tokenizer_leaves_threads_to_others() -> None:
+    """An untrusted tokenizer may take seconds for a text; the event loop's own threads serve every request."""
+    go_on, num_calls = threading.Event(), 2 * (os.cpu_count() or 1) + 8
+
+    class Slow:
+        is_isolated = True
+
+        def encode(self, text: str) -> list[int]:
+            go_on.wait(30)
+            raise InvalidArgumentError(text)
+
+    async def work() -> None:
+        failed = asyncio.Event()
+        plan = LanguagePlan("", "m", None, {}, num_calls, 1)
+        backend: Any = SimpleNamespace(tokenizer=Slow())
+        queue = LanguageQueue("m", plan, lambda: backend, lambda: asyncio.sleep(0))
+
+        class Asked:
+            arrays, count = (np.array([b"p"] * num_calls, object),), num_calls
+            run = SimpleNamespace(priority=0, request_id="", first=0)
+
+            def fail(self, error: Exception) -> None:
+                failed.set()
+
+        job: Any = Asked()
+        try:
+            queue.add(job)
+            await asyncio.sleep(0.1)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 10) == 1
+        finally:
+            go_on.set()
+        await asyncio.wait_for(failed.wait(), 10)
+
+    asyncio.run(work())

@@ -1,4 +1,4 @@
-"""How much of a servable goes at once: bytes of a batch, open requests of a method, prompts of a language model."""
+"""Limits of a servable: bytes of a batch, open requests of a method, prompts of a language model."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def texts(*sizes: int) -> list[bytes]:
         ("texts", texts(*[0] * 64), [64] * 64),
     ],
 )
-def test_the_bytes_of_a_batch_are_bounded(host: Host, name: str, given: Any, wanted: list[int]) -> None:
+def test_bytes_of_a_batch_are_limited(host: Host, name: str, given: Any, wanted: list[int]) -> None:
     assert host.ask(f"sizes.{name}", x=given)["size"].tolist() == wanted
 
 
-def test_the_bytes_of_requests_that_go_together_are_bounded(host: Host) -> None:
+def test_bytes_of_shared_batches_are_limited(host: Host) -> None:
     several = [{"x": np.full((1, 600_000), one, np.uint8)} for one in range(6)]
     statistics = host.servables.find("sizes.numbers").statistics
     before = statistics.batch_sizes.get(1, (0, 0))[0]
@@ -94,8 +94,8 @@ def test_the_bytes_of_requests_that_go_together_are_bounded(host: Host) -> None:
     assert statistics.batch_sizes[1][0] == before + 6
 
 
-def test_open_requests_of_a_method_are_bounded(tmp_path: Path) -> None:
-    """The third is refused at once, the two that came before are answered, and then there is room again."""
+def test_open_requests_of_a_method_are_limited(tmp_path: Path) -> None:
+    """The third request is refused at once, the first two are answered, and then there is room again."""
     write(tmp_path, "slow", WAITING)
     gate = tmp_path / "gate"
 
@@ -103,7 +103,7 @@ def test_open_requests_of_a_method_are_bounded(tmp_path: Path) -> None:
         async with serving(tmp_path) as servables:
             open_ = [asyncio.ensure_future(ask(servables, "slow", {"path": [str(gate)]})) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match=r"2 requests of slow\.at_once are open"):
+            with pytest.raises(QueueFullError, match=r"slow\.at_once has 2 open requests"):
                 await ask(servables, "slow", {"path": [str(gate)]})
             statistics = servables.find("slow").statistics
             assert (statistics.num_rejected, statistics.num_fail) == (1, 0)
@@ -160,7 +160,7 @@ class Answer:
         yield self
 
 
-def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
+def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
     """Three at a time, of several requests by turns; what is too much to wait is refused; who leaves makes room."""
     write(tmp_path, "it", ASKING)
 
@@ -171,7 +171,7 @@ def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
             many = asyncio.ensure_future(ask(servables, "it", {"text": given}, request_id="many"))
             while model.num_open < 3:
                 await asyncio.sleep(0.001)
-            with pytest.raises(QueueFullError, match="17 prompts wait for it and 1 more are above max_waiting, 8"):
+            with pytest.raises(QueueFullError, match=r"17 prompts wait for it and 1 more would exceed max_waiting .8"):
                 await ask(servables, "it", {"text": ["late"]})
             model.gate.set()
             assert (await many)["text"].tolist() == [one.encode() for one in given]
@@ -193,8 +193,8 @@ def test_prompts_of_a_language_model_are_bounded(tmp_path: Path) -> None:
     run(work)
 
 
-def test_prompts_that_are_open_when_a_version_goes_are_refused(tmp_path: Path) -> None:
-    """Whoever waits for a language model hears of it when the time to drain is over, and does not wait on."""
+def test_open_prompts_are_refused_when_a_version_stops(tmp_path: Path) -> None:
+    """Requests that wait for a language model are refused when the drain times out."""
     write(tmp_path, "it", ASKING)
 
     async def work() -> None:
@@ -211,7 +211,7 @@ def test_prompts_that_are_open_when_a_version_goes_are_refused(tmp_path: Path) -
     run(work)
 
 
-def test_a_language_model_that_is_closed_takes_nothing() -> None:
+def test_closed_language_model_refuses_prompts() -> None:
     async def work() -> None:
         async def end() -> None: ...
 
@@ -223,7 +223,7 @@ def test_a_language_model_that_is_closed_takes_nothing() -> None:
     asyncio.run(work())
 
 
-def test_prompts_that_are_cancelled_before_they_begin_take_no_place() -> None:
+def test_prompts_cancelled_before_start_free_their_slot() -> None:
     class Two:
         count = 2
 
@@ -234,7 +234,7 @@ def test_prompts_that_are_cancelled_before_they_begin_take_no_place() -> None:
         for _ in range(3):
             job: Any = Two()
             queue.add(job)
-            with pytest.raises(QueueFullError, match="2 prompts wait for it and 2 more are above max_waiting, 2"):
+            with pytest.raises(QueueFullError, match=r"2 prompts wait for it and 2 more would exceed max_waiting .2"):
                 queue.add(Two())  # type: ignore[arg-type]
             queue.cancel(job)
             await asyncio.sleep(0.01)

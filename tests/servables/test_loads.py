@@ -1,4 +1,4 @@
-"""Loads of servables are done whole or not at all: when one fails, who asked goes, or the service ends meanwhile."""
+"""Loads take effect completely or not at all: when one fails, its client disconnects, or the service stops."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
-from penstock.servables.lifecycle.loaded_version import LoadedVersion, to_its_end
-from penstock.servables.lifecycle.repository import Servables
-from penstock.servables.process.open_version import OpenedVersion, Source
+from penstock.servables.lifecycle.loaded_version import LoadedVersion, wait_until_done
+from penstock.servables.lifecycle.open_version import OpenedVersion, Source
+from penstock.servables.lifecycle.repository import ServableRepository
 from tests.support.servable_folders import PATIENCE, ask, children, pids, run, serving, write
 from tests.support.worker_processes import until
 
@@ -41,16 +41,16 @@ HANGS = """
 """
 
 
-def served(servables: Servables) -> tuple[list[str], dict[str, int]]:
+def served(servables: ServableRepository) -> tuple[list[str], dict[str, int]]:
     (one,) = servables.all()
     return one.ready, one.labels
 
 
-def states(servables: Servables) -> dict[str, tuple[str, str]]:
+def states(servables: ServableRepository) -> dict[str, tuple[str, str]]:
     return {one.version: (one.state, one.reason) for one in servables.index()}
 
 
-async def which(servables: Servables, version: str = "") -> int:
+async def which(servables: ServableRepository, version: str = "") -> int:
     found = await ask(servables, "one", {"x": [0.0]}, version)
     return int(found["version"][0])
 
@@ -60,8 +60,8 @@ def says(folder: Path, settings: str) -> None:
     write(folder.parent, "one", TEXT + f"\n    servable.settings({settings})\n", versions=())
 
 
-def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
-    """Versions, labels, what was asked for and processes are those from before, though one new version was sound."""
+def test_failed_load_changes_nothing(tmp_path: Path) -> None:
+    """Versions, labels, requested options and processes stay, although one new version loaded."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
     async def work() -> None:
@@ -91,7 +91,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_new_files_of_some_versions_fail(tmp_path: Path) -> None:
-    """The old files of all of them go on, in the processes that they had."""
+    """All versions keep running their old files, in the same processes."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
     async def work() -> None:
@@ -109,7 +109,7 @@ def test_new_files_of_some_versions_fail(tmp_path: Path) -> None:
     run(work)
 
 
-def test_who_names_versions_leaves_the_labels_to_the_file(tmp_path: Path) -> None:
+def test_load_with_versions_keeps_labels_of_the_file(tmp_path: Path) -> None:
     """And the other way round; what was asked for holds against the file until an unload."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 
@@ -132,7 +132,7 @@ def test_who_names_versions_leaves_the_labels_to_the_file(tmp_path: Path) -> Non
     run(work)
 
 
-def test_versions_are_pinned_though_a_newer_one_is_broken(tmp_path: Path) -> None:
+def test_pinned_versions_survive_a_broken_newer_one(tmp_path: Path) -> None:
     """What the file says of labels is asked of a version that is meant to run."""
     folder = write(tmp_path, "one", TEXT, versions=(1,))
     says(folder, 'labels={"stable": 1}')
@@ -154,7 +154,7 @@ def test_versions_are_pinned_though_a_newer_one_is_broken(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", ["import", "start", "close"])
-def test_who_asked_for_a_load_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_client_of_a_load_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Wherever the load is then, all that it began is over when that is said, and what ran goes on."""
     folder = write(tmp_path, "one", TEXT + HANGS + '\n    servable.settings(versions="1,2")\n', versions=(1,))
 
@@ -173,7 +173,7 @@ def test_who_asked_for_a_load_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             with pytest.raises(asyncio.CancelledError):
                 await loading
             assert (served(servables), children()) == (before, running)
-            assert states(servables)["2"] == ("UNAVAILABLE", "its loading was given up")
+            assert states(servables)["2"] == ("UNAVAILABLE", "the load was aborted")
             assert await which(servables) == 1
             with pytest.raises(NotFoundError):
                 await which(servables, "stable")
@@ -215,7 +215,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, where: str, loading: asyncio.Future[Non
 
 
 @pytest.mark.parametrize("end", ["close", "stop"])
-def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
+def test_service_stops_during_a_load(tmp_path: Path, end: str) -> None:
     """Who asked is told so, nothing is switched any more, and no process is left, however long an import hangs."""
     folder = write(tmp_path, "one", TEXT + HANGS)
 
@@ -228,10 +228,10 @@ def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
             await getattr(servables, end)()
             assert children() <= before
             for one in loading:
-                with pytest.raises(UnavailableError, match="about to end"):
+                with pytest.raises(UnavailableError, match="is stopping"):
                     await one
             assert served(servables) == (["1"], {})
-            with pytest.raises(UnavailableError, match="about to end"):
+            with pytest.raises(UnavailableError, match="is stopping"):
                 await servables.load("one")
 
     before = children()
@@ -239,10 +239,10 @@ def test_the_service_ends_during_a_load(tmp_path: Path, end: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["2", "3"])
-def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_service_stops_while_a_load_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """A sound version 3 is ended because of version 2, or one that did not come to its end: it is ended whole."""
     folder = write(tmp_path, "one", TEXT)
-    wire, stop, closing = LoadedVersion._wire, LoadedVersion.stop, []
+    wire, stop, closing = LoadedVersion._connect, LoadedVersion.stop, []
 
     def failing_wire(version: LoadedVersion, *given: Any) -> None:
         if version.source.version == fails:
@@ -260,9 +260,9 @@ def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: py
 
             for number in (2, 3):
                 (folder / str(number)).mkdir()
-            monkeypatch.setattr(LoadedVersion, "_wire", failing_wire)
+            monkeypatch.setattr(LoadedVersion, "_connect", failing_wire)
             monkeypatch.setattr(LoadedVersion, "stop", closing_stop)
-            with pytest.raises(PenstockError, match="about to end"):
+            with pytest.raises(PenstockError, match="is stopping"):
                 await servables.load("one", {"versions": "all"})
             await closing[0]
             assert children() <= before
@@ -272,7 +272,7 @@ def test_the_service_ends_while_a_load_is_undone(tmp_path: Path, monkeypatch: py
 
 
 def test_a_stop_ends_a_drain(tmp_path: Path) -> None:
-    """Though a request goes on, whatever holds it."""
+    """Even while a request keeps running."""
     write(tmp_path, "one", TEXT)
 
     async def work() -> None:
@@ -313,15 +313,15 @@ def test_a_stop_ends_versions_that_are_drained(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_process_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
-    """Whoever ends it is cancelled while it takes its time to end."""
+def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path) -> None:
+    """The caller of stop is cancelled while the process takes long to exit."""
     thread = "\n    threading.Thread(target=time.sleep, args=(10000,)).start()\n"
     folder = write(tmp_path, "one", TEXT + thread)
     script = folder / "servable.py"
 
     async def work() -> None:
         source = Source("one", script, script.read_bytes(), "1", folder / "1", tmp_path)
-        ending = asyncio.ensure_future((await OpenedVersion.begin(source, PATIENCE)).close())
+        ending = asyncio.ensure_future((await OpenedVersion.open(source, PATIENCE)).close())
         await asyncio.sleep(0.01)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -332,7 +332,7 @@ def test_a_process_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
     run(work)
 
 
-def test_work_goes_to_its_end() -> None:
+def test_wait_until_done_survives_cancellation() -> None:
     """Whoever is cancelled meanwhile, once or twice; what comes of it concerns nobody."""
 
     async def work() -> None:
@@ -343,7 +343,7 @@ def test_work_goes_to_its_end() -> None:
             ended.append(1)
             raise ValueError
 
-        waiting = asyncio.ensure_future(to_its_end(undo()))
+        waiting = asyncio.ensure_future(wait_until_done(undo()))
         for _ in range(2):
             await asyncio.sleep(0.01)
             waiting.cancel()
@@ -353,7 +353,7 @@ def test_work_goes_to_its_end() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert ended == [1]
-        await to_its_end(undo())
+        await wait_until_done(undo())
         assert ended == [1, 1]
 
     run(work)

@@ -1,4 +1,4 @@
-"""What the log says of servables: whose request a stage failed on, what is no version, and why a load takes so long."""
+"""The log of servables: the request of a failed stage, invalid versions, and slow loads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError
-from penstock.servables.api.specs import read_spec
-from penstock.servables.lifecycle import loading
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.api.specs import parse_spec
+from penstock.servables.lifecycle import servable_load
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.servables.process import stage_worker
-from penstock.servables.process.failures import trace_of
+from penstock.servables.process.failures import format_trace
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewaySettings
 from tests.support.grpc_client import SERVICE, refused, trailers
@@ -58,7 +58,7 @@ FAILED[3] = (504, "stage_hung", "DEADLINE_EXCEEDED")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("servables")
     write(root, "bad", STAGES)
-    servables = Servables(PATIENCE)
+    servables = ServableRepository(PATIENCE)
     found = Service({}, GatewaySettings(grpc_port=0), methods=servables)
     found.do(servables.open(root))
     yield found
@@ -82,7 +82,7 @@ def check_told(caplog: pytest.LogCaptureFixture, kind: int, request_id: str) -> 
 
 @pytest.mark.parametrize("kind", FAILED)
 @pytest.mark.parametrize("own", [{}, {"id": "of-the-body"}])
-def test_a_stage_that_fails_is_found_by_the_requests_id(service: Service, caplog, kind: int, own: Any) -> None:
+def test_failed_stage_is_logged_with_the_request_id(service: Service, caplog, kind: int, own: Any) -> None:
     caplog.set_level(logging.INFO, "penstock.serving")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [kind]}], **own}
     status, headers, data = service.ask("POST", "/v2/models/bad/infer", body, {"X-Request-Id": f"mine-{kind}"})
@@ -92,7 +92,7 @@ def test_a_stage_that_fails_is_found_by_the_requests_id(service: Service, caplog
 
 
 @pytest.mark.parametrize("kind", FAILED)
-def test_a_stage_that_fails_is_found_by_the_requests_id_over_grpc(service: Service, caplog, kind: int) -> None:
+def test_failed_stage_is_logged_with_the_request_id_over_grpc(service: Service, caplog, kind: int) -> None:
     caplog.set_level(logging.INFO, "penstock.serving")
     message = pb.ModelInferRequest(model_name="bad", id="of-the-message")
     message.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(kind)
@@ -101,19 +101,19 @@ def test_a_stage_that_fails_is_found_by_the_requests_id_over_grpc(service: Servi
     check_told(caplog, kind, trailers(error)["x-request-id"])
 
 
-def test_what_goes_wrong_inside_still_has_its_trace(service: Service, caplog, monkeypatch) -> None:
+def test_internal_errors_are_logged_with_traceback(service: Service, caplog, monkeypatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
     method = service.methods.find("bad")
-    monkeypatch.setattr(type(method), "_taken", broken)
+    monkeypatch.setattr(type(method), "_check_inputs", broken)
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0]}]}
     status, _, data = service.ask("POST", "/v2/models/bad/infer", body)
     assert (status, json.loads(data)["code"]) == (500, "internal")
     assert [str(one.exc_info[1]) for one in caplog.records if one.exc_info] == ["planted"]
 
 
-def test_what_looks_like_a_version_and_is_none_is_told(tmp_path: Path, caplog) -> None:
+def test_invalid_versions_are_logged(tmp_path: Path, caplog) -> None:
     """A line for each at each load that looks at the folder."""
     root = tmp_path / "root"
     folder = write(root, "one", SERVED)
@@ -134,7 +134,7 @@ def test_what_looks_like_a_version_and_is_none_is_told(tmp_path: Path, caplog) -
         async with serving(root) as servables:
             first = told()
             assert sorted(first) == names
-            assert f"{folder / '007'} is no version" in first["007"]
+            assert f"{folder / '007'} is not a version" in first["007"]
             assert "leads out" in first["2"]
             await servables.load("one")
             assert told() == first
@@ -146,17 +146,17 @@ def test_what_looks_like_a_version_and_is_none_is_told(tmp_path: Path, caplog) -
 
 
 ENDS = {
-    "sys.exit('no')": "servable.py:5: it ended its process while it was loaded, by SystemExit('no')",
-    "sys.exit()": "servable.py:5: it ended its process while it was loaded, by SystemExit()",
-    "os._exit(2)": "servable.py: it ended its process while it was loaded, with status 2",
-    "os._exit(0)": "servable.py: it ended its process while it was loaded, with status 0",
+    "sys.exit('no')": "servable.py:5: it ended its process while loading, by SystemExit('no')",
+    "sys.exit()": "servable.py:5: it ended its process while loading, by SystemExit()",
+    "os._exit(2)": "servable.py: it ended its process with status 2 while loading",
+    "os._exit(0)": "servable.py: it ended its process with status 0 while loading",
     "raise KeyboardInterrupt": "servable.py:5: KeyboardInterrupt: ",
 }
 
 
 @pytest.mark.parametrize("text", ENDS)
-def test_a_file_that_ends_its_process_cannot_be_loaded(tmp_path: Path, text: str) -> None:
-    """As one that raises: to load it again helps nobody."""
+def test_script_that_exits_cannot_be_loaded(tmp_path: Path, text: str) -> None:
+    """It fails like a script that raises: loading it again would not help."""
     write(tmp_path, "one", f"\n{text}")
 
     async def work() -> None:
@@ -168,37 +168,37 @@ def test_a_file_that_ends_its_process_cannot_be_loaded(tmp_path: Path, text: str
     run(work)
 
 
-def test_a_process_that_a_signal_ends_may_be_loaded_later(tmp_path: Path) -> None:
-    """As where memory is short."""
+def test_process_killed_while_loading_is_retriable(tmp_path: Path) -> None:
+    """For example by the kernel when memory is short."""
     write(tmp_path, "one", f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
 
     async def work() -> None:
-        with pytest.raises(UnavailableError, match=r"one/1: its process ended while it was loaded: .* by SIGKILL"):
+        with pytest.raises(UnavailableError, match=r"one/1: the process ended while loading: .* by SIGKILL"):
             async with serving(tmp_path):
                 pass
 
     run(work)
 
 
-def test_a_load_that_takes_long_is_told(tmp_path: Path, caplog, monkeypatch) -> None:
+def test_slow_load_is_logged(tmp_path: Path, caplog, monkeypatch) -> None:
     """More and more seldom, with what is waited for, and not once it is done."""
     caplog.set_level(logging.INFO, "penstock.serving")
-    monkeypatch.setattr(loading, "SLOW_S", 0.01)
+    monkeypatch.setattr(servable_load, "SLOW_S", 0.01)
     gate = tmp_path / "gate"
     write(tmp_path / "root", "one", f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\n" + dedent(SERVED))
 
     def told() -> list[dict[str, Any]]:
-        return [one for one in events(caplog, "servable_loading") if "imported" in one["message"]]
+        return [one for one in events(caplog, "servable_loading") if "importing" in one["message"]]
 
     async def work() -> None:
-        servables = Servables(PATIENCE)
+        servables = ServableRepository(PATIENCE)
         opening = asyncio.ensure_future(servables.open(tmp_path / "root"))
         await until(lambda: opening.done() or len(told()) >= 4)
         gate.touch()
         await opening
         found = told()
         assert [one["seconds"] for one in found] == [0.01 * 2**n for n in range(len(found))]
-        assert found[0]["message"] == "still loading one 1, 0.01 s: its servable.py is being imported"
+        assert found[0]["message"] == "still loading one 1 after 0.01 s: importing servable.py"
         assert (found[0]["servable"], found[0]["version"]) == ("one", 1)
         await asyncio.sleep(2 * found[-1]["seconds"])  # the next one would have come
         assert told() == found
@@ -218,7 +218,7 @@ RAISES = {
 
 
 @pytest.mark.parametrize("text", RAISES)
-def test_why_a_file_cannot_be_loaded_is_a_line_of_the_log(tmp_path: Path, caplog, capfd, text: str) -> None:
+def test_reason_of_a_failed_load_is_logged(tmp_path: Path, caplog, capfd, text: str) -> None:
     """With the trace of the operator's code alone, and nothing beside the log."""
     caplog.set_level(logging.INFO, "penstock.serving")
     folder = write(tmp_path, "one", f"\n\n{text}\n")
@@ -242,8 +242,8 @@ def test_why_a_file_cannot_be_loaded_is_a_line_of_the_log(tmp_path: Path, caplog
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_what_is_no_fault_of_the_file_keeps_all_of_its_trace() -> None:
-    """A bug of ours has nothing but our own frames."""
+def test_errors_outside_the_file_keep_their_traceback() -> None:
+    """A bug in Penstock shows only frames of Penstock."""
     with pytest.raises(InvalidArgumentError) as error:
-        read_spec("FP9[]", "y")
-    assert __file__ in trace_of(error.value, "servable.py", "stage_worker.py")
+        parse_spec("FP9[]", "y")
+    assert __file__ in format_trace(error.value, "servable.py", "stage_worker.py")

@@ -164,20 +164,20 @@ def test_batches_are_counted_of_the_model(host: Host) -> None:
     assert statistics.batch_sizes[8][0] >= 2
 
 
-def test_how_it_is_run_is_told(host: Host) -> None:
+def test_running_configuration_is_reported(host: Host) -> None:
     running = host.servables.find("digits.in_fours").running
     assert (running.policy, running.max_delay_s, running.max_waiting) == ({"latest": {"num_versions": 1}}, 0, 4096)
     assert (running.batch_sizes, running.processes["digits 1: four.onnx"]) == ((4,), 1)
 
 
-def test_texts_and_sizes_that_are_not_known(host: Host) -> None:
+def test_texts_and_unknown_sizes(host: Host) -> None:
     found = host.ask("digits.strange", text=["grün", ""], row=np.array([[1, 2, 3], [4, 0, 1]]))
     assert found["same"].tolist() == ["grün".encode(), b""]
     assert found["twice"].tolist() == [[1, 2, 3, 1, 2, 3], [4, 0, 1, 4, 0, 1]]
     assert found["looked"].tolist() == [[10, 20, 30], [40, 0, 10]]
 
 
-def test_a_model_that_fails_fails_who_made_it_fail(host: Host) -> None:
+def test_failing_model_fails_only_the_request_at_fault(host: Host) -> None:
     """An index beyond the table: others of the batch are answered."""
     several = [{"text": ["x"], "row": np.array([[n, n]])} for n in (1, 99, 2, 3)]
     found = host.gather("digits.strange", *several)
@@ -188,7 +188,7 @@ def test_a_model_that_fails_fails_who_made_it_fail(host: Host) -> None:
     assert [one["looked"].tolist() for one in found] == [[[10, 10]], [[20, 20]], [[30, 30]]]
 
 
-def test_an_instance_that_dies_is_started_again(host: Host) -> None:
+def test_model_process_that_dies_is_restarted(host: Host) -> None:
     before = pids(host.servables)
     os.kill(before[-1], signal.SIGKILL)
 
@@ -205,12 +205,12 @@ WRONG = {
     "a size": ('inputs={"image": "FP32[64]"}, outputs={"scores": "FP32[11]"}', "output scores has the shape"),
     "a rank": ('inputs={"image": "FP32[8,8]"}, outputs={"scores": "FP32[10]"}', "input image has the shape"),
     "an output": ('inputs={"image": "FP32[64]"}, outputs={"labels": "FP32[10]"}', "outputs are scores, not labels"),
-    "a batch": ('inputs={"image": "FP32[64]"}, outputs={"scores": "FP32[10]"}, batch_size=5', "batches of 4 alone"),
+    "a batch": ('inputs={"image": "FP32[64]"}, outputs={"scores": "FP32[10]"}, batch_size=5', "only batches of 4"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_model_that_is_not_as_declared_is_refused(tmp_path: Path, name: str) -> None:
+def test_model_that_differs_from_declaration_is_refused(tmp_path: Path, name: str) -> None:
     declared, told = WRONG[name]
     text = f"m = servable.model('m.onnx', {declared})\nimport json\n"
     text += "specs = [{n: str(s) for n, s in one.items()} for one in (m.inputs, m.outputs)]\n"
@@ -227,7 +227,7 @@ def test_a_model_that_is_not_as_declared_is_refused(tmp_path: Path, name: str) -
     run(work)
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_invalid_model_file_is_refused(tmp_path: Path) -> None:
     text = """
         m = servable.model("m.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"})
         @servable.method(inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"})
@@ -238,7 +238,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (folder / "1" / "m.onnx").write_bytes(b"no model")
 
     async def work() -> None:
-        with pytest.raises(InvalidFileError, match=r"m\.onnx: ONNX Runtime does not open it"):
+        with pytest.raises(InvalidFileError, match=r"m\.onnx: ONNX Runtime failed to open it"):
             async with serving(tmp_path):
                 pass
         (folder / "1" / "m.onnx").unlink()

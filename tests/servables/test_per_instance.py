@@ -1,4 +1,4 @@
-"""``per_instance_errors``: instances that fail are told one by one, and the others of their request are answered."""
+"""``per_instance_errors``: failed instances are listed, and the others of their request are answered."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock import Client, ServiceError
 from penstock.api_errors import RefusalError
 from penstock.errors import DeadlineError, QueueFullError
 from penstock.servables.api.plan import MethodPlan
-from penstock.servables.schedule.flow import Route
-from penstock.servables.schedule.per_instance import room
+from penstock.servables.schedule.method_run import Route
+from penstock.servables.schedule.per_instance import wait_for_room
 from penstock.tensors import InferResponse, MethodStatistics
 from tests.cli.test_serve import serving as service
 from tests.support.http_service import until
@@ -97,7 +97,7 @@ def errors_of(response: InferResponse) -> list[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_fault_is_told_and_the_others_are_answered(host: Host, method: str) -> None:
+def test_failed_instances_are_listed_others_answered(host: Host, method: str) -> None:
     x = np.arange(20.0, 40.0, dtype=np.float32)
     places = {3: 1, 7: 2, 8: 5, 19: 3}
     for place, fault in places.items():
@@ -121,7 +121,7 @@ def test_every_fault_is_told_and_the_others_are_answered(host: Host, method: str
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_instance_that_hangs_is_told(host: Host, method: str) -> None:
+def test_hanging_instance_is_listed(host: Host, method: str) -> None:
     found, errors = ask(host, f"hangs.{method}", [20, 4, 30])
     assert [(one["instance"], one["status"], one["code"]) for one in errors] == [(1, 504, "stage_hung")]
     assert found["z"].tolist() == [40, 0, 60]
@@ -136,7 +136,7 @@ def test_all_or_none_may_fail(host: Host, method: str, x: list[float]) -> None:
     assert found["name"].shape == (len(x), 2)
 
 
-def test_more_instances_than_are_under_way_at_once(host: Host) -> None:
+def test_more_instances_than_run_at_once(host: Host) -> None:
     x = np.arange(10.0, 810.0)
     x[[0, 400, 799]] = 1
     found, errors = ask(host, "one_by_one", x)
@@ -144,7 +144,7 @@ def test_more_instances_than_are_under_way_at_once(host: Host) -> None:
     assert np.array_equal(found["z"], np.where(x < 10, 0, x * 2).astype(np.float32))
 
 
-def test_rows_of_sizes_of_their_own(host: Host) -> None:
+def test_rows_of_different_sizes(host: Host) -> None:
     """Who fails has the others' sizes; none at all when all fail; and rows that differ are no tensor."""
     found, errors = ask(host, "of_sizes", [3, -1, 3])
     assert (found["all"].shape, len(errors)) == ((3, 3), 1)
@@ -154,7 +154,7 @@ def test_rows_of_sizes_of_their_own(host: Host) -> None:
         ask(host, "of_sizes", [3, -1, 4])
 
 
-def test_what_is_about_no_instance_ends_the_request(host: Host) -> None:
+def test_other_errors_fail_the_whole_request(host: Host) -> None:
     with pytest.raises(DeadlineError, match=r"within 0\.3 s"):
         ask(host, "hangs.one_by_one", [20, 1, 4], deadline_s=0.3)
 
@@ -192,7 +192,7 @@ CROWD = """
 
 
 def test_instances_of_several_requests_wait_for_room(tmp_path: Path) -> None:
-    """More of them than may wait: none is refused for that, and their time ends all the same."""
+    """More instances than may wait: none is refused for that, and the deadline still applies."""
     write(tmp_path / "root", "crowd", CROWD.format(folder=str(tmp_path)))
 
     async def work() -> None:
@@ -234,10 +234,10 @@ def test_waiting_for_room_ends(seconds: float) -> None:
         free, full = Full(3), Full(float("inf"))
         route = Route(MethodPlan("it", {}, {}, 0, (), (), 0), (), MethodStatistics(), 0)
         route.queues = [free]  # type: ignore[list-item]
-        await room(route, float("inf"))
+        await wait_for_room(route, float("inf"))
         assert free.left == 0
         route.queues = [full]  # type: ignore[list-item]
-        await room(route, seconds)
+        await wait_for_room(route, seconds)
 
     run(work)
 
@@ -284,8 +284,8 @@ def test_cancelling_ends_all_of_it(tmp_path: Path) -> None:
     run(work)
 
 
-def test_over_both_doors(tmp_path: Path) -> None:
-    """By our client and by Triton's; without the parameter the request fails whole."""
+def test_over_http_and_grpc(tmp_path: Path) -> None:
+    """With Penstock's client and Triton's; without the parameter the whole request fails."""
     write(tmp_path / "root", "faults", FAULTS)
     x = np.array([20, 1, 30], np.float32)
     before = children()

@@ -1,4 +1,4 @@
-"""Language models that servables ask for by name: not served, served, and served no more."""
+"""Language models that servables use by name: not served, served, and unloaded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def hidden(shelf: Shelf) -> PrivateModels:
 
 
 @pytest.mark.parametrize(("names", "there"), [((), "none"), (("other", "third"), "other, third")])
-def test_one_that_is_not_served_is_told_with_the_servable(tmp_path: Path, names: tuple[str, ...], there: str) -> None:
+def test_unserved_model_is_named_with_its_servable(tmp_path: Path, names: tuple[str, ...], there: str) -> None:
     write(tmp_path, "story", STORY)
 
     async def work() -> None:
@@ -60,11 +60,11 @@ def test_one_that_is_not_served_is_told_with_the_servable(tmp_path: Path, names:
 
     with pytest.raises(InvalidFileError) as caught:
         run(work)
-    told = "story: its servable.py asks for the language model 'demo', which is not served here; served are: "
-    assert str(caught.value) == told + there
+    message = "story: servable.py uses the language model 'demo', which this service does not serve; it serves: "
+    assert str(caught.value) == message + there
 
 
-def test_one_that_is_unloaded_makes_the_servable_not_ready(tmp_path: Path) -> None:
+def test_unloaded_model_makes_the_servable_not_ready(tmp_path: Path) -> None:
     write(tmp_path, "story", STORY)
     shelf = Shelf("demo")
 
@@ -73,7 +73,9 @@ def test_one_that_is_unloaded_makes_the_servable_not_ready(tmp_path: Path) -> No
             assert servables.find("story").is_ready
             shelf.names.clear()
             assert not servables.find("story").is_ready
-            with pytest.raises(UnavailableError, match=r"^story: the language model 'demo' is not served now"):
+            with pytest.raises(
+                UnavailableError, match=r"^story: the language model 'demo' is not served at the moment"
+            ):
                 await ask(servables, "story", {"prompt": np.array(["a"])})
 
     run(work)

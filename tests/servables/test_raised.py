@@ -1,4 +1,4 @@
-"""Whatever a stage raises or returns ends in an answer, and its process goes on."""
+"""Anything that a stage raises or returns ends in a response, and its process keeps running."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from penstock.api_errors import RefusalError
 from penstock.errors import InvalidFileError
-from penstock.servables.api.specs import read_spec
-from penstock.servables.process.failures import MisfitResultError, failure_of
-from penstock.servables.process.programs import as_spec
+from penstock.servables.api.specs import parse_spec
+from penstock.servables.process.failures import InvalidResultError, failure_of
+from penstock.servables.process.stage_program import to_spec_array
 from tests.support.servable_folders import Host, pids, request, run, serving, write
 
 RAISING = """
@@ -51,8 +51,8 @@ RAISING = """
         return alone(x)
 """
 TOLD = [
-    (400, "{stage}{at}: file \\udcff"), (500, "stage {stage} failed{at}: ValueError; the log has more"),
-    (500, "stage {stage} failed{at}: Mute; the log has more"), (400, "{stage}{at}: MuteInput"),
+    (400, "{stage}{at}: file \\udcff"), (500, "stage {stage} failed{at}: ValueError; see the log for details"),
+    (500, "stage {stage} failed{at}: Mute; see the log for details"), (400, "{stage}{at}: MuteInput"),
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def refused(host: Host, method: str, *x: float) -> RefusalError:
 
 
 @pytest.mark.parametrize("kind", range(len(TOLD)))
-def test_any_text_is_told(host: Host, kind: int) -> None:
+def test_errors_may_contain_any_text(host: Host, kind: int) -> None:
     status, text = TOLD[kind]
     for error, stage, at in (
         (refused(host, "batch", kind), "together", ""),
@@ -84,13 +84,13 @@ def test_any_text_is_told(host: Host, kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", range(4, 16))
-def test_the_instance_is_told_when_it_is_one(host: Host, kind: int) -> None:
+def test_only_valid_instance_indexes_are_reported(host: Host, kind: int) -> None:
     """Of three, padded to eight: 2 in any form is the third, all else is none that was sent."""
     error = refused(host, "batch", kind, 0, 0)
     assert (error.status, str(error)) == (400, f"together{', instance 2' if kind < 8 else ''}: no")
 
 
-def test_what_came_of_a_trace_is_bounded() -> None:
+def test_traceback_length_is_limited() -> None:
     class VeryLongError(Exception):
         pass
 
@@ -99,7 +99,7 @@ def test_what_came_of_a_trace_is_bounded() -> None:
     assert (len(found.text), len(found.trace), found.instance) == (100, 4000, -1)
 
 
-def test_a_file_that_cannot_be_loaded_says_so_in_any_text(tmp_path: Path) -> None:
+def test_load_errors_may_contain_any_text(tmp_path: Path) -> None:
     write(tmp_path, "it", 'raise ValueError("file \\udcff")')
 
     async def work() -> None:
@@ -111,36 +111,36 @@ def test_a_file_that_cannot_be_loaded_says_so_in_any_text(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "value", "told"),
+    ("spec", "value", "message"),
     [
-        ("FP16[]", np.float64(1e9), r"y holds 1e\+09, which FP16 cannot hold"),
-        ("FP16[2]", np.array([1.0, -70_000.0]), "y holds -70000, which FP16"),
-        ("FP16[]", 70_000, "y holds 70000, which FP16"),
-        ("FP32[]", np.float64(1e300), r"y holds 1e\+300, which FP32"),
-        ("FP32[]", "abc", "y is text .numpy <U3., expected FP32"),
-        ("FP32[]", b"abc", "y is bytes .numpy .S3., expected FP32"),
-        ("FP32[]", None, "y is None, expected FP32"),
-        ("FP32[2]", [1.0, None], "y holds None, expected FP32"),
-        ("FP32[]", {"a": 1}, "y is dict, expected FP32"),
-        ("FP32[]", 1j, "y is complex128, which is not FP32 without loss"),
-        ("INT64[]", 2**70, "y is an array of objects, such as int, expected INT64"),
-        ("INT64[-1]", np.empty(0, object), "y is object, expected INT64"),
-        ("INT64[]", np.datetime64("2026-01-01"), r"y is datetime64\[D\], expected INT64"),
-        ("TEXT[]", None, "y is None, where TEXT is str"),
-        ("TEXT[2]", ["a", None], "y holds None, where TEXT is str"),
+        ("FP16[]", np.float64(1e9), r"y contains 1e\+09, which overflows FP16"),
+        ("FP16[2]", np.array([1.0, -70_000.0]), "y contains -70000, which overflows FP16"),
+        ("FP16[]", 70_000, "y contains 70000, which overflows FP16"),
+        ("FP32[]", np.float64(1e300), r"y contains 1e\+300, which overflows FP32"),
+        ("FP32[]", "abc", "expected FP32, got text .numpy <U3"),
+        ("FP32[]", b"abc", "expected FP32, got bytes .numpy .S3"),
+        ("FP32[]", None, "y: expected FP32, got None"),
+        ("FP32[2]", [1.0, None], "expected FP32, got an array that contains None"),
+        ("FP32[]", {"a": 1}, "expected FP32, got dict"),
+        ("FP32[]", 1j, "expected FP32, got complex128"),
+        ("INT64[]", 2**70, "expected INT64, got an array of objects such as int"),
+        ("INT64[-1]", np.empty(0, object), "expected INT64, got object"),
+        ("INT64[]", np.datetime64("2026-01-01"), r"expected INT64, got datetime64\[D\]"),
+        ("TEXT[]", None, "expected str for TEXT, got None"),
+        ("TEXT[2]", ["a", None], "expected str for TEXT, got an array that contains None"),
     ],
 )
-def test_what_does_not_fit_a_type_is_refused(spec: str, value: Any, told: str) -> None:
-    with pytest.raises(MisfitResultError, match=told):
-        as_spec(value, read_spec(spec, "y"), None, "y")
+def test_results_of_the_wrong_type_are_refused(spec: str, value: Any, message: str) -> None:
+    with pytest.raises(InvalidResultError, match=message):
+        to_spec_array(value, parse_spec(spec, "y"), None, "y")
 
 
-def test_what_is_infinite_stays_so() -> None:
+def test_infinite_results_stay_infinite() -> None:
     given = np.array([np.inf, -np.inf, np.nan, 65_504.0])
-    found = as_spec(given, read_spec("FP16[4]", "y"), None, "y")
+    found = to_spec_array(given, parse_spec("FP16[4]", "y"), None, "y")
     assert np.array_equal(found, given, equal_nan=True)
 
 
-def test_requests_are_whole_after_all_of_it(host: Host) -> None:
+def test_later_requests_are_unaffected(host: Host) -> None:
     method = host.servables.find("raising.each")
     assert host.do(method.infer(request({"x": np.array([-1.0])}))).outputs[0].array.tolist() == [-1]

@@ -1,4 +1,4 @@
-"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; what ran before is kept when that fails."""
+"""Folders of servables: loaded, switched, labelled, reloaded, unloaded; failures keep what ran before."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_versions_and_labels(tmp_path: Path) -> None:
                 servables.find("one", "1")
             with pytest.raises(NotFoundError, match="version '9'"):
                 servables.find("one", "9")
-            with pytest.raises(NotFoundError, match=r"ask for one\.which"):
+            with pytest.raises(NotFoundError, match=r"methods are one\.which"):
                 servables.find("one.what")
             assert servables.find("two") is None
             await servables.load("one", {"versions": "all", "labels": {"stable": 1}})
@@ -68,11 +68,11 @@ def test_versions_and_labels(tmp_path: Path) -> None:
                 with pytest.raises(InvalidArgumentError):
                     await servables.load("one", config)
             for config in ({"versions": "all", "labels": {"stable": 9}}, {"versions": "2,9"}):
-                with pytest.raises(InvalidArgumentError, match=r"one has no version 9; there are 1, 2, 3"):
+                with pytest.raises(InvalidArgumentError, match=r"one has no version 9; it has 1, 2, 3"):
                     await servables.load("one", config)
             assert servables.find("one").running.policy == {"latest": {"num_versions": 2}}
             for config in ({"versions": "7", "labels": {}}, {"versions": "7"}):
-                with pytest.raises(InvalidArgumentError, match=r"versions 7: one has no version 7; there are 1, 2, 3$"):
+                with pytest.raises(InvalidArgumentError, match=r"versions 7: one has no version 7; it has 1, 2, 3$"):
                     await servables.load("one", config)
             assert await which(servables, "stable") == 2
             await servables.unload("one")
@@ -107,21 +107,22 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
-        ({"labels": {"a b": 1}}, "labels: a label begins with a letter, then letters, digits, _ and -, not 'a b'"),
-        ({"labels": {"a": "1"}}, "labels: a: expected the number of a version, found '1'"),
-        ({"labels": {"stable": 5}}, "labels: stable: one has no version 5; there are 1"),
-        ({"labels": {"stable": 2}}, "labels: stable: one has no version 2; there are 1; 2: a version is a folder"),
-        ({"labels": [1]}, 'labels must be like {"stable": 1}, not [1]'),
-        ({"versions": "5"}, "versions 5: one has no version 5; there are 1"),
-        ({"versions": "x"}, 'versions must be "latest", "latest:2", "all" or numbers like "1,3", not \'x\''),
-        ({"versions": 5}, 'versions must be like "latest:2", "all" or "1,3", not 5'),
+        (
+            {"labels": {"a b": 1}},
+            "labels: a label must start with a letter, followed by letters, digits, _ and -, got 'a b'",
+        ),
+        ({"labels": {"a": "1"}}, "labels: a: expected a version number, got '1'"),
+        ({"labels": {"stable": 5}}, "labels: stable: one has no version 5; it has 1"),
+        ({"labels": {"stable": 2}}, "labels: stable: one has no version 2; it has 1; 2: a version must be a folder"),
+        ({"labels": [1]}, 'labels: expected a mapping like {"stable": 1}, got [1]'),
+        ({"versions": "5"}, "versions 5: one has no version 5; it has 1"),
+        ({"versions": "x"}, 'versions: expected "latest", "latest:2", "all" or numbers like "1,3", got \'x\''),
+        ({"versions": 5}, 'versions: expected a string like "latest:2", "all" or "1,3", got 5'),
     ],
 )
-def test_what_a_load_cannot_do_is_told_by_the_name_of_its_option(
-    tmp_path: Path, config: dict[str, Any], told: str
-) -> None:
+def test_invalid_load_options_are_named(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     (write(tmp_path, "one", VERSION) / "2").write_text("")
 
     async def work() -> RefusalError:
@@ -132,11 +133,11 @@ def test_what_a_load_cannot_do_is_told_by_the_name_of_its_option(
             return refusal_of(caught.value, "r")
 
     refused = run(work)
-    assert (refused.status, refused.param, str(refused)) == (400, *config, told)
+    assert (refused.status, refused.param, str(refused)) == (400, *config, message)
 
 
-def test_a_version_that_is_not_there_is_told_with_the_servable(tmp_path: Path) -> None:
-    """In the words that language models have for it."""
+def test_missing_version_is_named_with_its_servable(tmp_path: Path) -> None:
+    """The message is the same as for language models."""
     write(tmp_path, "one", VERSION)
 
     async def work() -> RefusalError:
@@ -147,24 +148,24 @@ def test_a_version_that_is_not_there_is_told_with_the_servable(tmp_path: Path) -
 
     refused = run(work)
     assert (refused.status, refused.param, refused.code) == (404, "model_version", "version_not_found")
-    assert str(refused) == "one has no version '7'; there are 1"
+    assert str(refused) == "one has no version '7'; it has 1"
 
 
-def test_a_file_that_is_gone_cannot_be_loaded(tmp_path: Path) -> None:
-    """No such servable is another error: this one is served on."""
+def test_removed_servable_cannot_be_loaded(tmp_path: Path) -> None:
+    """The error differs from that of an unknown servable: this one is still served."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:
         async with serving(tmp_path) as servables:
             (folder / "servable.py").unlink()
-            with pytest.raises(InvalidFileError, match=r"^one: there is no .*servable\.py"):
+            with pytest.raises(InvalidFileError, match=r"^one: .*servable\.py does not exist"):
                 await servables.load("one")
             assert await which(servables) == 1
 
     run(work)
 
 
-def test_names_that_models_have(tmp_path: Path) -> None:
+def test_names_taken_by_models_are_refused(tmp_path: Path) -> None:
     """A servable's name is that of all its methods, so no model may begin so, and no servable may take a model's."""
     write(tmp_path, "one", VERSION)
     names = ["two.v1", "ones"]
@@ -175,21 +176,21 @@ def test_names_that_models_have(tmp_path: Path) -> None:
                 "the servable one", "the servable one", "", ""
             ]  # fmt: skip
             write(tmp_path, "two", VERSION)
-            with pytest.raises(InvalidArgumentError, match=r"servable two .* model two\.v1 "):
+            with pytest.raises(InvalidArgumentError, match=r"servable two .* model two\.v1;"):
                 await servables.load("two")
             assert servables.find("two") is None
             names.remove("two.v1")
             await servables.load("two")
             assert servables.find("two") is not None
             names.append("two")
-        with pytest.raises(InvalidArgumentError, match=r"servable two .* model two "):
+        with pytest.raises(InvalidArgumentError, match=r"servable two .* model two;"):
             async with serving(tmp_path, others=lambda: names):
                 pass
 
     run(work)
 
 
-def test_what_a_load_does_not_name_stays(tmp_path: Path) -> None:
+def test_options_that_a_load_omits_stay(tmp_path: Path) -> None:
     """Labels move and the policy of servable.py holds; then the policy changes and the labels hold."""
     folder = write(tmp_path, "one", VERSION, versions=(1, 2, 3))
     settings = '\nservable.settings(versions="all", labels={"stable": 1})\n'
@@ -214,17 +215,17 @@ def test_what_a_load_does_not_name_stays(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
-    """Whatever the new file does, the old version answers, and the reason is in the index."""
+def test_failed_load_keeps_the_old_version(tmp_path: Path) -> None:
+    """The old version keeps answering, and the index has the reason."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:
         async with serving(tmp_path) as servables:
             before = pids(servables)
-            for number, (name, (text, told)) in enumerate(BROKEN.items(), 2):
+            for number, (name, (text, message)) in enumerate(BROKEN.items(), 2):
                 (folder / "servable.py").write_text(f"import ctypes, os, sys\nfrom penstock import servable\n{text}\n")
                 (folder / str(number)).mkdir()
-                with pytest.raises(PenstockError, match=told):
+                with pytest.raises(PenstockError, match=message):
                     await servables.load("one")
                 assert await which(servables) == 1, name
                 found = {one.version: one for one in servables.index()}[str(number)]
@@ -237,7 +238,7 @@ def test_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
     run(work)
 
 
-def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_hanging_import_times_out(tmp_path: Path) -> None:
     before = children()
     write(tmp_path, "one", f"open({str(tmp_path / 'in')!r}, 'w').close(); time.sleep(10000)")
 
@@ -256,7 +257,7 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert children() <= before
 
 
-def test_a_method_that_was_found_before_a_switch_answers_after_it(tmp_path: Path) -> None:
+def test_method_found_before_a_switch_works_after_it(tmp_path: Path) -> None:
     """Between finding a method and asking it, a door may read a body for long."""
     folder = write(tmp_path, "one", VERSION)
 
@@ -273,7 +274,7 @@ def test_a_method_that_was_found_before_a_switch_answers_after_it(tmp_path: Path
     run(work)
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_no_resources_leak(tmp_path: Path) -> None:
     """No process, descriptor or file, after unloads, after reloads side by side and at the end."""
     folder = write(tmp_path, "one", VERSION)
     (folder / "servable.py").write_text((folder / "servable.py").read_text() + "\nservable.settings(workers=2)\n")

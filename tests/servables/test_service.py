@@ -1,4 +1,4 @@
-"""``penstock serve FOLDER``: servables beside language models, over the doors, watched, and ended with the service."""
+"""``penstock serve FOLDER``: servables beside language models, over HTTP and gRPC, stopped with the service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.cli.service.serve import settings_of
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.llm.llm import LLM
-from penstock.servables.process.open_version import Source
+from penstock.servables.lifecycle.open_version import Source
 from tests.cli.test_serve import ask, serving
 from tests.serving.http.test_admin import call
 from tests.support.command import DEMO, FOLDER
@@ -107,7 +107,7 @@ def test_servables_beside_language_models(tmp_path: Path) -> None:
     assert "a line of add" in (tmp_path / "log").read_text()
 
 
-def test_checkpoints_folders_are_models_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_folders_are_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version's folder is one, and holds another, which is quantized by the way."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     folder = write(tmp_path / "root", "story", FOLDERS)
@@ -137,7 +137,7 @@ def one_language_model(folder: Path, config: str, *names: str) -> None:
         (None, ["pytorch_model.bin"], "pickled PyTorch weights are not supported"),
     ],
 )
-def test_a_checkpoint_that_is_not_known_is_refused_by_name(
+def test_unsupported_checkpoint_is_refused_by_name(
     tmp_path: Path, config: str | None, names: list[str], told: str
 ) -> None:
     folder = write(tmp_path / "root", "story", FOLDERS.replace('"."', '"weights"'))
@@ -149,17 +149,23 @@ def test_a_checkpoint_that_is_not_known_is_refused_by_name(
     assert "Traceback" not in done.stderr
 
 
-def test_a_language_models_files_lie_in_the_servables_folder(tmp_path: Path) -> None:
+def test_language_model_files_must_be_inside(tmp_path: Path) -> None:
     folder = write(tmp_path / "root", "story", "")
     source = Source("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
     one_language_model(folder, "{}", "model.safetensors")
-    assert source.language_path("weights") == folder / "1" / "weights"
+    assert source.check_language_model("weights") == folder / "1" / "weights"
     (tmp_path / "tokenizer.json").write_text("{}")
     (folder / "1" / "weights" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
-    for name, told in {"weights": "a link leads out", ".": "no config.json", "weights/config.json": "neither a bundle",
-                       "none": "No such file", "none.psm": "No such file"}.items():  # fmt: skip
-        with pytest.raises(InvalidFileError, match=told):
-            source.language_path(name)
+    wrong = {
+        "weights": "a link leads out",
+        ".": "no config.json",
+        "weights/config.json": "neither a bundle",
+        "none": "No such file",
+        "none.psm": "No such file",
+    }
+    for name, message in wrong.items():
+        with pytest.raises(InvalidFileError, match=message):
+            source.check_language_model(name)
 
 
 def test_one_servable_without_models(tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
         for name in ("one", "one.more"):
             status, answer = call(tmp_path / "admin", "POST", "/admin/models/load", {"path": str(DEMO), "name": name})
             assert (status, answer["error"]["message"]) == (
-                400, f"the name '{name}' is taken by the servable one: choose another one"
+                400, f"the name '{name}' is taken by the servable one. Choose another one"
             )  # fmt: skip
         assert ask(url, "/health/ready") == {"status": "ok"}
         line = said.partition("try: ")[2]
@@ -195,7 +201,7 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
         until(lambda: not stage.is_running() or stage.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_servable_that_cannot_be_loaded_ends_the_service(tmp_path: Path) -> None:
+def test_failed_first_load_stops_the_service(tmp_path: Path) -> None:
     write(tmp_path / "root", "one", "1 / 0")
     done = subprocess.run(
         ["penstock", "serve", str(tmp_path / "root"), "--port", "0"], capture_output=True, text=True, check=False

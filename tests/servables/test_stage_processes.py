@@ -1,4 +1,4 @@
-"""Stage processes while they are at work: cancelled, given up, too large, ended with all that they started."""
+"""Busy stage processes: cancelled, timed out, too large, ended with everything that they started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from penstock.api_errors import RefusalError
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError
 from penstock.servables.process import pool
-from penstock.servables.schedule.unit_queue import Flight
+from penstock.servables.schedule.unit_queue import UnitBatch
 from tests.support.servable_folders import Host, is_gone, pids, request, write
 from tests.support.worker_processes import until
 
@@ -96,7 +96,7 @@ ORDER = """
 
 
 def test_lower_priorities_go_first_and_a_full_queue_refuses(tmp_path) -> None:
-    """Three may wait: a fourth hears it at once, and is counted."""
+    """Three may wait; a fourth is refused at once and counted."""
     write(tmp_path / "root", "order", ORDER.format(folder=str(tmp_path)))
     host = Host(tmp_path / "root")
     method = host.servables.find("order")
@@ -121,7 +121,7 @@ def test_lower_priorities_go_first_and_a_full_queue_refuses(tmp_path) -> None:
         host.close()
 
 
-def test_a_stage_that_hangs_is_ended_and_others_are_answered(gated) -> None:
+def test_hanging_stage_is_killed_others_answered(gated) -> None:
     host = gated(timeout_s=3)
     before = pids(host.servables)
 
@@ -154,35 +154,35 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
     assert host.ask("gates", x=np.array([3.0]))["pid"].tolist() == pids(host.servables)
 
 
-def test_a_process_that_grew_far_too_large_goes_though_none_can_take_its_place(gated, monkeypatch, caplog) -> None:
-    """Who asks then is told so, as when processes die, and does not wait; later one can be had again."""
+def test_far_too_large_process_ends_without_replacement(gated, monkeypatch, caplog) -> None:
+    """Requests are refused at once, as when processes die, until a process starts again."""
     host = gated(limit=400)
-    launch = pool.launch
+    launch = pool.start_stage_process
 
     async def none(*_: object) -> None:
         raise UnavailableError("/planted/file: No such file or directory")
 
-    monkeypatch.setattr(pool, "launch", none)
+    monkeypatch.setattr(pool, "start_stage_process", none)
     assert host.ask("gates", x=np.array([2.0, 2.0, 2.0]))["y"].tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(UnavailableError) as raised:
         host.ask("gates", x=np.array([10.0]))
-    assert str(raised.value).endswith("its processes crash again and again.")
+    assert str(raised.value).endswith("the processes crash repeatedly; retry later")
     assert "/planted/file" in caplog.text
     assert pids(host.servables) == []
-    monkeypatch.setattr(pool, "launch", launch)
+    monkeypatch.setattr(pool, "start_stage_process", launch)
     host.do(until(lambda: pids(host.servables)))
     assert host.ask("gates", x=np.array([10.0]))["y"].tolist() == [10.0]
 
 
-def test_a_batch_that_cannot_be_sent_fails_and_its_process_goes_on(gated, monkeypatch) -> None:
+def test_unsendable_batch_fails_and_the_process_stays(gated, monkeypatch) -> None:
     host = gated()
-    message = Flight.message
+    message = UnitBatch.message
 
-    def broken(flight: Flight) -> object:
-        monkeypatch.setattr(Flight, "message", message)
+    def broken(flight: UnitBatch) -> object:
+        monkeypatch.setattr(UnitBatch, "message", message)
         raise ValueError("planted")
 
-    monkeypatch.setattr(Flight, "message", broken)
+    monkeypatch.setattr(UnitBatch, "message", broken)
     with pytest.raises(ValueError, match="planted"):
         host.ask("gates", x=np.array([10.0]))
     assert host.ask("gates", x=np.array([11.0]))["y"].tolist() == [11.0]

@@ -1,4 +1,4 @@
-"""Python stages in their processes: right answers alone and together, and every fault contained, named and survived."""
+"""Python stages in their processes: correct results alone and in batches; every failure is contained and named."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def same(a, b) -> None:
         assert np.array_equal(a[name], b[name]), name
 
 
-def test_the_answer_is_what_the_functions_say(host: Host) -> None:
+def test_results_match_the_functions(host: Host) -> None:
     given = rows(1, 7)
     found = host.ask("numbers.all_of_it", **given)
     difference = given["x"] * 2 - given["y"]
@@ -141,7 +141,7 @@ def test_batch_matches_single(host: Host) -> None:
 
 
 def test_split_matches_single(host: Host) -> None:
-    """A request of many batches is its instances."""
+    """The results of a request in many batches are those of its instances."""
     given = rows(3, 41)
     found = host.ask("numbers.all_of_it", **given)
     for index in range(41):
@@ -168,7 +168,7 @@ def test_texts_and_bytes(host: Host) -> None:
     assert found["number"].tolist() == [7, 3]
 
 
-def test_requests_of_other_sizes_share_processes_and_no_batch(host: Host) -> None:
+def test_other_sizes_share_processes_but_no_batch(host: Host) -> None:
     several = [{"text": ["one"]}, {"text": ["one two"]}, {"text": ["1 2 3"]}, {"text": ["x y"]}]
     found = host.gather("numbers.text", *several)
     assert [one["words"].shape for one in found] == [(1, 1), (1, 2), (1, 3), (1, 2)]
@@ -177,18 +177,18 @@ def test_requests_of_other_sizes_share_processes_and_no_batch(host: Host) -> Non
         assert np.array_equal(answer["y"], given["x"] / 2)
 
 
-def test_instances_of_a_request_that_differ_in_shape_are_refused(host: Host) -> None:
+def test_instances_of_different_shapes_are_refused(host: Host) -> None:
     with pytest.raises(RefusalError, match="different shapes") as caught:
         host.ask("numbers.text", text=["one", "one two"])
     assert caught.value.status == 400
 
 
-def test_what_does_not_fit_is_refused_by_name(host: Host) -> None:
+def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
     good = rows(1, 2)
     wrong = {
         "y": ({"x": good["x"]}, "missing"),
-        "z": (good | {"z": good["x"]}, "no input"),
-        "x": (good | {"x": good["x"].astype(np.int64)}, "must be FP32, not INT64"),
+        "z": (good | {"z": good["x"]}, "unknown input"),
+        "x": (good | {"x": good["x"].astype(np.int64)}, "expected the datatype FP32, got INT64"),
     }
     for path, (given, told) in wrong.items():
         with pytest.raises(MisfitError, match=told) as caught:
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_by_name(host: Host) -> None:
     with pytest.raises(MisfitError, match="UTF-8"):
         host.ask("numbers.text", text=[b"\xff"])
     method = host.servables.find("numbers.any_size")
-    with pytest.raises(MisfitError, match="no output"):
+    with pytest.raises(MisfitError, match="unknown output"):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, outputs=["z"])))
     with pytest.raises(DeadlineError):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, deadline_s=0.0)))
@@ -212,8 +212,8 @@ ENDS = {1: (400, "invalid_input"), 2: (500, "stage_failed"), 3: (500, "stage_fai
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "together"])
-def test_a_fault_is_that_of_its_request_alone(host: Host, name: str) -> None:
-    """Others of the same batch are answered; who is at fault is told the stage, and no secret."""
+def test_failure_affects_only_its_request(host: Host, name: str) -> None:
+    """Others in the batch are answered; the error names the stage, and contains no secret."""
     stage = "each" if name == "one_by_one" else "whole"
     for wrong, (status, code) in ENDS.items():
         several = [{"x": np.array([20.0 + one, 30.0])} for one in range(12)]
@@ -234,7 +234,7 @@ def test_a_fault_is_that_of_its_request_alone(host: Host, name: str) -> None:
     assert statistics.num_success >= 11 * len(ENDS)
 
 
-def test_a_batch_of_which_nothing_came_is_not_counted(host: Host) -> None:
+def test_failed_batch_is_not_counted(host: Host) -> None:
     statistics = host.servables.find("faults.one_by_one").statistics
     before = statistics.num_executions
     with pytest.raises(RefusalError):
@@ -246,7 +246,7 @@ def test_a_batch_of_which_nothing_came_is_not_counted(host: Host) -> None:
 
 
 def test_bits_of_batches_of_one_request_fail_together(host: Host) -> None:
-    """The 30th of 40 instances: the whole request is refused, and says which."""
+    """The 30th of 40 instances fails: the whole request is refused, and the error names the instance."""
     given = np.arange(20.0, 60.0)
     given[30] = 1
     with pytest.raises(RefusalError, match="each, instance 30: one is not taken"):

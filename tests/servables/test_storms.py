@@ -25,13 +25,13 @@ KINDS = {"load": 58, "other": 25, "steady": 3, "unload": 14}
 """Changes of a hundred.  One in seven unloads is told that there is nothing to unload, so that 12 % do."""
 REFUSALS = {
     "": {"one is not loaded"},
-    "2": {"one is not loaded", "version 2 of one is not loaded any more"},
+    "2": {"one is not loaded", "version 2 of one is no longer loaded"},
 }
 """What who asks for a version may be told by design, in these words alone: nothing else ends a request."""
 
 
-def test_switches_under_traffic_fail_nobody(tmp_path: Path) -> None:
-    """No request fails, none is answered by two versions, and nobody sees an older one after a newer one."""
+def test_switches_under_traffic_fail_no_request(tmp_path: Path) -> None:
+    """No request fails, none is answered by two versions, and no client sees an older version after a newer one."""
     folder = write(tmp_path / "root", "one", TWICE)
     seen: list[Counter[int]] = [Counter() for _ in range(4)]
     newest = [0] * 4
@@ -110,7 +110,7 @@ def test_loads_and_unloads_by_many_under_traffic(tmp_path: Path) -> None:
 
 
 def come_and_go(url: str, grpc: str, traffic: Traffic, ends: list[Counter[str]]) -> None:
-    """Nobody else changes anything now: what is unloaded answers nobody, and what is loaded everybody."""
+    """Without further changes, unloaded servables refuse all requests and loaded ones answer all."""
     with Client(url, api_key=KEY, timeout_s=SECONDS) as admin:
         admin.servables.load("one")
         admin.servables.unload("one")

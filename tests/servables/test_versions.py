@@ -1,4 +1,4 @@
-"""Folders of servables: what is taken, ignored and refused; policies, labels and the steps between versions."""
+"""Folders of servables: accepted, ignored and refused entries; policies, labels and the plan of a load."""
 
 from __future__ import annotations
 
@@ -10,22 +10,14 @@ import pytest
 
 from penstock.api_errors import VersionNotFoundError
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
-from penstock.servables.lifecycle import versions as versions_module
-from penstock.servables.lifecycle.versions import (
-    Plan,
-    Policy,
-    ServableFolder,
-    Wanted,
-    find_version,
-    make_plan,
-    scan,
-    scan_servable,
-    within,
-)
+from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
+from penstock.servables.lifecycle import folder_scan
+from penstock.servables.lifecycle.folder_scan import ServableFolder, resolve_inside, scan_folder, scan_servable
+from penstock.servables.lifecycle.version_plan import LoadPlan, plan_load, resolve_version
 
 
 def put(root: Path, *names: str) -> Path:
-    """Files with one byte; a name that ends with a slash is a folder."""
+    """Write files with one byte; a name that ends with a slash makes a folder."""
     for name in names:
         path = root / name
         if name.endswith("/"):
@@ -39,22 +31,22 @@ def put(root: Path, *names: str) -> Path:
 def test_servables_and_their_versions(tmp_path: Path) -> None:
     put(tmp_path, "digits/servable.py", "digits/1/digits.onnx", "digits/10/digits.onnx", "digits/2/")
     put(tmp_path, "add_sub/servable.py", "add_sub/1/", "no_servable/1/", "README.md", ".old/servable.py")
-    found, refused = scan(tmp_path)
+    found, refused = scan_folder(tmp_path)
     assert {name: list(one.versions) for name, one in found.items()} == {"add_sub": [1], "digits": [1, 2, 10]}
     assert refused == {}
     assert found["digits"].script == tmp_path / "digits" / "servable.py"
     assert found["digits"].version_path(10) == tmp_path / "digits" / "10"
 
 
-def test_what_is_ignored_and_what_is_refused(tmp_path: Path) -> None:
+def test_ignored_and_refused_entries(tmp_path: Path) -> None:
     ignored = (".3/", "3.tmp/", "__pycache__/", "data/", "notes.txt", "v1/", "1a/", "2024-05/")
     bad = ("0/", "007/", "-1/", "+2/", "1.5/", "1_000/", "9" * 19 + "/", "4")
     put(tmp_path / "a", "servable.py", "1/", *ignored, *bad)
     found = scan_servable(tmp_path, "a")
     assert list(found.versions) == [1]
     assert sorted(found.refused) == sorted(name.rstrip("/") for name in bad)
-    assert "zeros in front" in found.refused["007"]
-    assert found.refused["4"] == "a version is a folder"
+    assert "leading zeros" in found.refused["007"]
+    assert found.refused["4"] == "a version must be a folder"
 
 
 def test_links_stay_inside(tmp_path: Path) -> None:
@@ -70,17 +62,17 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     put(root, "c/1/")
     (root / "c" / "servable.py").symlink_to(outside / "servable.py")
     (tmp_path / "link").symlink_to(root)  # the folder itself may be one
-    found, refused = scan(tmp_path / "link")
+    found, refused = scan_folder(tmp_path / "link")
     assert list(found) == ["a"]
     assert list(found["a"].versions) == [1, 3]
     assert sorted(found["a"].refused) == ["2", "4", "6"]
     assert "leads out of" in found["a"].refused["2"]
     assert sorted(refused) == ["b", "c"]
     with pytest.raises(InvalidFileError, match="leads out of"):
-        within(root, root / "a" / ".." / ".." / "outside")
+        resolve_inside(root, root / "a" / ".." / ".." / "outside")
 
 
-def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_names_and_folders(tmp_path: Path) -> None:
     put(
         tmp_path,
         "1a/servable.py",
@@ -89,17 +81,17 @@ def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
         "a/servable.py/",
         "a" * 129 + "/servable.py",
     )
-    found, refused = scan(tmp_path)
+    found, refused = scan_folder(tmp_path)
     assert list(found) == ["fine-_1"]
     assert sorted(refused) == sorted(["1a", "a b", "a", "a" * 129])
-    assert "begins with a letter" in refused["1a"]
+    assert "start with a letter" in refused["1a"]
     with pytest.raises(NotFoundError):
         scan_servable(tmp_path, "missing")
     with pytest.raises(FileAccessError):
-        scan(tmp_path / "missing")
+        scan_folder(tmp_path / "missing")
 
 
-def test_the_text_of_a_version_changes_with_its_files(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
     put(tmp_path / "a", "servable.py", "helper.py", "1/m/w", "2/w", "data/x")
 
     def texts() -> Mapping[int, str]:
@@ -120,7 +112,7 @@ def test_the_text_of_a_version_changes_with_its_files(tmp_path: Path) -> None:
         assert all(text != before[number] for number, text in texts().items()), name
 
 
-def test_python_files_of_folders_beside_it_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_includes_python_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that servable.py may import, and no data, caches, versions, links in a circle or out of the folder."""
     root, outside = tmp_path / "root", put(tmp_path / "outside", "far.py")
     counted = ("helpers/__init__.py", "helpers/a/_b.py", "near/c.py")
@@ -146,7 +138,7 @@ def test_python_files_of_folders_beside_it_count(tmp_path: Path, monkeypatch: py
         assert texts() == before, name
     os.utime(root / "a" / "2" / "code.py", (1, 1))
     assert [texts()[number] == before[number] for number in (1, 2)] == [True, False]
-    monkeypatch.setattr(versions_module, "MAX_FILES", 10)
+    monkeypatch.setattr(folder_scan, "MAX_FILES", 10)
     put(root / "a", *(f"data/{number}" for number in range(20)))
     texts()
     put(root / "a", *(f"helpers/{number}.py" for number in range(20)))
@@ -166,18 +158,18 @@ def test_python_files_of_folders_beside_it_count(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_policies(text: str, chosen: set[int], written: str) -> None:
-    policy = Policy.parse(text)
+    policy = VersionPolicy.parse(text)
     assert policy.choose([3, 9, 1]) == chosen
     assert str(policy) == written
-    assert Policy.parse(written) == policy
+    assert VersionPolicy.parse(written) == policy
 
 
 @pytest.mark.parametrize(
     "text", ["", "latest:", "latest:0", "latest:-1", "some", "1,", "0", "007", "1;2", "all,1", "1.0"]
 )
-def test_what_is_no_policy(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="versions must be"):
-        Policy.parse(text)
+def test_invalid_policies(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="versions: expected"):
+        VersionPolicy.parse(text)
 
 
 def folder(*numbers: int, changed: tuple[int, ...] = ()) -> ServableFolder:
@@ -189,45 +181,45 @@ def loaded(*numbers: int) -> dict[int, str]:
     return {number: f"text of {number}" for number in numbers}
 
 
-def steps(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def steps(plan: LoadPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     switch = plan.switch()
     return plan.load, switch.ready, switch.drain
 
 
-def latest(number: int, **labels: int) -> Wanted:
-    return Wanted(Policy(latest=number), labels)
+def latest(number: int, **labels: int) -> WantedVersions:
+    return WantedVersions(VersionPolicy(latest=number), labels)
 
 
 def test_a_new_version_replaces_the_oldest() -> None:
-    assert steps(make_plan(latest(1), folder(1), {})) == ((1,), (1,), ())
-    assert steps(make_plan(latest(1), folder(1, 2), loaded(1))) == ((2,), (2,), (1,))
-    assert steps(make_plan(latest(2), folder(1, 2, 3), loaded(1, 2))) == ((3,), (2, 3), (1,))
-    assert steps(make_plan(latest(2), folder(1, 2), loaded(1, 2))) == ((), (1, 2), ())
-    assert steps(make_plan(latest(1), folder(1), loaded(1, 2))) == ((), (1,), (2,)), "its folder is gone"
+    assert steps(plan_load(latest(1), folder(1), {})) == ((1,), (1,), ())
+    assert steps(plan_load(latest(1), folder(1, 2), loaded(1))) == ((2,), (2,), (1,))
+    assert steps(plan_load(latest(2), folder(1, 2, 3), loaded(1, 2))) == ((3,), (2, 3), (1,))
+    assert steps(plan_load(latest(2), folder(1, 2), loaded(1, 2))) == ((), (1, 2), ())
+    assert steps(plan_load(latest(1), folder(1), loaded(1, 2))) == ((), (1,), (2,)), "its folder is gone"
 
 
 def test_changed_files_are_loaded_beside_the_old_ones() -> None:
-    assert steps(make_plan(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))) == ((2,), (1, 2), ())
+    assert steps(plan_load(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))) == ((2,), (1, 2), ())
 
 
-def test_versions_that_are_named() -> None:
-    named = Wanted(Policy.parse("1,3"))
-    plan = make_plan(named, folder(1, 2), loaded(2))
+def test_listed_versions() -> None:
+    named = WantedVersions(VersionPolicy.parse("1,3"))
+    plan = plan_load(named, folder(1, 2), loaded(2))
     assert steps(plan) == ((1,), (1, 2), ()), "one goes on for the one that is missing"
-    assert steps(make_plan(named, folder(1, 2, 3), loaded(1, 2))) == ((3,), (1, 3), (2,))
+    assert steps(plan_load(named, folder(1, 2, 3), loaded(1, 2))) == ((3,), (1, 3), (2,))
 
 
-def test_nothing_that_is_wanted_is_there() -> None:
+def test_no_wanted_version_exists() -> None:
     with pytest.raises(InvalidFileError, match=r"expected versions 7, found 1, 2"):
-        make_plan(Wanted(Policy.parse("7")), folder(1, 2), loaded(1))
-    refused = ServableFolder("a", Path("a"), {}, {"007": "zeros in front"})
-    with pytest.raises(InvalidFileError, match="no folder of a version; 007: zeros in front"):
-        make_plan(latest(1), refused, loaded(1))
+        plan_load(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
+    refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
+    with pytest.raises(InvalidFileError, match="no version folder; 007: leading zeros"):
+        plan_load(latest(1), refused, loaded(1))
 
 
-def test_labels_move_only_to_versions_that_are_there() -> None:
+def test_labels_move_only_to_existing_versions() -> None:
     moved, stayed = (
-        make_plan(latest(1, stable=1, canary=2), found, loaded(1), {"stable": 1, "canary": 1}).switch()
+        plan_load(latest(1, stable=1, canary=2), found, loaded(1), {"stable": 1, "canary": 1}).switch()
         for found in (folder(1, 2), folder(1))
     )
     assert (moved.ready, moved.labels, moved.labels_kept) == ((1, 2), {"stable": 1, "canary": 2}, ())
@@ -235,36 +227,36 @@ def test_labels_move_only_to_versions_that_are_there() -> None:
 
 
 def test_a_label_keeps_its_version() -> None:
-    plan = make_plan(latest(1, stable=1), folder(1, 2, 3), loaded(1, 2), {"stable": 1})
+    plan = plan_load(latest(1, stable=1), folder(1, 2, 3), loaded(1, 2), {"stable": 1})
     assert steps(plan) == ((3,), (1, 3), (2,))
-    switch = make_plan(latest(1, stable=2), folder(1, 3), loaded(1, 3), {"stable": 1}).switch()
+    switch = plan_load(latest(1, stable=2), folder(1, 3), loaded(1, 3), {"stable": 1}).switch()
     assert (switch.ready, switch.labels, switch.drain) == ((1, 3), {"stable": 1}, ())
-    switch = make_plan(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1}).switch()
+    switch = plan_load(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1}).switch()
     assert (switch.ready, switch.labels, switch.drain) == ((2, 3), {"stable": 2}, (1,))
 
 
-def test_a_label_for_a_version_that_never_was_leads_nowhere() -> None:
-    plan = make_plan(latest(1, stable=9), folder(1), {}, {})
+def test_label_for_a_missing_version_is_dropped() -> None:
+    plan = plan_load(latest(1, stable=9), folder(1), {}, {})
     assert plan.load == (1,)
     assert (plan.switch().labels, plan.switch().labels_kept) == ({}, ("stable",))
 
 
 @pytest.mark.parametrize("labels", [{"1": 1}, {"": 1}, {"a": 0}, {"a": True}, {"a b": 1}, {"a": "1"}])
-def test_what_is_no_label(labels: dict[str, int]) -> None:
+def test_invalid_labels(labels: dict[str, int]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^labels: "):
-        Wanted(labels=labels)
+        WantedVersions(labels=labels)
 
 
-def test_the_version_that_a_request_names() -> None:
+def test_version_of_a_request() -> None:
     ready, labels = (2, 10), {"stable": 2, "canary": 11}
-    assert [find_version("one", text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
-    with pytest.raises(VersionNotFoundError, match="one has no version '3'; there are 2, 10, canary, stable"):
-        find_version("one", "3", ready, labels, known=(1, 2, 10))
+    assert [resolve_version("one", text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
+    with pytest.raises(VersionNotFoundError, match="one has no version '3'; it has 2, 10, canary, stable"):
+        resolve_version("one", "3", ready, labels, known=(1, 2, 10))
     for text in ("1", "canary"):
         with pytest.raises(UnavailableError, match=f"one: version {text} is not ready"):
-            find_version("one", text, ready, labels, known=(1, 2, 10))
+            resolve_version("one", text, ready, labels, known=(1, 2, 10))
     for text in ("02", "-2", "old", "latest", "2 "):
         with pytest.raises(VersionNotFoundError):
-            find_version("one", text, ready, labels)
+            resolve_version("one", text, ready, labels)
     with pytest.raises(UnavailableError):
-        find_version("one", "", (), {})
+        resolve_version("one", "", (), {})

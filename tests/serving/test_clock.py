@@ -23,7 +23,6 @@ SHOWN = {
     "checkpoint/folder.py",
     "llm/local_backend.py",
     "logs.py",
-    "offline/batch_completions.py",
     "quant/folder.py",
     "runtime/cache.py",
     "runtime/verify.py",
@@ -65,8 +64,8 @@ def test_an_hour_forth_and_back_ends_no_request(monkeypatch) -> None:
             with pytest.raises(DeadlineError):
                 await tokens_of(backend, [5, 7, 9], ENDLESS, RequestOptions(deadline_s=0.05))
             limits = GatewayLimits(request_s=1800.0, body_s=1800.0, write_s=1800.0)
-            door = make_app(running.models, GatewaySettings(port=0, limits=limits))
-            listener = Listener(door, door.settings)
+            gateway = make_app(running.models, GatewaySettings(port=0, limits=limits))
+            listener = Listener(gateway, gateway.settings)
             clients = Clients(running.models, listener.open(), "127.0.0.1:1")
             serving = asyncio.ensure_future(listener.serve())
             assert await clients.http(timeout=1700) == b"200"

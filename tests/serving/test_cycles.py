@@ -85,8 +85,8 @@ class Clients:
 async def both_doors() -> AsyncIterator[tuple[Clients, Any]]:
     async with service() as running:
         backend = await running.models.load(str(DEMO))
-        door = make_app(running.models, GatewaySettings(port=0, grpc_port=0))
-        listeners = [Listener(door, door.settings), GrpcListener(door)]
+        gateway = make_app(running.models, GatewaySettings(port=0, grpc_port=0))
+        listeners = [Listener(gateway, gateway.settings), GrpcListener(gateway)]
         clients = Clients(running.models, *(one.open() for one in listeners))
         serving = asyncio.gather(*(one.serve() for one in listeners))
         try:
@@ -147,7 +147,7 @@ def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch) -> None:
             ]
             for ask, expected in kinds:
                 assert not await left_by(ask, expected, backend)
-            (link,) = backend._links
+            (link,) = backend._connections
             most, link.max_open = link.max_open, -1  # as full as can be
             assert not await left_by(clients.http, b"429", backend)
             assert not await left_by(clients.grpc, "RESOURCE_EXHAUSTED", backend)
@@ -166,11 +166,11 @@ import gc
 from penstock.cli.main import main
 from penstock.serving import service
 from penstock.serving.workers import worker
-started = service.greeting
+started = service.startup_banner
 def greeting(*given):
     print("frozen", gc.get_freeze_count(), "left", len(gc.get_objects()), flush=True)
     return started(*given)
-service.greeting = greeting
+service.startup_banner = greeting
 main(["serve", {model!r}, "--port", "0", "--threads", "1"])
 """
 

@@ -66,8 +66,8 @@ def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
     async def main() -> None:
         async with service() as running:
             await running.models.load(str(DEMO))
-            door = make_app(running.models, GatewaySettings(port=0))
-            listener = Listener(door, door.settings)
+            gateway = make_app(running.models, GatewaySettings(port=0))
+            listener = Listener(gateway, gateway.settings)
             traffic = Traffic(listener.open())
             serving = asyncio.ensure_future(listener.serve())
             await traffic.round()

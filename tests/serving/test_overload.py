@@ -10,7 +10,7 @@ from penstock.errors import ServiceError
 from tests.cli.test_serve import ask, serving
 from tests.support.worker_processes import DEMO, until
 
-PLACES, WAITING, NUM_NEW, NUM_SENT = 2, 4, 24, 90
+PLACES, WAITING, NUM_NEW, NUM_SENT = 2, 4, 96, 90
 MAX_OPEN = PLACES + WAITING
 
 

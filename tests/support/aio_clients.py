@@ -15,7 +15,7 @@ import tritonclient.http.aio as over_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from penstock.llm.llm import LLM
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
 from tests.support.http_service import KEY, SECONDS, Service, until
@@ -82,7 +82,7 @@ def service_of(folder: Path) -> Iterator[Service]:
     write(root, "numbers", NUMBERS, versions=(1, 2))
     write(root, "waiting", WAITING)
     write(root, "spare", SPARE)
-    servables = Servables(PATIENCE)
+    servables = ServableRepository(PATIENCE)
     found = Service({"demo": LLM(DEMO)}, GatewaySettings(grpc_port=0, admin_keys_file=admins), methods=servables)
     try:
         found.do(servables.open(root))

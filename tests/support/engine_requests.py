@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.request import ResolvedSampling, SamplingParams, Status
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.request import Status
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
 WINDOWS = [(0,), (40,), (0, 33)]

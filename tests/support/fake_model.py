@@ -15,7 +15,8 @@ from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.llm.llm import LLM
 from penstock.runtime.open import Opened
 from penstock.runtime.program import ProgramLimits
-from penstock.text.tokenizer import TextStream, Tokenizer
+from penstock.text.text_stream import TextStream
+from penstock.text.tokenizer import Tokenizer
 from tests.support.engine_requests import Later
 from tests.support.fake_program import FakeProgram
 

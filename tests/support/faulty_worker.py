@@ -1,13 +1,13 @@
-"""A worker with faults planted in its engine: ``python faulty_worker.py FAULT[+FAULT]``.
+"""A worker with injected faults: ``python faulty_worker.py FAULT[+FAULT]``.
 
-"tokens": a prompt with DEADLY kills the process when a step would run it, one with STUCK makes the step hang, one with
-LATE makes it hang once three tokens of the answer are out, one with NAP makes a step take 0.8 s in which the process
-runs.  "scheduled": one with DEADLY kills it when it has a place in a
-step.  "waits": the weights are read once a file of the bundle's name with .go lies beside it.  "exits": the process
-ends when its model is loaded for the second time, as told by a file that the first one leaves beside the bundle.
-"crowd": the first process of a bundle begins when CROWD requests are there, and hangs once two of them have a token.
-"clock": the time of day is an hour ahead and an hour behind in turn, at each look.
-"slow": a step takes 10 ms longer, so that what a test does to a running request finds it running.
+"tokens": acts on tokens of a prompt.  DEADLY kills the process at the next step.  STUCK makes the step hang.  LATE
+makes it hang after three tokens of the answer.  NAP makes a step take 0.8 s, during which the process runs.
+"scheduled": a prompt with DEADLY kills the process when it is scheduled into a step.
+"waits": the weights are read after a file with the bundle's name and the suffix .go exists.
+"exits": the process exits when its model is loaded a second time, which a file beside the bundle shows.
+"crowd": the first process of a bundle begins after CROWD requests have arrived, and hangs once two have a token.
+"clock": the time of day is an hour ahead and an hour behind in turn, at each reading.
+"slow": a step takes 10 ms longer, so that a test finds a request still running.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     from penstock.serving.workers import worker
 
     faults = sys.argv[1].split("+")
-    honest_step, honest_open, honest_schedule = Engine.step, worker.open_llm, Scheduler.schedule
+    real_step, real_open, real_schedule = Engine.step, worker.open_llm, Scheduler.schedule
 
     def step(engine):
         for request in engine._everyone():
@@ -40,25 +40,25 @@ def main() -> int:
             if NAP in request.prompt_ids and len(request.output_ids) == 1:
                 for _ in range(80):
                     time.sleep(0.01)
-        return honest_step(engine)
+        return real_step(engine)
 
     def open_llm(config, on_plan):
         mark = Path(config.path).with_suffix(".loaded")
         if mark.exists():
             os._exit(3)
         mark.touch()
-        return honest_open(config, on_plan)
+        return real_open(config, on_plan)
 
     def crowded_step(engine):
         while len(engine._everyone()) < CROWD:
             time.sleep(0.01)
         if sum(bool(request.output_ids) for request in engine._everyone()) == 2:
             time.sleep(1000)
-        return honest_step(engine)
+        return real_step(engine)
 
     def open_first(config, on_plan):
         mark = Path(config.path).with_suffix(".first")
-        found = honest_open(config, on_plan)  # which warms up, alone
+        found = real_open(config, on_plan)  # warms up without other requests
         if not mark.exists():
             mark.touch()
             Engine.step = crowded_step
@@ -66,10 +66,10 @@ def main() -> int:
 
     def slow_step(engine):
         time.sleep(0.01)
-        return honest_step(engine)
+        return real_step(engine)
 
     def schedule(scheduler):
-        chunks = honest_schedule(scheduler)
+        chunks = real_schedule(scheduler)
         if any(DEADLY in chunk.request.prompt_ids for chunk in chunks):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.01)
@@ -81,11 +81,11 @@ def main() -> int:
             while not Path(config.path).with_suffix(".go").exists():
                 time.sleep(0.01)
 
-        return honest_open(config, wait)
+        return real_open(config, wait)
 
     if "clock" in faults:
-        steps, honest_time = itertools.cycle((3600.0, -3600.0)), time.time
-        time.time = lambda: honest_time() + next(steps)
+        steps, real_time = itertools.cycle((3600.0, -3600.0)), time.time
+        time.time = lambda: real_time() + next(steps)
         time.time_ns = lambda: int(time.time() * 1e9)
     if "scheduled" in faults:
         Scheduler.schedule = schedule

@@ -70,14 +70,14 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.models = LocalModels([LocalBackend(llm, name) for name, llm in self.llms.items()])
         try:
-            self.door = make_app(self.models, self._settings, self._traces, methods=self.methods)
-            self.listener = Listener(self.door, self._settings)
+            self.gateway = make_app(self.models, self._settings, self._traces, methods=self.methods)
+            self.listener = Listener(self.gateway, self._settings)
             self.url = self.listener.open()
             listeners = [self.listener]
             if self._settings.grpc_port is not None:
                 from penstock.serving.grpc.listener import GrpcListener
 
-                self.grpc = GrpcListener(self.door)
+                self.grpc = GrpcListener(self.gateway)
                 self.grpc_address = self.grpc.open()
                 listeners.append(self.grpc)
             self._listeners = listeners
@@ -143,7 +143,7 @@ class Service:
     @property
     def num_open(self) -> int:
         """Requests that are at work behind the door."""
-        return self.door.num_open
+        return self.gateway.num_open
 
     @property
     def is_alive(self) -> bool:

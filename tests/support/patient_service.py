@@ -1,4 +1,4 @@
-"""``penstock serve ARGS`` for which no time is up, on a machine that stands still: ``patient_service.py ARGS``."""
+"""``penstock serve`` with very long timeouts, for stalled machines: ``patient_service.py ARGS``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def main() -> int:
     from penstock.serving.service import run_service
 
     settings = settings_of(make_parser(["serve"]).parse_args(["serve", *sys.argv[1:]]))
-    door = settings.door
-    limits = replace(door.limits, header_s=SECONDS, body_s=SECONDS, write_s=SECONDS, keep_alive_s=SECONDS)
+    gateway = settings.gateway
+    limits = replace(gateway.limits, header_s=SECONDS, body_s=SECONDS, write_s=SECONDS, keep_alive_s=SECONDS)
     supervision = replace(settings.supervision, load_s=SECONDS, drain_s=SECONDS, hang_s=SECONDS)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    return asyncio.run(run_service(replace(settings, door=replace(door, limits=limits), supervision=supervision)))
+    return asyncio.run(run_service(replace(settings, gateway=replace(gateway, limits=limits), supervision=supervision)))
 
 
 if __name__ == "__main__":

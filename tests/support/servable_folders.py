@@ -1,4 +1,4 @@
-"""Folders of servables for tests, and a repository over them in an event loop of the test's."""
+"""Folders of servables for tests, and a repository that serves them in the test's event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from penstock.processes.supervision import SupervisionPolicy
-from penstock.servables.lifecycle.repository import Servables
+from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 from tests.support.worker_processes import until
 
@@ -23,7 +23,7 @@ HEAD = "import ctypes, os, sys, threading, time\nimport numpy as np\nfrom pensto
 
 
 def write(root: Path, name: str, text: str, *, versions: tuple[int, ...] = (1,)) -> Path:
-    """A servable of this text, behind what all of them import, with empty folders of versions."""
+    """Write a servable: the common imports, then ``text``, and empty folders of versions."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     for number in versions:
@@ -33,14 +33,16 @@ def write(root: Path, name: str, text: str, *, versions: tuple[int, ...] = (1,))
 
 
 def children() -> set[int]:
-    """The processes of this one, those of other tests among them: multiprocessing keeps one."""
+    """Return all child processes, including those of other tests: multiprocessing keeps one."""
     return {one.pid for one in psutil.Process().children(recursive=True)}
 
 
 @asynccontextmanager
-async def serving(root: Path, supervision: SupervisionPolicy = PATIENCE, **given: Any) -> AsyncIterator[Servables]:
-    """What a folder holds, loaded; nothing is left afterwards."""
-    servables = Servables(supervision, **given)
+async def serving(
+    root: Path, supervision: SupervisionPolicy = PATIENCE, **given: Any
+) -> AsyncIterator[ServableRepository]:
+    """Load the servables of a folder, and stop them afterwards."""
+    servables = ServableRepository(supervision, **given)
     try:
         await servables.open(root)
         yield servables
@@ -50,7 +52,7 @@ async def serving(root: Path, supervision: SupervisionPolicy = PATIENCE, **given
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """In an event loop of its own."""
+    """Run ``work`` in a new event loop."""
 
     async def main() -> Any:
         return await work()
@@ -59,7 +61,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def request(given: Mapping[str, Any], **named: Any) -> InferRequest:
-    """A request of arrays by name: float64 goes as FP32, texts and bytes as BYTES."""
+    """Return a request with arrays by name: float64 becomes FP32, texts and bytes become BYTES."""
     tensors = {}
     for name, value in given.items():
         array = np.asarray(value)
@@ -74,8 +76,10 @@ def request(given: Mapping[str, Any], **named: Any) -> InferRequest:
     return InferRequest(named.pop("request_id", "r"), tensors, **named)
 
 
-async def ask(servables: Servables, name: str, given: Mapping[str, Any], version: str = "", **named: Any) -> Any:
-    """The outputs of a method by name, as arrays."""
+async def ask(
+    servables: ServableRepository, name: str, given: Mapping[str, Any], version: str = "", **named: Any
+) -> Any:
+    """Return the outputs of a method by name, as arrays."""
     found = servables.find(name, version)
     assert found is not None
     return arrays(await found.infer(request(given, **named)))
@@ -85,8 +89,8 @@ def arrays(response: InferResponse) -> dict[str, Any]:
     return {one.name: one.array for one in response.outputs}
 
 
-def pids(servables: Servables) -> list[int]:
-    """Of all stage processes."""
+def pids(servables: ServableRepository) -> list[int]:
+    """Return the ids of all stage processes."""
     return [
         pid
         for one in servables.all()
@@ -97,7 +101,7 @@ def pids(servables: Servables) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process is over and was waited for."""
+    """Return True if a process has ended and was reaped."""
     return not os.path.exists(f"/proc/{pid}")
 
 
@@ -105,11 +109,11 @@ __all__ = ["HEAD", "PATIENCE", "arrays", "ask", "is_gone", "pids", "request", "r
 
 
 class Host:
-    """An event loop that stands still between what tests do in it, and servables in it."""
+    """An event loop with servables; it runs only while a test uses it."""
 
     def __init__(self, root) -> None:
         self._runner = asyncio.Runner()
-        self.servables = Servables(PATIENCE)
+        self.servables = ServableRepository(PATIENCE)
         self.do(self.servables.open(root))
 
     def do(self, work):

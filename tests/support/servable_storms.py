@@ -1,4 +1,4 @@
-"""Services whose servables come and go, and who asks them meanwhile."""
+"""Services whose servables are loaded and unloaded under traffic."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 KEY = "an-admin-key-of-theirs"
 
 Answer = tuple[Any, ...]
-"""The version that answered, and what its steps say that it is."""
+"""The version that answered, and the versions that its steps report."""
 Ask = Callable[..., Answer]
-"""Of a servable's name, and a version or none."""
+"""Called with the name of a servable, and optionally a version."""
 
 
 class NotLoadedError(Exception):
-    """A request was told that nobody is there, in these words."""
+    """Raised with the message of a request that was refused because nothing is loaded."""
 
 
 TWICE = """
@@ -50,24 +50,24 @@ TWICE = """
         first = before(x)
         return first, after(first)
 """
-"""Two trips to a process, so that a switch may come between them."""
+"""Two trips to a process, so that a switch may happen between them."""
 
 
 @contextmanager
 def service(tmp_path: Path, *more: str) -> Iterator[tuple[psutil.Process, str, str]]:
-    """A service of its own over ``root``: its process and its two addresses."""
+    """Start a service for ``root``; yield its process and its two addresses."""
     keys = tmp_path / "admins"
     keys.write_text(KEY + "\n")
     keys.chmod(0o600)
     args = [tmp_path / "root", "--grpc-port", "0", "--admin-key-file", keys, *more]
-    program = [str(ROOT / "tests" / "serving" / "patient_service.py")]
+    program = [str(ROOT / "tests" / "support" / "patient_service.py")]
     with serving(*args, cwd=tmp_path, program=program) as (process, url, said):
         (line,) = (one for one in said.splitlines() if "gRPC" in one)
         yield psutil.Process(process.pid), url, line.split(" at ")[1].split()[0]
 
 
 def asker(url: str, grpc: str, way: int) -> tuple[Ask, Callable[[], None]]:
-    """What asks a servable by Triton's clients, which try nothing again, and how to close it."""
+    """Return a function that calls a servable with Triton's clients, which do not retry, and one that closes it."""
     module = (tritonclient.http, tritonclient.grpc)[way % 2]
     options = {"connection_timeout": SECONDS, "network_timeout": SECONDS} if way % 2 == 0 else {}
     client = module.InferenceServerClient((url.removeprefix("http://"), grpc)[way % 2], **options)
@@ -93,7 +93,7 @@ def asker(url: str, grpc: str, way: int) -> tuple[Ask, Callable[[], None]]:
 
 
 class Traffic:
-    """Threads that ask without end; ``answers`` by the number of the thread, and what went wrong."""
+    """Threads that send requests until ``end``; ``errors`` has what went wrong."""
 
     def __init__(self, url: str, grpc: str, work: Callable[[Ask, int], None]) -> None:
         self.is_over = False
@@ -124,7 +124,7 @@ class Traffic:
 
 
 def told_by(one: Ask, name: str, version: str = "") -> tuple[Answer, str]:
-    """An answer, or the words in which a request was told that nobody is there."""
+    """Return an answer, or the message of a request that was refused because nothing is loaded."""
     try:
         return one(name, version), ""
     except NotLoadedError as error:

@@ -1,4 +1,4 @@
-"""Servables of a few lines for tests of the doors, in the service's own process."""
+"""ServableRepository of a few lines for tests of the doors, in the service's own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 
 
 class StubMethod:
-    """A method over a function; ``gate`` is waited for when it is there."""
+    """A method that calls a function; it waits for ``gate`` if that is set."""
 
     max_batch_size = 64
     running = Running({"all": {}}, {"sums: stages": 2}, (4, 8), 0.002, 100)
@@ -95,7 +95,7 @@ def _zeros(inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 class StubMethods:
-    """``sums`` in two versions, the newer with a label, and others that say in their names what they do."""
+    """``sums`` in two versions, the older with a label, and others named after what they do."""
 
     def __init__(self) -> None:
         two = [TensorSpec(name, "FP32", (-1, 2)) for name in ("x", "y")]

@@ -1,4 +1,4 @@
-"""A service's processes for tests, without its HTTP door, and a look at what they leave behind."""
+"""A primary and its workers for tests, without HTTP, and a check that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ async def service(
     command=COMMAND,
     num_workers: int = 1,
     options: ModelOptions = OPTIONS,
-    door=None,
+    remote=None,
     fresh_s: float = 600.0,
 ) -> AsyncIterator[Service]:
-    """A primary and its models; at the end nothing of it is left: no process, no descriptor, no file.
+    """A primary and its models; at the end no process, descriptor or file of it may be left.
 
-    A worker that says nothing for ``fresh_s`` is routed around: on a machine that stands still, none by chance.
+    ``fresh_s`` is long, so that no worker is left out because a busy machine stalls.
     """
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
-    primary = Primary(supervision, command, door)
+    primary = Primary(supervision, command, remote)
     await primary.open()
     folder = Path(primary.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -73,7 +73,7 @@ async def service(
 
 
 _GRPC_FILES = 8
-"""gRPC keeps its pollers' descriptors for the next use in the process."""
+"""gRPC, which some tests use as a client, keeps its pollers' descriptors in the process."""
 
 
 def num_files() -> int:
@@ -81,12 +81,12 @@ def num_files() -> int:
 
 
 async def until(condition, seconds: float = 120.0) -> None:
-    """Counted in looks, not by the clock: a machine that stands still meanwhile ends nothing."""
+    """Wait for a condition.  It counts checks, not time, so that a stalled machine does not fail the test."""
     for _ in range(int(seconds * 100)):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not come true")
+    raise AssertionError("the condition did not become true")
 
 
 async def tokens_of(backend: RemoteBackend, prompt: list[int], params: SamplingParams, options=None) -> list[int]:
@@ -102,7 +102,7 @@ def pids(backend: RemoteBackend) -> list[int]:
 
 
 def still(process: psutil.Process) -> bool:
-    """Stop a process, also one that somebody let go on; False when it is gone."""
+    """Stop a process, even if it was continued; False if it has ended."""
     try:
         process.suspend()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Chat templates render as in transformers, and a hostile one ends with an error, soon."""
+"""Chat templates render as in transformers, and a hostile one soon ends with an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.engine.request import SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.chat_template import render_chat
 from tests.support.fake_model import FILES
@@ -138,7 +138,7 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
     start = time.monotonic()
     with pytest.raises((InvalidFileError, InvalidArgumentError), match="template"):
         render_chat(template, MESSAGES, {})
-    assert time.monotonic() - start < 60  # without a bound they take hours
+    assert time.monotonic() - start < 60  # without a limit they take hours
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tokenizer that rides compiled in a bundle answers as the library does, which then is not even opened."""
+"""The compiled tokenizer of a bundle returns what the library returns, and the library is not opened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ WORDS = b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_matches_library(kind: str) -> None:
-    files = {"tokenizer.json": KINDS[kind]().to_str().encode()}
+    trained = KINDS[kind]()
+    files = {"tokenizer.json": trained.to_str().encode()}
     segment, refused = compile_tokenizer(files)
     assert refused == ""
     library, compiled = Tokenizer(files), Tokenizer({**files, TOKENIZER_SEGMENT: segment})
@@ -39,9 +40,9 @@ def test_compiled_matches_library(kind: str) -> None:
     for token in range(720):
         assert compiled.decode([token]) == library.decode([token])
         assert compiled.is_special(token) == library.is_special(token)
-        if library._backend.is_byte_level:  # else the library knows the tokens of bytes by their names alone
+        if library._backend.is_byte_level:  # else the library knows byte tokens only by their names
             assert compiled.token_bytes(token) == library.token_bytes(token)
-    assert compiled.longest_token >= max(map(len, KINDS[kind]().get_vocab(with_added_tokens=False)))
+    assert compiled.longest_token >= max(map(len, trained.get_vocab(with_added_tokens=False)))
     assert compiled.token_id("a") == library.token_id("a")
 
 

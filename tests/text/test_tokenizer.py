@@ -1,4 +1,4 @@
-"""Text as it streams equals text as a whole; stop strings end it wherever tokens are cut."""
+"""Streamed text equals the whole text, and stop strings end it wherever tokens are cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.text.tokenizer import StopMatcher, StopRules, TextStream, Tokenizer
+from penstock.text.text_stream import StopMatcher, StopRules, TextStream
+from penstock.text.tokenizer import Tokenizer
 from tests.support.fake_model import byte_fallback_json, byte_level_json, stream_of
 
 SAMPLES = ["the cat sat", "é日本🙂 x", " leading", "a\n\tb", "👩‍👩‍👧 family", "naïve – café", "plainplain", "日日日"]
@@ -134,7 +135,7 @@ def test_damaged_tokenizer_files_are_refused_by_name(files, error, message):
 
 
 @pytest.mark.parametrize("key", ["continuing_subword_prefix", r"continuing\u005fsubword_prefix"])
-def test_a_subword_prefix_that_would_abort_the_library_is_refused(key):
+def test_a_subword_prefix_that_aborts_the_library_is_refused(key):
     model = {"type": "BPE", "vocab": {"a": 0, "é": 1, "aé": 2}, "merges": ["a é"], key: "x"}
     data = json.dumps({"version": "1.0", "model": model}).replace("\\\\u", "\\u").encode()
     with pytest.raises(UnsupportedError, match=r"tokenizer\.json: model: continuing_subword_prefix"):
@@ -142,7 +143,7 @@ def test_a_subword_prefix_that_would_abort_the_library_is_refused(key):
 
 
 def test_a_tokenizer_that_fails_on_text_is_refused_by_name():
-    """A model without its unknown token loads, and then fails on the first word that it does not know."""
+    """A model without its unknown token loads, and then fails on the first unknown word."""
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
     text = json.dumps({"version": "1.0", "added_tokens": [], "model": model})
     tokenizer = Tokenizer({"tokenizer.json": text.encode()})

@@ -1,3 +1,4 @@
+// A growing array of plain data.  The process exits if there is no memory.
 #ifndef PENSTOCK_LITE_ARRAY_H
 #define PENSTOCK_LITE_ARRAY_H
 
@@ -7,7 +8,6 @@
 
 namespace lite {
 
-// A growing array of plain data; a process that gets no memory ends.
 template <typename T>
 struct Array {
   T* data = nullptr;

@@ -1,3 +1,4 @@
+// The reader of generation_config.json.
 #include "defaults.h"
 
 #include <stdlib.h>
@@ -11,7 +12,7 @@ class TopLevel {
  public:
   TopLevel(const char* json, int64_t bytes) : begin_(json), end_(json + bytes) {}
 
-  // The value's first characters, up to a comma, a bracket or the end; false: no such key.
+  // The value's first characters, up to a comma, a bracket or the end; false: the key is missing.
   bool find(const char* key, char* out, size_t size) const {
     int depth = 0;
     const size_t key_size = strlen(key);

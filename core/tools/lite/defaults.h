@@ -1,4 +1,4 @@
-// What a bundle's generation_config.json asks for.
+// The generation defaults in the generation_config.json of a bundle.
 #ifndef PENSTOCK_LITE_DEFAULTS_H
 #define PENSTOCK_LITE_DEFAULTS_H
 

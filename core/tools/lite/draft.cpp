@@ -1,3 +1,4 @@
+// The search for a draft in the tokens so far.
 #include "draft.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-// Tokens that may come next, guessed from the text so far (prompt lookup decoding).
+// Draft tokens, guessed from the text so far (prompt lookup decoding).
 #ifndef PENSTOCK_LITE_DRAFT_H
 #define PENSTOCK_LITE_DRAFT_H
 

@@ -1,3 +1,4 @@
+// Prefill, decode and streaming of one answer.
 #include "generate.h"
 
 #include <stdarg.h>
@@ -270,7 +271,7 @@ bool Generator::next(int32_t* drawn, int64_t* count) {
   const int64_t guessed = most > 0 ? draft_from(tokens_.data, tokens_.size, most, guess) : 0;
   *count = 1;
   if (guessed == 0) return step(tokens_.size - 1, 1, 1, drawn);
-  // A step fails for any of its rows, one behind a wrong guess too: then the sure one goes alone.
+  // A step fails for any of its rows, one behind a wrong guess too: then only the sure one runs.
   if (!step(tokens_.size - 1, 1 + guessed, static_cast<int32_t>(1 + guessed), drawn)) return step(tokens_.size - 1, 1, 1, drawn);
   while (*count <= guessed && drawn[*count - 1] == guess[*count - 1]) ++*count;
   num_guessed_ += guessed;

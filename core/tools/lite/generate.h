@@ -1,4 +1,4 @@
-// One answer: a bundle opened, a prompt run, tokens drawn and given out as they come.
+// The generation of one answer: open a bundle, run a prompt, and stream the sampled tokens.
 #ifndef PENSTOCK_LITE_GENERATE_H
 #define PENSTOCK_LITE_GENERATE_H
 

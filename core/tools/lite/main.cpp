@@ -1,4 +1,4 @@
-// penstock-lite BUNDLE "prompt": a bundle without Python, by the public C API alone.
+// penstock-lite BUNDLE "prompt" runs a bundle without Python, using only the public C API.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -117,6 +117,8 @@ Figures figures_of(const Generator& g, bool bench) {
   if (t.warm_prefill_s > 0) f.warm_prefill = prompt / t.warm_prefill_s;
   if (t.decode_s > 0) f.decode = static_cast<double>(g.num_new() - 1) / t.decode_s;
   f.peak_rss = status_bytes("/proc/self/status", "VmHWM:");
+  rusage usage{};  // without /proc; it counts what the process had before exec, too
+  if (!f.peak_rss && getrusage(RUSAGE_SELF, &usage) == 0) f.peak_rss = int64_t{usage.ru_maxrss} * 1024;
   if (!bench) return f;
   f.pss = status_bytes("/proc/self/smaps_rollup", "Pss:");
   f.private_bytes = status_bytes("/proc/self/smaps_rollup", "Private_Dirty:");
@@ -172,9 +174,13 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
   if (!options.bench) return;
   fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n", f.warm_prefill, f.prefill,
           f.decode);
-  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, PSS %.2f MB, private and written %.2f MB\n",
-          static_cast<double>(g.weight_bytes()) / 1e6, static_cast<double>(g.tokenizer_bytes()) / 1e6, static_cast<double>(g.plan_bytes()) / 1e6,
-          static_cast<double>(f.peak_rss) / 1e6, static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
+  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, ", static_cast<double>(g.weight_bytes()) / 1e6,
+          static_cast<double>(g.tokenizer_bytes()) / 1e6, static_cast<double>(g.plan_bytes()) / 1e6, static_cast<double>(f.peak_rss) / 1e6);
+  if (!f.pss) {
+    fprintf(stderr, "PSS unknown because /proc is not mounted\n");
+    return;
+  }
+  fprintf(stderr, "PSS %.2f MB, private and written %.2f MB\n", static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
 }
 
 // Up to `most` bytes, and one more where there are more.
@@ -221,6 +227,16 @@ int report(const char* message) {
   return 1;
 }
 
+// The status 2 where the message names the prompt or an option as wrong.
+int report_argument(const char* message) {
+  report(message);
+  const char* const names[] = {"PROMPT:", "--ids:", "--max-tokens:", "--ops:"};
+  for (const char* name : names) {
+    if (strncmp(message, name, strlen(name)) == 0) return 2;
+  }
+  return 1;
+}
+
 int report_output(int error) {
   char text[256];
   snprintf(text, sizeof(text), "standard output: %s", strerror(error));
@@ -234,7 +250,7 @@ int interrupted_exit() {
 
 int give_out(const Options& options, Generator* g, Output* out) {
   const Finish finish = g->run(emit, out);
-  if (out->error == EPIPE) return 1;  // nobody reads
+  if (out->error == EPIPE) return 1;  // the reader closed the pipe
   if (out->error) return report_output(out->error);
   if (finish == FINISH_ERROR) return report(g->error());
   if (finish == FINISH_INTERRUPT) return interrupted_exit();
@@ -254,7 +270,7 @@ int give_out(const Options& options, Generator* g, Output* out) {
 
 int run(const Options& options, double start) {
   Generator generator(options);
-  if (!generator.open(start)) return report(generator.error());
+  if (!generator.open(start)) return report_argument(generator.error());
   const char* prompt = options.prompt;
   int64_t bytes = static_cast<int64_t>(strlen(prompt));
   Array<char> input;
@@ -265,14 +281,14 @@ int run(const Options& options, double start) {
       char message[160];
       snprintf(message, sizeof(message), "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; found more",
                static_cast<long long>(most));
-      return report(message);
+      return report_argument(message);
     }
     prompt = input.data ? input.data : "";
     bytes = input.size;
   }
-  if (!generator.encode(prompt, bytes) || !generator.prepare()) return report(generator.error());
+  if (!generator.encode(prompt, bytes) || !generator.prepare()) return report_argument(generator.error());
   Output out{isatty(STDOUT_FILENO) != 0, options.json, {}, 0};
-  // On a terminal a completion reads on from its prompt; a pipe gets the answer alone.
+  // On a terminal a completion reads on from its prompt; a pipe gets only the answer.
   if (out.terminal && !options.json && !options.ids) emit(&out, prompt, bytes);
   return give_out(options, &generator, &out);
 }
@@ -280,7 +296,7 @@ int run(const Options& options, double start) {
 }  // namespace
 }  // namespace lite
 
-// What --help and --version say is all that the program does then: it fails where nobody gets it.
+// --help and --version only print: the program fails if the output cannot be written.
 static int say(const char* text) {
   lite::Output out{false, false, {}, 0};
   signal(SIGPIPE, SIG_IGN);

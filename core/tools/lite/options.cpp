@@ -1,3 +1,4 @@
+// The parser of the command line.
 #include "options.h"
 
 #include <ctype.h>

@@ -1,4 +1,4 @@
-// What penstock-lite is asked to do.
+// The command-line options of penstock-lite.
 #ifndef PENSTOCK_LITE_OPTIONS_H
 #define PENSTOCK_LITE_OPTIONS_H
 

@@ -1,3 +1,4 @@
+// The arrays of ps_sampling for the rows of a step.
 #include "rows.h"
 
 namespace lite {

@@ -1,4 +1,4 @@
-// How the rows of a step are sampled: the same for all, but for where in the text each is.
+// The sampling parameters of the rows of a step; they differ only in the position in the text.
 #ifndef PENSTOCK_LITE_ROWS_H
 #define PENSTOCK_LITE_ROWS_H
 

@@ -1,3 +1,4 @@
+// The search for stop strings across chunks of text.
 #include "stops.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-// Strings that end an answer.
+// Stop strings, which end an answer.
 #ifndef PENSTOCK_LITE_STOPS_H
 #define PENSTOCK_LITE_STOPS_H
 

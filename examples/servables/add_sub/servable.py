@@ -1,17 +1,17 @@
-"""x1 + x2 - x3 in two stages."""
+"""Compute x1 + x2 - x3 in two stages."""
 
 from penstock import servable
 
 
 @servable.stage(outputs={"sum": "FP32[2,2]"}, batch_size=16)
 def add(x1, x2):
-    """A batch at a time: [n, 2, 2]."""
+    """Takes a batch at a time: [n, 2, 2]."""
     return x1 + x2
 
 
 @servable.stage(outputs={"difference": "FP32[2,2]"})
 def subtract(y1, y2):
-    """An instance at a time: [2, 2]."""
+    """Takes one instance at a time: [2, 2]."""
     return y1 - y2
 
 

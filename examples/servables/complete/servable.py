@@ -1,4 +1,4 @@
-"""Code completed by the demo's language model, which is served beside: text in, Python, model, Python, text out."""
+"""Complete code with the demo's language model, which the service must serve, too: Python, model, Python."""
 
 import textwrap
 
@@ -9,16 +9,16 @@ model = servable.language_model(served="demo", max_tokens=64, temperature=0.0)
 
 @servable.stage(outputs={"prompt": "TEXT[]"})
 def prepare(code):
-    """Without the indent that all lines share, and ending where the model goes on: behind the last letter."""
+    """Remove the common indent and trailing white space, so that the model continues after the last letter."""
     code = textwrap.dedent(code).strip()
     if not code:
-        raise servable.InputError("there is no code to go on with")
+        raise servable.InputError("code must not be empty")
     return code
 
 
 @servable.stage(outputs={"code": "TEXT[]", "num_lines": "INT64[]"})
 def finish(prompt, text):
-    """The prompt and what the model added to it, up to the end of that function."""
+    """Return the prompt with what the model added to it, up to the end of the function."""
     lines = [line.rstrip() for line in text.split("\n")]
     end = next((n for n, line in enumerate(lines) if n and line and not line[0].isspace()), len(lines))
     added = "\n".join(lines[:end]).rstrip()

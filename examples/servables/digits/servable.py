@@ -1,4 +1,4 @@
-"""Which digit a picture of 8 x 8 grey values shows: Python before and after a network, as two methods."""
+"""Recognize a digit in a picture of 8 x 8 grey values: Python before and after a network, as two methods."""
 
 from penstock import servable
 
@@ -14,21 +14,21 @@ network = servable.model(
 
 @servable.stage(outputs={"image": "FP32[64]"}, batch_size=32)
 def normalize(image):
-    """Pictures [n, 64] with values from 0 to 16."""
+    """Scale pictures [n, 64] with values from 0 to 16."""
     if (image < 0).any() or (image > 16).any():
-        raise servable.InputError("grey values are from 0 to 16")
+        raise servable.InputError("image: grey values must be from 0 to 16")
     return image / 16
 
 
 @servable.stage(outputs={"label": "INT64[]"})
 def best(scores):
-    """Of one picture: the digit with the highest score."""
+    """Return the digit with the highest score for one picture."""
     return scores.argmax()
 
 
 @servable.stage(outputs={"labels": "INT64[3]", "scores": "FP32[3]"})
 def best_three(scores):
-    """Of one picture: the three likeliest digits, and how likely each is."""
+    """Return the three likeliest digits for one picture, and their scores."""
     labels = scores.argsort()[:-4:-1]
     return {"labels": labels, "scores": scores[labels]}
 

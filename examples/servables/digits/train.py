@@ -1,9 +1,9 @@
-"""Train the digit classifier, a network of one hidden layer in plain numpy, and write it as ONNX.
+"""Train the digit classifier, a network with one hidden layer in plain numpy, and write it as ONNX.
 
     pip install numpy onnx scikit-learn
     python examples/servables/digits/train.py
 
-scikit-learn brings the digits: 1,797 pictures of 8 x 8 grey values from 0 to 16.  A fifth of them is kept apart.
+The data comes with scikit-learn: 1,797 pictures of 8 x 8 grey values from 0 to 16.  A fifth of them is the test set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 
 def digits(is_test: bool) -> tuple[Floats, NDArray[np.int64]]:
-    """Pictures [n, 64] with values from 0 to 1, and what they show: every fifth for the test, or the others."""
+    """Return pictures [n, 64] with values from 0 to 1, and their labels: every fifth for the test, or the others."""
     from sklearn.datasets import load_digits
 
     pictures, labels = load_digits(return_X_y=True)
@@ -30,7 +30,7 @@ def digits(is_test: bool) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def train(seed: int = 0) -> dict[str, Floats]:
-    """The weights, by stochastic gradient descent on the cross-entropy."""
+    """Train by stochastic gradient descent on the cross-entropy; return the weights."""
     random = np.random.default_rng(seed)
     pictures, labels = digits(is_test=False)
     w1 = (random.standard_normal((64, HIDDEN)) * np.sqrt(2 / 64)).astype(np.float32)
@@ -54,7 +54,7 @@ def train(seed: int = 0) -> dict[str, Floats]:
 
 
 def accuracy(weights: dict[str, Floats]) -> float:
-    """The part of the pictures kept apart that is recognised."""
+    """Return the accuracy on the test set."""
     pictures, labels = digits(is_test=True)
     hidden = np.maximum(pictures @ weights["w1"] + weights["b1"], 0)
     return float((np.argmax(hidden @ weights["w2"] + weights["b2"], axis=1) == labels).mean())

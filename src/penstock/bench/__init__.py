@@ -1,1 +1,1 @@
-"""Measurements of a model on this machine, and their pictures."""
+"""Measurements of a model on this machine, and charts of them."""

@@ -1,4 +1,4 @@
-"""Latency against load as a picture: two charts side by side, as SVG."""
+"""Draws latency over load: two charts side by side, as SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: milliseconds over requests per second."""
+    """A line of a chart; its points are (requests per second, milliseconds)."""
 
     label: str
     color: str
@@ -31,8 +31,9 @@ class Line:
 
 
 def draw_latency(report: OnlineReport, title: str) -> str:
-    """An SVG: time to the first token, and time between tokens, over the rate of requests; the 50th, 90th and 99th
-    percentiles.  The offline run is no point of it: it gives the capacity, a dashed line.
+    """Return an SVG of the time to the first token and the time between tokens over the rate of requests.
+
+    Lines show the 50th, 90th and 99th percentile.  The offline run gives the capacity, drawn as a dashed line.
     """
     runs = [run for run in report.runs if run.rate > 0]
 
@@ -51,7 +52,7 @@ def draw_latency(report: OnlineReport, title: str) -> str:
 
 
 def draw_charts(title: str, about: str, capacity: float, first: Sequence[Line], between: Sequence[Line]) -> str:
-    """An SVG of two charts side by side: time to the first token, and between tokens, over the rate of requests."""
+    """Return an SVG of two charts: time to the first token, and time between tokens, over the rate of requests."""
     return "\n".join(
         [
             f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {2 * _WIDTH} {_HEIGHT}' {_FONT}>",
@@ -96,7 +97,7 @@ def _chart(name: str, capacity: float, lines: Sequence[Line], left: int) -> str:
 
 
 def _lines(placed: Sequence[tuple[Line, list[tuple[float, float]]]]) -> list[str]:
-    """The lines with their labels at their ends, those from the lowest upwards, never one over another."""
+    """Draw the lines, with labels at their right ends that do not overlap."""
     parts = []
     last_label = float("inf")
     for line, points in sorted(placed, key=lambda pair: -pair[1][-1][1] if pair[1] else 0.0):
@@ -110,7 +111,7 @@ def _lines(placed: Sequence[tuple[Line, list[tuple[float, float]]]]) -> list[str
 
 
 def _nice(value: float) -> float:
-    """The next number of the form 1, 2 or 5 times a power of ten."""
+    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least ``value``."""
     power = 1e-9
     while True:
         for factor in (1, 2, 5):

@@ -1,8 +1,8 @@
-"""How fast a model runs here, and how near that is to what the machine can do.
+"""Measures how fast a model runs, and compares that with the limits of the machine.
 
-Every figure is measured through the engine's own loop on fresh random tokens.  The limits are measured too: read
-bandwidth around each figure, because memory on a shared machine changes within seconds, and the arithmetic peak.
-A figure is compared with the time that reading the weights and keys, or the multiplications, must take.
+Each figure is measured through the engine's loop on new random tokens.  The limits are measured, too: the arithmetic
+peak, and the read bandwidth before and after each figure, because memory on a shared machine changes speed within
+seconds.  A figure is compared with the shortest time in which weights and keys can be read and products computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from penstock.bench.machine_limits import MachineLimits
 from penstock.bench.open_model import check_size, open_model
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
@@ -37,7 +38,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Bench:
-    """What to measure."""
+    """Settings of a measurement.  Sizes in tokens; ``threads`` 0 is all allowed cores."""
 
     model: Path | str
     scheme: str | None = None
@@ -50,17 +51,17 @@ class Bench:
     verify: str = "once"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured."""
+        """Check the sizes."""
         sizes = [("prompt_tokens", self.prompt_tokens), ("new_tokens", self.new_tokens)]
         for name, value in [*sizes, *(("batch", batch) for batch in self.batches)]:
             check_size(name, value)
         if not self.batches or len(set(self.batches)) != len(self.batches):
-            raise InvalidArgumentError(f"batch must name different sizes, not {self.batches!r}")
+            raise InvalidArgumentError(f"batch must be a list of different sizes, not {self.batches!r}", param="batch")
 
 
 @dataclass
 class Report:
-    """What was measured.  Times in seconds, sizes in bytes; dictionaries are by batch size."""
+    """The result of a measurement.  Times in seconds, sizes in bytes; the keys of dictionaries are batch sizes."""
 
     network: str
     scheme: str
@@ -82,7 +83,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a token costs at least: multiply-adds count two; the head runs for rows that are wanted."""
+    """The least work per token: a multiply-add counts as two operations; the head runs only for rows of logits."""
 
     body_ops: int
     head_ops: int
@@ -102,55 +103,64 @@ class _Work:
         return _Work(body, head, kv_page_bytes // PAGE_TOKENS, peak)
 
 
-def bench(what: Bench, progress: Callable[[Any], None] | None = None) -> Report:
-    """Measure a bundle or a folder.
+def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Report:
+    """Measure a bundle or a checkpoint folder.
 
-    Raises InvalidArgumentError when the sizes do not fit the model, InternalError when a figure is above what the
-    machine can compute: then a clock or a count is wrong.
+    Raises InvalidArgumentError if the sizes do not fit the model, and InternalError if a figure exceeds the arithmetic
+    peak of the machine, which means that a clock or a count is wrong.
     """
-    largest = max(what.batches)
-    # While the last prompts of a batch are computed, the first requests make tokens already.
-    lead = -(-largest * what.prompt_tokens // STEP_TOKENS) + 2 if largest > 1 else 0
-    context_len = what.prompt_tokens + what.new_tokens + lead + 2
+    largest = max(settings.batches)
+    # While the last prompts of a batch are computed, the first requests already generate tokens.
+    lead = -(-largest * settings.prompt_tokens // STEP_TOKENS) + 2 if largest > 1 else 0
+    context_len = settings.prompt_tokens + settings.new_tokens + lead + 2
     limits = ProgramLimits(
         max_tokens=max(STEP_TOKENS, largest),
         max_requests=largest,
-        num_pages=(pages_for(context_len) + 1) * largest,  # one to spare for each, or admission waits
+        num_pages=(pages_for(context_len) + 1) * largest,  # one spare page per request; without it admission waits
         context_len=context_len,
-        weights=what.weights,
+        weights=settings.weights,
     )
-    with open_model(what, limits, "bench", progress) as (opened, program, graph):
+    with open_model(settings, limits, "bench", progress) as (opened, program, graph):
         if program.info.context_len < context_len:
             raise InvalidArgumentError(
-                f"prompt_tokens {what.prompt_tokens} and new_tokens {what.new_tokens} at batch {largest} take a "
-                f"context of {context_len} tokens, but the model's is {program.info.context_len}"
+                f"prompt_tokens {settings.prompt_tokens} and new_tokens {settings.new_tokens} at batch {largest} need "
+                f"a context of {context_len} tokens, but the model has {program.info.context_len}",
+                param="prompt_tokens",
             )
         plan = program.info.plan
         work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)
-        report = _Measurement(what, program, work).report(opened.load_s)
+        report = _Measurement(settings, program, work).report(opened.load_s)
         report.populate_s = opened.populate_s
         return report
 
 
 class _Measurement:
-    def __init__(self, what: Bench, program: NativeProgram, work: _Work) -> None:
-        self.what, self.program, self.work = what, program, work
-        self.engine = Engine(program, EngineOptions(max_mixed_tokens=0))  # answers begin together, as pages are planned
+    def __init__(self, settings: Bench, program: NativeProgram, work: _Work) -> None:
+        self.settings, self.program, self.work = settings, program, work
+        self.engine = Engine(
+            program, EngineOptions(max_mixed_tokens=0)
+        )  # answers begin together, as the number of pages assumes
         self.random = np.random.default_rng()
         self.peak_rss = 0
         self.peaks = MachineLimits(program.context)
 
     def report(self, load_s: float) -> Report:
-        info, what = self.program.info, self.what
+        info, settings = self.program.info, self.settings
         report = Report(
-            info.network, info.scheme, info.cpu_level, info.num_threads, what.prompt_tokens, what.new_tokens, load_s
+            info.network,
+            info.scheme,
+            info.cpu_level,
+            info.num_threads,
+            settings.prompt_tokens,
+            settings.new_tokens,
+            load_s,
         )
         report.weight_bytes_per_token = info.weight_bytes_per_token
-        self._prefill()  # the first run faults pages in and wakes clocks
+        self._prefill()  # the first run loads pages into memory and raises clock speeds
         report.first_token_s, prefill_share = self._prefill_within_limit()
-        report.prefill_tokens_per_s = what.prompt_tokens / report.first_token_s
+        report.prefill_tokens_per_s = settings.prompt_tokens / report.first_token_s
         decode_shares: dict[int, float] = {}
-        for batch in what.batches:
+        for batch in settings.batches:
             seconds, share = self._decode_within_limit(batch)
             report.decode_tokens_per_s[batch] = batch / seconds
             decode_shares[batch] = share
@@ -166,13 +176,13 @@ class _Measurement:
         return report
 
     def _probe_compute(self) -> float:
-        """The peak that counts for this scheme."""
+        """Measure and return the arithmetic peak that bounds this scheme."""
         self.peaks.probe_compute()
         return self.peaks.ops_per_s[self.work.peak]
 
     def _prefill_within_limit(self) -> tuple[float, float]:
-        """Seconds to the first token and their share of the peak."""
-        ops = self.what.prompt_tokens * self.work.body_ops + self.work.head_ops
+        """Return the seconds to the first token, and the reached share of the peak."""
+        ops = self.settings.prompt_tokens * self.work.body_ops + self.work.head_ops
         for _ in range(ATTEMPTS):
             self._probe_compute()
             seconds = statistics.median(self._prefill() for _ in range(PREFILL_RUNS))
@@ -183,17 +193,17 @@ class _Measurement:
 
     def _impossible(self, name: str, share: float) -> InternalError:
         return InternalError(
-            f"{name} came out at {share:.2f} of the {self.work.peak} peak, which cannot be: the figure is wrong"
+            f"{name}: measured {share:.2f} of the {self.work.peak} peak, which is impossible; the figure is wrong"
         )
 
     def _submit(self, batch: int) -> list[Request]:
-        sizes = (batch, self.what.prompt_tokens)
+        sizes = (batch, self.settings.prompt_tokens)
         prompts = self.random.integers(0, self.program.info.vocab_size, sizes).tolist()
         endless = ResolvedSampling(max_tokens=self.engine.max_len)
         return [self.engine.submit(prompt, endless) for prompt in prompts]
 
     def _prefill(self) -> float:
-        """Seconds from a prompt to its first token."""
+        """Return the seconds from a prompt to its first token."""
         start = time.perf_counter()
         request = self._submit(1)[0]
         while not request.output_ids:
@@ -208,7 +218,7 @@ class _Measurement:
                 raise request.error
 
     def _decode_within_limit(self, batch: int) -> tuple[float, float]:
-        """Seconds of a decode step and its share of the limit; measured again when the first is above it."""
+        """Return the seconds of a decode step and the reached share of the limit; repeat a result above the limit."""
         ops = batch * (self.work.body_ops + self.work.head_ops)
         for attempt in range(ATTEMPTS):
             seconds, bandwidth, context_len = self._decode(batch)
@@ -221,23 +231,23 @@ class _Measurement:
         raise self._impossible(f"decode at batch {batch}", compute)
 
     def _decode(self, batch: int) -> tuple[float, float, float]:
-        """Median seconds of a step of ``batch`` answers, the highest bandwidth around it, the mean context."""
+        """Return the median seconds of a step of ``batch`` answers, the higher bandwidth of two, the mean context."""
         requests = self._submit(batch)
         while not all(request.output_ids for request in requests):
             self._step()
         before = self._bandwidth()
         times = []
         first = sum(r.num_tokens for r in requests) / batch
-        for _ in range(self.what.new_tokens):
+        for _ in range(self.settings.new_tokens):
             start = time.perf_counter()
             self._step()
             times.append(time.perf_counter() - start)
         if any(r.status is not Status.RUNNING or r.num_preemptions for r in requests):
-            raise InternalError("decode: a request ended or was preempted while it was measured")
+            raise InternalError("decode: a request ended or was preempted during the measurement")
         bandwidth = max(before, self._bandwidth())
         for request in requests:
             self.engine.abort(request)
-        return statistics.median(times), bandwidth, first + self.what.new_tokens / 2
+        return statistics.median(times), bandwidth, first + self.settings.new_tokens / 2
 
     def _bandwidth(self) -> float:
         self.peak_rss = max(self.peak_rss, peak_rss_bytes())

@@ -1,4 +1,4 @@
-"""What a node must move and compute in a step: the bytes and operations that a profile compares with the limits."""
+"""The bytes that a node must move and the operations that it must compute in a step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PER_ELEMENT = {
     "add": 1,
     "mul": 1,
 }
-"""Operations per element of the first output, an exponential counted as one: nominal, for ops that only move bytes."""
+"""Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step as its costs see it: tokens of each request after how many earlier ones, table width, rows of logits.
+    """The size of a step: earlier tokens (``starts``) and new tokens (``lens``) per request; ``width`` pages per table.
 
-    Those are wanted of the last token of each of the last requests.
+    ``num_rows`` is the number of rows of logits: the last token of each of the last ``num_rows`` requests.
     """
 
     starts: tuple[int, ...]
@@ -38,12 +38,12 @@ class StepSize:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all requests."""
+        """The new tokens of all requests."""
         return sum(self.lens)
 
     @property
     def of_kept(self) -> StepSize:
-        """The step as kept nodes see it: the wanted tokens alone, where they are half of it at most."""
+        """The step of nodes that run only for rows of logits, if these are at most half of the tokens."""
         if 2 * self.num_rows > self.num_tokens:
             return self
         first = len(self.lens) - self.num_rows
@@ -51,28 +51,28 @@ class StepSize:
         return StepSize(starts, (1,) * self.num_rows, self.width, self.num_rows)
 
     def sizes(self) -> dict[str, int]:
-        """By the symbols of a graph."""
+        """Return the sizes by the symbols of a graph."""
         return {"T": self.num_tokens, "B": len(self.lens), "P": self.width, "R": self.num_rows}
 
 
 @dataclass
 class Cost:
-    """Bytes that must be moved once (weights, keys and values, activations) and operations (a multiply-add is two)."""
+    """Bytes to move (weights, keys and values, activations, once each) and operations (a multiply-add is two)."""
 
     num_bytes: float = 0.0
     num_ops: float = 0.0
 
     def add(self, other: Cost) -> None:
-        """Add another's."""
+        """Add another cost to this one."""
         self.num_bytes += other.num_bytes
         self.num_ops += other.num_ops
 
 
 def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
-    """The arithmetic whose peak bounds a node: int8 where weights are integers, else bf16 or f32.
+    """Return the type whose arithmetic peak bounds a node: int8 for integer weights, otherwise bf16 or f32.
 
-    Attention multiplies pairs of bf16, but over f32 pages, and on the level ``amx``, whose tile registers have another
-    order of additions than attention's bits ask for.
+    Attention multiplies pairs of bf16.  It uses f32 for f32 pages and on the level ``amx``, whose tile registers add in
+    an order that would change the bits of attention.
     """
     if node.op == "attention":
         return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
@@ -88,7 +88,7 @@ def _elements(value: Value, sizes: dict[str, int]) -> int:
 
 
 def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
-    """Keys that all tokens look at, and positions that must be read at least once."""
+    """Return the number of (token, key) pairs, and the positions that must be read at least once."""
     seen = read = 0
     for start, length in zip(step.starts, step.lens, strict=True):
         end = start + length
@@ -100,9 +100,10 @@ def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
 
 
 def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, kept: Sequence[bool]) -> list[Cost]:
-    """The cost of every node in a step.
+    """Return the cost of each node in a step.
 
-    ``kv_token_bytes``: keys and values of one token over all states; ``kept``: which run over the wanted tokens alone.
+    ``kv_token_bytes``: bytes of the keys and values of one token in all states.  ``kept``: per node, True if it runs
+    only for rows of logits.
     """
     width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
     per_element = kv_token_bytes / width if width else 0.0
@@ -116,7 +117,9 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
         return cost
     values = [graph.values[o.name] for o in node.inputs if o.kind == "value"]
     outputs = [graph.values[name] for name in node.outputs]
-    taken = [*outputs, *values[1:]] if node.op == "gather_rows" else values  # of the first as many rows as come out
+    taken = (
+        [*outputs, *values[1:]] if node.op == "gather_rows" else values
+    )  # it reads as many rows of the first input as it writes
     cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*taken, *outputs]))
     for operand in node.inputs:
         if operand.kind == "weight":
@@ -124,7 +127,7 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
             rows_read = sizes["T"] / weight.rows if node.op == "embedding" else 1
             cost.num_bytes += weight.num_bytes * rows_read
             if node.op == "linear" and weight.rows > 1:
-                # 16-bit activations are two int8 products a weight.
+                # 16-bit activations take two int8 products per weight.
                 planes = 2 if str(node.attrs["scheme"]).endswith("a16") else 1
                 rows = _elements(outputs[0], sizes) / _columns(outputs[0])
                 cost.num_ops += 2 * planes * weight.rows * weight.cols * rows
@@ -150,12 +153,12 @@ def _columns(value: Value) -> int:
 
 
 def kind_keys(nodes: Sequence[Node]) -> list[str]:
-    """What a table adds up: ops by name, linears by their place in a layer."""
+    """Return the key by which a table groups each node: the op, and for a linear its place in a layer."""
     return [f"linear {re.sub(r'[.][0-9]+(?=[.]|$)', '.*', n.name)}" if n.op == "linear" else n.op for n in nodes]
 
 
 def kind_labels(keys: Sequence[str]) -> dict[str, str]:
-    """A short name for each kind: "linear model.layers.*.mlp.gate_proj|up_proj" is "linear gate|up", if no other is."""
+    """Return a short name per kind: "linear model.layers.*.mlp.gate_proj|up_proj" is "linear gate|up", if unique."""
 
     def short(key: str, parts: int) -> str:
         op, _, path = key.partition(" ")

@@ -1,8 +1,8 @@
-"""How a model serves requests that arrive over time: latencies and throughput at given rates.
+"""Measures latency and throughput of requests that arrive over time, at given rates.
 
-A trace of prompts and answer lengths is made once (lognormal lengths, random tokens).  It runs offline first, all
-requests at once, which gives the capacity; then as Poisson arrivals at each rate.  Latencies count from the moment a
-request was due, not from when the engine took it, so that a stall is not hidden (G. Tene's "coordinated omission").
+A trace of prompts and answer lengths is made once (lognormal lengths, random tokens).  It first runs offline, with all
+requests at once, which gives the capacity; then with Poisson arrivals at each rate.  A latency counts from the time at
+which a request was due, so that a stall is not hidden (G. Tene's "coordinated omission").
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.request import Request, ResolvedSampling, Status
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits
@@ -28,9 +29,10 @@ MAX_RATES = 32
 
 @dataclass(frozen=True)
 class Trace:
-    """What is asked: ``num_requests`` prompts of ``prompt_tokens`` in the median (of a lognormal whose logarithm
-    has the standard deviation ``spread``; 0 for equal lengths), answers likewise; the first ``shared_tokens`` tokens of
-    all prompts are the same.
+    """The requests: ``num_requests`` prompts and answers with median lengths ``prompt_tokens`` and ``new_tokens``.
+
+    Lengths have a lognormal distribution with sigma ``spread``; 0 gives equal lengths.  The first ``shared_tokens``
+    tokens of all prompts are the same.
     """
 
     num_requests: int = 64
@@ -40,21 +42,22 @@ class Trace:
     shared_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured."""
+        """Check the sizes."""
         for name in ("num_requests", "prompt_tokens", "new_tokens"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-                raise InvalidArgumentError(f"{name} must be a whole number from 1 to {1 << 20}, not {value!r}")
+                raise InvalidArgumentError(f"{name} must be an integer from 1 to {1 << 20}, not {value!r}", param=name)
         if not 0 <= self.spread <= 2:
-            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}")
+            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}", param="spread")
         if not 0 <= self.shared_tokens < self.prompt_tokens:
             raise InvalidArgumentError(
                 f"shared_tokens must be at least 0 and less than prompt_tokens {self.prompt_tokens}, "
-                f"not {self.shared_tokens!r}"
+                f"not {self.shared_tokens!r}",
+                param="shared_tokens",
             )
 
     def lengths(self, seed: int = 0) -> tuple[list[int], list[int]]:
-        """Prompt lengths and answer lengths, up to four times their medians."""
+        """Return the prompt lengths and the answer lengths, at most four times their medians."""
         random = np.random.default_rng(seed)
 
         def draw(median: int) -> list[int]:
@@ -66,8 +69,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class OnlineBench:
-    """What to measure.  ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity; with
-    neither, the offline run alone.
+    """Settings of a measurement.
+
+    ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity.  With neither, only the
+    offline run is done.
     """
 
     model: Path | str
@@ -82,19 +87,20 @@ class OnlineBench:
     verify: str = "once"
 
     def __post_init__(self) -> None:
-        """Refuse rates that never come, or never end."""
+        """Check the rates."""
         if len(self.rates) + len(self.shares) > MAX_RATES:
-            raise InvalidArgumentError(f"rate must name at most {MAX_RATES} rates")
+            raise InvalidArgumentError(f"rate must have at most {MAX_RATES} entries", param="rate")
         for rate in self.rates + self.shares:
             if not 1e-3 <= rate <= 1e6:
-                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}")
+                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}", param="rate")
 
 
 @dataclass
 class RateReport:
-    """One run.  Latencies in seconds, by percentile: to the first token, between tokens, and of the whole request.
+    """The result of one run.  Latencies in seconds, by percentile.
 
-    ``rate``: requests per second that were due; 0 when all were due at once.
+    ``rate``: requests per second that were due, or 0 if all were due at once.  ``hit_rate``: share of prompt tokens
+    that came from the prefix cache.
     """
 
     rate: float
@@ -112,7 +118,7 @@ class RateReport:
 
 @dataclass
 class OnlineReport:
-    """All runs; the first is offline."""
+    """The results of all runs; the first run is offline."""
 
     network: str
     scheme: str
@@ -124,36 +130,42 @@ class OnlineReport:
     runs: list[RateReport] = field(default_factory=list)
 
 
-def bench_online(what: OnlineBench) -> OnlineReport:
-    """Measure a bundle or a folder; InvalidArgumentError when the trace does not fit the model."""
+def bench_online(settings: OnlineBench) -> OnlineReport:
+    """Measure a bundle or a checkpoint folder; InvalidArgumentError if the trace does not fit the model."""
     opened = open_program(
-        what.model,
-        scheme=what.scheme,
-        threads=what.threads,
-        limits=what.limits,
-        network=what.network,
-        options=OpenOptions(verify=what.verify),
+        settings.model,
+        scheme=settings.scheme,
+        threads=settings.threads,
+        limits=settings.limits,
+        network=settings.network,
+        options=OpenOptions(verify=settings.verify),
     )
     program, info = opened.program, opened.program.info
     try:
-        engine = Engine(program, what.options)
-        prompt_lens, answer_lens = what.trace.lengths()
+        engine = Engine(program, settings.options)
+        prompt_lens, answer_lens = settings.trace.lengths()
         longest = max(p + a for p, a in zip(prompt_lens, answer_lens, strict=True))
         if longest > engine.max_len:
             raise InvalidArgumentError(
-                f"prompt_tokens, new_tokens and spread make a request of {longest} tokens, but the context holds "
+                f"prompt_tokens, new_tokens and spread give a request of {longest} tokens, but the context holds "
                 f"{engine.max_len}"
             )
         random = np.random.default_rng(1)
-        shared = random.integers(0, info.vocab_size, what.trace.shared_tokens).tolist()
+        shared = random.integers(0, info.vocab_size, settings.trace.shared_tokens).tolist()
         prompts = [shared + random.integers(0, info.vocab_size, n - len(shared)).tolist() for n in prompt_lens]
         report = OnlineReport(
-            info.network, info.scheme, info.cpu_level, info.num_threads, what.trace, sum(prompt_lens), sum(answer_lens)
+            info.network,
+            info.scheme,
+            info.cpu_level,
+            info.num_threads,
+            settings.trace,
+            sum(prompt_lens),
+            sum(answer_lens),
         )
-        _Run(engine, prompts[:1], [1], 0.0).report()  # the first run faults pages in and wakes clocks
+        _Run(engine, prompts[:1], [1], 0.0).report()  # the first run loads pages into memory and raises clock speeds
         report.runs.append(_Run(engine, prompts, answer_lens, 0.0).report())
         capacity = report.runs[0].requests_per_s
-        for rate in sorted([*what.rates, *(share * capacity for share in what.shares)]):
+        for rate in sorted([*settings.rates, *(share * capacity for share in settings.shares)]):
             report.runs.append(_Run(engine, prompts, answer_lens, rate).report())
         return report
     finally:
@@ -161,7 +173,7 @@ def bench_online(what: OnlineBench) -> OnlineReport:
 
 
 class _Run:
-    """One pass over the trace; ``rate`` 0: everything is due at once."""
+    """One pass over the trace; with ``rate`` 0 all requests are due at once."""
 
     def __init__(self, engine: Engine, prompts: list[list[int]], answer_lens: list[int], rate: float) -> None:
         self.engine, self.prompts, self.answer_lens, self.rate = engine, prompts, answer_lens, rate
@@ -196,7 +208,7 @@ class _Run:
         )
 
     def _play(self) -> float:
-        """Submit what is due, step, note; the seconds until the last answer is done."""
+        """Submit due requests and step until all are done; return the seconds that took."""
         engine, start = self.engine, time.perf_counter()
         due_at: dict[int, float] = {}
         num_submitted = 0
@@ -210,12 +222,12 @@ class _Run:
             if not engine.has_work:
                 time.sleep(max(0.0, self.due[num_submitted] - (time.perf_counter() - start)))
                 continue
-            news = engine.step()
-            self._note(news, due_at, time.perf_counter() - start)
+            events = engine.step()
+            self._record(events, due_at, time.perf_counter() - start)
         return time.perf_counter() - start
 
-    def _note(self, news: list[Request], due_at: dict[int, float], now: float) -> None:
-        for request in news:
+    def _record(self, requests: list[Request], due_at: dict[int, float], now: float) -> None:
+        for request in requests:
             if request.error is not None:
                 raise request.error
             if request.id in self.last:

@@ -1,4 +1,4 @@
-"""What bench and profile measure: a model opened in graph mode, and sizes that are checked."""
+"""Opens a model in graph mode for a measurement, and checks sizes."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ MAX_SIZE: Final = 1 << 20
 
 
 class OpenModel(Protocol):
-    """Which model, and how it runs."""
+    """The model to measure and how to open it."""
 
     @property
     def model(self) -> Path | str:
-        """A bundle or a folder."""
+        """A bundle or a checkpoint folder."""
 
     @property
     def scheme(self) -> str | None:
-        """For a folder."""
+        """The number format of weights, for a checkpoint folder; None is that of the checkpoint."""
 
     @property
     def threads(self) -> int:
-        """0: as many as the machine allows."""
+        """The number of threads; 0 is all allowed cores."""
 
     @property
     def network(self) -> str | None:
-        """A network script of one's own, for a folder."""
+        """The user's network script, for a checkpoint folder."""
 
     @property
     def verify(self) -> str:
-        """When to verify a bundle's checksums."""
+        """When to verify a bundle's checksums: "once", "always" or "never"."""
 
 
-def check_size(name: str, value: object, least: int = 1) -> None:
-    """InvalidArgumentError unless it is a whole number from ``least`` to 2**20; of ``batch``, to MAX_REQUESTS."""
-    given_number(name, whole(name, value, least, MAX_REQUESTS if name == "batch" else MAX_SIZE))
+def check_size(name: str, value: object, minimum: int = 1) -> None:
+    """Raise InvalidArgumentError unless it is an integer from ``minimum`` to 2**20 (``batch``: to MAX_REQUESTS)."""
+    given_number(name, whole(name, value, minimum, MAX_REQUESTS if name == "batch" else MAX_SIZE))
 
 
 @contextmanager
 def open_model(
-    what: OpenModel, limits: ProgramLimits, name: str, progress: Callable[[Any], None] | None
+    settings: OpenModel, limits: ProgramLimits, name: str, progress: Callable[[Any], None] | None
 ) -> Iterator[tuple[Opened, NativeProgram, Graph]]:
-    """The model, its program and its graph, closed at the end; UnsupportedError where ``name`` cannot measure it."""
+    """Yield an open model, its program and its graph; UnsupportedError if ``name`` cannot measure it."""
     opened = open_program(
-        what.model,
-        scheme=what.scheme,
-        threads=what.threads,
+        settings.model,
+        scheme=settings.scheme,
+        threads=settings.threads,
         limits=limits,
-        network=what.network,
-        options=OpenOptions(progress=progress, verify=what.verify),
+        network=settings.network,
+        options=OpenOptions(progress=progress, verify=settings.verify),
     )
     try:
         if not isinstance(opened.program, NativeProgram) or opened.bundle is None:
-            raise UnsupportedError(f"{name} measures graph mode")
+            raise UnsupportedError(f"{name} supports graph mode only")
         yield opened, opened.program, read_graph(opened.bundle)[0]
     finally:
         opened.program.close()

@@ -1,8 +1,8 @@
-"""Where the time of a step goes, op by op, and how near each op is to what the machine can do.
+"""Measures where the time of a step goes, op by op, and compares each op with the limits of the machine.
 
-Steps run on the program itself, without the engine's loop: prompts of random tokens, and steps of one token for each of
-some requests after a context.  The spans that the core notes are added up so that the rows of a table are the step's
-whole time: work per op, waits for other threads, what lies between ops, and the call into the core.
+Steps run on the program without the engine's loop: prompts of random tokens, and decode steps after a context.  The
+spans that the core records are added up, so that the rows of a table are the complete time of the step: work per op,
+waits for other threads, time between ops, and the call into the core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from penstock.bench.machine_limits import MachineLimits
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.bench.open_model import check_size, open_model
-from penstock.bench.span_totals import Pass, tally
+from penstock.bench.span_totals import Pass, add_up_spans
 from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
@@ -36,15 +36,15 @@ _PROMPT_TOKENS, _CONTEXT = 512, 128
 _MAX_STEPS = 10_000
 _WARM_PASSES = 2
 _SECONDS = 1.0
-"""Passes go on for about so long when their number was not given."""
+"""The duration of the passes if ``steps`` is 0."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What to profile.
+    """Settings of a profile.
 
-    ``prompt_tokens`` None: 512, ``context`` None: 128, or what the model's context holds.  ``steps`` 0: as many as fit
-    into a second, three at least.
+    ``prompt_tokens`` None is 512 and ``context`` None is 128, or as many as the model's context holds.  ``steps`` 0 is
+    as many passes as fit into one second, at least three.
     """
 
     model: Path | str
@@ -61,24 +61,27 @@ class Profile:
     verify: str = "once"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be profiled."""
-        leasts = {"prompt_tokens": 1, "context": 0, "batch": 1, "steps": 0}
-        for name, least in leasts.items():
+        """Check the sizes and the phases."""
+        minimums = {"prompt_tokens": 1, "context": 0, "batch": 1, "steps": 0}
+        for name, minimum in minimums.items():
             if getattr(self, name) is not None:
-                check_size(name, getattr(self, name), least)
-        if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the middle one is known
-            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}")
+                check_size(name, getattr(self, name), minimum)
+        if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the median is known
+            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}", param="steps")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
-            raise InvalidArgumentError(f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}")
+            raise InvalidArgumentError(
+                f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}", param="phases"
+            )
 
 
 @dataclass
 class Row:
     """One kind of op, or one node.
 
-    ``seconds`` and ``wait_seconds`` (for other threads, before it) are of the mean thread, so that the rows of a phase
-    add up; ``busy_seconds`` is of its busiest thread, which the rates and ``share_of_limit`` go by.  ``limit`` is what
-    binds: "memory", or the arithmetic "int8", "bf16" or "f32".  A share above 1 means that bytes came from the cache.
+    ``seconds`` and ``wait_seconds`` (waiting for other threads before the op) are means over the threads, so that the
+    rows of a phase add up.  ``busy_seconds`` is the time of the busiest thread; rates and ``share_of_limit`` use it.
+    ``limit`` is the bound: "memory", or the arithmetic "int8", "bf16" or "f32".  A share above 1 means that data came
+    from CPU caches.
     """
 
     name: str
@@ -96,13 +99,14 @@ class Row:
 
 @dataclass
 class PhaseReport:
-    """A pass (a prompt, or a step of decode): its size and time, and where it went; times in seconds.
+    """The profile of a phase; a pass is one prompt or one decode step.  Times in seconds.
 
-    Of ``passes``, ``alike`` were walked by ``step_threads`` threads, the others by more or fewer: a step goes on
-    without a thread that comes late.  ``wall_s`` is the mean of the middle half by time of those alike, ``plain_s`` the
-    median of as many passes that noted nothing.  ``read_bytes_per_s`` and ``ops_per_s``, by type, are what so many
-    threads can do at most, measured with the phase.  ``kinds`` plus ``between`` are ``wall_s``.  ``fused`` are ops that
-    others do in their stores, with their number.  ``spans`` are those of the steps of the median pass.
+    ``step_threads`` threads executed ``alike`` of the ``passes``; the others had more or fewer, because a step does not
+    wait for a late thread.  ``wall_s`` is the mean of the middle half, by time, of those alike.  ``plain_s`` is the
+    median of as many passes without profiling.  ``read_bytes_per_s`` and ``ops_per_s`` (by type) are the limits of
+    ``step_threads`` threads, measured with the phase.  ``kinds`` and ``between`` add up to ``wall_s``.  ``fused``
+    counts the ops that another op computes when it stores its output.  ``spans`` are those of the steps of the median
+    pass.
     """
 
     phase: str
@@ -126,7 +130,7 @@ class PhaseReport:
 
 @dataclass
 class ProfileReport:
-    """What was profiled, and its phases; ``populate_s``: seconds of copying weights, 0 where they are mapped."""
+    """The profile of a model, by phase; ``populate_s``: seconds to copy the weights, 0 if they are mapped."""
 
     network: str
     scheme: str
@@ -144,64 +148,64 @@ class _Step:
     size: StepSize
 
 
-def profile(what: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
-    """Profile a bundle or a folder.
+def profile(settings: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
+    """Profile a bundle or a checkpoint folder.
 
-    Raises InvalidArgumentError when the sizes do not fit the model, and what ``open_program`` raises.
+    Raises InvalidArgumentError if the sizes do not fit the model, and the errors of ``open_program``.
     """
-    num_prompt, num_context = _sizes(what, None)
-    longest = _longest(what, num_prompt, num_context)
+    num_prompt, num_context = _sizes(settings, None)
+    longest = _longest(settings, num_prompt, num_context)
     limits = ProgramLimits(
-        max_tokens=max(min(STEP_TOKENS, longest), what.batch),
-        max_requests=what.batch,
-        num_pages=pages_for(longest) * what.batch,
+        max_tokens=max(min(STEP_TOKENS, longest), settings.batch),
+        max_requests=settings.batch,
+        num_pages=pages_for(longest) * settings.batch,
         context_len=longest,
-        kv_layout=what.kv_cache,
-        weights=what.weights,
+        kv_layout=settings.kv_cache,
+        weights=settings.weights,
     )
-    with open_model(what, limits, "profile", progress) as (opened, program, graph):
-        most = program.info.context_len
-        num_prompt, num_context = _sizes(what, most)
-        if _longest(what, num_prompt, num_context) > most:
-            is_prompt = "prefill" in what.phases and num_prompt > most
-            asked = f"prompt_tokens {num_prompt}" if is_prompt else f"context {num_context} and one more"
-            raise InvalidArgumentError(f"{asked} is over the model's context of {most} tokens")
-        return _Profiler(what, program, graph, pages_for(longest)).report(opened.populate_s)
+    with open_model(settings, limits, "profile", progress) as (opened, program, graph):
+        max_len = program.info.context_len
+        num_prompt, num_context = _sizes(settings, max_len)
+        if _longest(settings, num_prompt, num_context) > max_len:
+            is_prompt = "prefill" in settings.phases and num_prompt > max_len
+            sizes = f"prompt_tokens {num_prompt}" if is_prompt else f"context {num_context} plus one token"
+            raise InvalidArgumentError(f"{sizes} is more than the model's context of {max_len} tokens")
+        return _Profiler(settings, program, graph, pages_for(longest)).report(opened.populate_s)
 
 
-def _sizes(what: Profile, context_len: int | None) -> tuple[int, int]:
-    """Tokens of the prompt and of the context: those asked for, else the default as far as the model takes it."""
-    most = _PROMPT_TOKENS if context_len is None else context_len
-    num_prompt = min(_PROMPT_TOKENS, most) if what.prompt_tokens is None else what.prompt_tokens
-    num_context = min(_CONTEXT, most - 1) if what.context is None else what.context
+def _sizes(settings: Profile, context_len: int | None) -> tuple[int, int]:
+    """Return the tokens of the prompt and of the context: as set, or the defaults limited by the model's context."""
+    limit = _PROMPT_TOKENS if context_len is None else context_len
+    num_prompt = min(_PROMPT_TOKENS, limit) if settings.prompt_tokens is None else settings.prompt_tokens
+    num_context = min(_CONTEXT, limit - 1) if settings.context is None else settings.context
     return num_prompt, num_context
 
 
-def _longest(what: Profile, num_prompt: int, num_context: int) -> int:
-    return max(num_prompt if "prefill" in what.phases else 1, num_context + 1 if "decode" in what.phases else 1)
+def _longest(settings: Profile, num_prompt: int, num_context: int) -> int:
+    return max(num_prompt if "prefill" in settings.phases else 1, num_context + 1 if "decode" in settings.phases else 1)
 
 
 class _Profiler:
-    def __init__(self, what: Profile, program: NativeProgram, graph: Graph, width: int) -> None:
-        self.what, self.program, self.graph, self.width = what, program, graph, width
-        self.num_prompt, self.num_context = _sizes(what, program.info.context_len)
+    def __init__(self, settings: Profile, program: NativeProgram, graph: Graph, width: int) -> None:
+        self.settings, self.program, self.graph, self.width = settings, program, graph, width
+        self.num_prompt, self.num_context = _sizes(settings, program.info.context_len)
         self.groups = len(program.info.page_windows)
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
         self.kept = [node.wanted_only for node in spans.node_infos(program.model)]
         self.peaks = MachineLimits(program.context)
-        self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of so many threads, of all phases
+        self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of all phases, by number of threads
 
     def report(self, populate_s: float) -> ProfileReport:
         info = self.program.info
-        phases = [self._phase(phase) for phase in PHASES if phase in self.what.phases]
-        for phase in phases:  # the peaks are known now
+        phases = [self._phase(phase) for phase in PHASES if phase in self.settings.phases]
+        for phase in phases:  # the peaks of all phases are known now
             for row in [*phase.kinds, *phase.nodes]:
                 _compare(row, phase)
         return ProfileReport(
             info.network, info.scheme, info.cpu_level, info.num_threads, self.program.limits.kv_layout,
-            self.what.weights, populate_s, phases,
+            self.settings.weights, populate_s, phases,
         )  # fmt: skip
 
     def _phase(self, phase: str) -> PhaseReport:
@@ -211,7 +215,7 @@ class _Profiler:
         bandwidth, ops_per_s = max(bandwidth, _probe(self.peaks)), self.peaks.ops_per_s
         counts = Counter(one.threads for one in passes)
         threads = max(counts, key=lambda number: (counts[number], number))
-        if threads < self.program.info.num_threads:  # a step too short to be shared
+        if threads < self.program.info.num_threads:  # the step is too short for all threads
             with native.Context(threads, self.program.info.cpu_level) as context:
                 peaks = MachineLimits(context)
                 bandwidth = max(_probe(peaks), _probe(peaks))
@@ -244,7 +248,7 @@ class _Profiler:
         )
 
     def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> _Step:
-        """A step: request i has ``lens[i]`` random tokens from position ``starts[i]`` and pages of its own."""
+        """Return a step: request i has ``lens[i]`` random tokens from position ``starts[i]``, and its own pages."""
         num_tokens, num_requests = sum(lens), len(lens)
         tables = np.arange(num_requests * self.width, dtype=np.int32).reshape(1, num_requests, self.width)
         ends = np.cumsum([0, *lens], dtype=np.int32)
@@ -258,14 +262,14 @@ class _Profiler:
         return _Step(batch, StepSize(tuple(starts), tuple(lens), self.width, num_rows))
 
     def _prompt(self, num_tokens: int) -> list[_Step]:
-        """One request's prompt in steps; the last makes logits."""
-        most = self.program.limits.max_tokens
-        firsts = range(0, num_tokens, most)
-        return [self._batch([at], [min(most, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
+        """Return the steps of one prompt; the last one computes logits."""
+        max_tokens = self.program.limits.max_tokens
+        firsts = range(0, num_tokens, max_tokens)
+        return [self._batch([at], [min(max_tokens, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
 
     def _decode(self) -> list[_Step]:
-        """A token for each request, once their contexts are there: the first one's pages are copied to the others."""
-        batch, context = self.what.batch, self.num_context
+        """Fill the contexts (the pages of the first request are copied to the others); return a decode step."""
+        batch, context = self.settings.batch, self.num_context
         if context:
             for step in self._prompt(context):
                 self.program.run(step.batch)
@@ -276,37 +280,39 @@ class _Profiler:
         return [self._batch([context] * batch, [1] * batch, batch)]
 
     def _passes(self, steps: list[_Step]) -> tuple[list[Pass], list[float]]:
-        """Passes that noted their spans, and the nanoseconds of those that did not, in turn."""
-        noted: list[Pass] = []
+        """Return passes with spans, and the nanoseconds of passes without, which run alternately."""
+        profiled: list[Pass] = []
         plain: list[float] = []
         program = self.program.core_program
         for _ in range(_WARM_PASSES):
             self._run(steps)
         begin = time.monotonic()
-        while len(noted) < (self.what.steps or 3) or (not self.what.steps and time.monotonic() - begin < _SECONDS):
+        while len(profiled) < (self.settings.steps or 3) or (
+            not self.settings.steps and time.monotonic() - begin < _SECONDS
+        ):
             plain.append(sum(wall for wall, _ in self._run(steps)))
             spans.set_profiling(program, True)
-            noted.append(tally(self._run(steps), len(self.graph.nodes)))
+            profiled.append(add_up_spans(self._run(steps), len(self.graph.nodes)))
             spans.set_profiling(program, False)
-        return noted, plain
+        return profiled, plain
 
     def _run(self, steps: list[_Step]) -> list[tuple[float, NDArray[np.void]]]:
-        """Nanoseconds and spans of each step."""
-        found = []
+        """Run the steps; return the nanoseconds and the spans of each."""
+        results = []
         for step in steps:
             begin = time.monotonic_ns()
             self.program.run(step.batch)
             wall = float(time.monotonic_ns() - begin)
-            found.append((wall, spans.last_spans(self.program.core_program)))
-        return found
+            results.append((wall, spans.last_spans(self.program.core_program)))
+        return results
 
     def _rows(self, steps: list[_Step], kept: list[Pass]) -> tuple[list[Row], dict[str, float]]:
-        """Rows of the nodes, and seconds between them, of the mean pass."""
+        """Return the rows of the nodes and the seconds between them, as means over the passes."""
 
         def mean(name: str) -> Any:
             return sum(getattr(one, name) for one in kept) / len(kept) * 1e-9
 
-        noted = {int(node) for one in kept[0].spans for node in np.unique(one["node"])}
+        executed = {int(node) for one in kept[0].spans for node in np.unique(one["node"])}
         costs = [Cost() for _ in self.graph.nodes]
         for step in steps:
             for cost, more in zip(
@@ -318,7 +324,7 @@ class _Profiler:
             self.graph.nodes, costs, mean("work"), mean("wait"), mean("busy"), strict=True
         ):
             row = Row(node.name, node.op, seconds=float(work), wait_seconds=float(wait), busy_seconds=float(busy))
-            if len(rows) in noted:  # else another node's store does its work
+            if len(rows) in executed:  # otherwise another node computes it when storing
                 row.calls, row.num_bytes, row.num_ops, row.peak = (
                     len(steps),
                     cost.num_bytes,
@@ -336,7 +342,7 @@ class _Profiler:
 
 
 def _probe(peaks: MachineLimits) -> float:
-    """Read bandwidth now, and a look at the arithmetic."""
+    """Measure the arithmetic peaks and the read bandwidth; return the latter."""
     peaks.probe_compute(0.05)
     return peaks.probe_bandwidth()
 
@@ -348,7 +354,7 @@ def _compare(row: Row, phase: PhaseReport) -> None:
 
 
 def _kinds(graph: Graph, nodes: list[Row]) -> list[Row]:
-    """The nodes added up by kind, the slowest first."""
+    """Return the sums of the nodes by kind, the slowest first."""
     keys = kind_keys(graph.nodes)
     labels = kind_labels(keys)
     rows: dict[str, Row] = {}

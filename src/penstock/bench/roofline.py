@@ -1,6 +1,6 @@
-"""A profile as a picture: kinds of op under the machine's roofline, as SVG.
+"""Draws a profile as SVG: the kinds of op under the roofline of the machine.
 
-The roofline: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model", 2009.
+The roofline model: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model", 2009.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
 _TEXT_HEIGHT, _TEXT_WIDTH = 16, 7.6
 _NAME_AT = 0.22
-"""Where along the memory's line its name stands."""
+"""The position of the label along the memory line, as a share of its length."""
 _MIN_SHARE = 0.002
-"""An op that takes less of the step is not worth a point."""
+"""Ops with a smaller share of the step are not drawn."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class _Box:
     bottom: float
 
     def overlap(self, other: _Box) -> float:
-        """Area that both cover."""
+        """Return the area of the intersection."""
         wide = min(self.right, other.right) - max(self.left, other.left)
         high = min(self.bottom, other.bottom) - max(self.top, other.top)
         return wide * high if wide > 0 and high > 0 else 0.0
 
 
 class _Scale:
-    """Operations per byte and operations per second, both logarithmic, to the picture's units."""
+    """Maps operations per byte and operations per second to pixels, both logarithmically."""
 
     def __init__(self, points: list[_Point], roofs: dict[str, float], bandwidth: float) -> None:
         ridge = max(roofs.values()) / bandwidth
@@ -65,18 +65,18 @@ class _Scale:
         self.high_y = max(roofs.values()) * 1.8
 
     def x(self, intensity: float) -> float:
-        """Pixels from the left."""
+        """Return the pixels from the left edge."""
         part = math.log(intensity / self.low_x) / math.log(self.high_x / self.low_x)
         return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, rate: float) -> float:
-        """Pixels from the top."""
+        """Return the pixels from the top edge."""
         part = math.log(rate / self.low_y) / math.log(self.high_y / self.low_y)
         return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
 
 
 def draw_roofline(report: ProfileReport, model: str) -> str:
-    """The picture: limits measured in the run, a point for each kind of op that computes, its area its share."""
+    """Return the SVG: the measured limits, and a circle per kind of op whose area is its share of the time."""
     points = [point for phase in report.phases for point in _points(phase)]
     used = {row.peak for phase in report.phases for row in phase.kinds if row.num_ops}
     roofs = {name: max(phase.ops_per_s[name] for phase in report.phases) for name in ("int8", "bf16", "f32")}
@@ -132,7 +132,7 @@ def _title(report: ProfileReport, model: str) -> Iterator[str]:
         yield f"<circle cx='{x + 6:.0f}' cy='56' r='6' fill='{_COLORS[phase.phase]}' fill-opacity='0.75'/>"
         yield _text(x + 18, 60, text, f"fill='{_INK}'")
         x += 48 + len(text) * _TEXT_WIDTH
-    note = "area and percentage: share of the phase's time; above the memory's line: bytes came from a cache"
+    note = "area and percentage: share of the phase's time; above the memory line: data from CPU caches"
     yield _text(_LEFT, 80, note, f"fill='{_FAINT}' font-size='12'")
 
 
@@ -166,7 +166,7 @@ def _roofs(scale: _Scale, roofs: dict[str, float], bandwidth: float) -> Iterator
     x1, y1 = scale.x(start), scale.y(start * bandwidth)
     x2, y2 = scale.x(highest / bandwidth), scale.y(highest)
     yield f"<path d='M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}' stroke='{_INK}' stroke-width='2'/>"
-    # The name runs along the line, where few ops are.
+    # The label follows the line, where there are few ops.
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
     x, y = x1 + (x2 - x1) * _NAME_AT, y1 + (y2 - y1) * _NAME_AT
     yield _text(x, y - 8, f"memory {bandwidth / 1e9:.0f} GB/s", f"text-anchor='middle' fill='{_INK}' "
@@ -179,7 +179,7 @@ def _roofs(scale: _Scale, roofs: dict[str, float], bandwidth: float) -> Iterator
 
 
 def _roof_boxes(scale: _Scale, roofs: dict[str, float], bandwidth: float) -> list[_Box]:
-    """What labels should not cover of the roofs: their lines, in short pieces, and their names."""
+    """Return the boxes of the roofs that labels avoid: their lines, in short pieces, and their names."""
     highest = max(roofs.values())
     ridge = scale.x(highest / bandwidth)
     boxes, intensity = [], scale.low_x
@@ -195,7 +195,7 @@ def _roof_boxes(scale: _Scale, roofs: dict[str, float], bandwidth: float) -> lis
 
 
 def _draw_points(scale: _Scale, points: list[_Point], roofs: list[_Box]) -> Iterator[str]:
-    """Circles first, then labels, each at the first place around its circle that covers least."""
+    """Draw the circles, then the labels, each at the place around its circle that covers least."""
     circles = [(scale.x(p.intensity), scale.y(p.rate), max(3.5, 30 * math.sqrt(p.share))) for p in points]
     for (x, y, radius), point in sorted(zip(circles, points, strict=True), key=lambda both: -both[1].share):
         yield (
@@ -226,7 +226,7 @@ def _places(x: float, y: float, radius: float, width: float) -> Iterator[_Box]:
 
 
 def _cost(box: _Box, taken: list[_Box], x: float, y: float) -> float:
-    """What a label covers, then how far it is from its point."""
+    """Return the cost of a label's place: what it covers, then its distance from the point."""
     inside = _Box(_LEFT, _TOP - 6, _WIDTH - 4, _HEIGHT - _BOTTOM - 2)
     outside = (box.right - box.left) * _TEXT_HEIGHT - box.overlap(inside)
     covered = sum(box.overlap(other) for other in taken)

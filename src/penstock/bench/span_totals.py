@@ -1,4 +1,4 @@
-"""The spans of a step, as the core notes them, added up by node."""
+"""Adds up the spans that the core records in a step, by node."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Pass", "tally"]
+__all__ = ["Pass", "add_up_spans"]
 
 
 @dataclass
 class Pass:
-    """Nanoseconds of a pass: per node, and what lies between."""
+    """The nanoseconds of a pass: arrays per node, and the time outside of nodes."""
 
     work: NDArray[np.float64]
     wait: NDArray[np.float64]
@@ -26,15 +26,15 @@ class Pass:
     threads: int = 0
 
 
-def tally(found: list[tuple[float, NDArray[np.void]]], num_nodes: int) -> Pass:
-    """Add up the steps of a pass, each with its nanoseconds as the caller saw them and the spans of that step.
+def add_up_spans(steps: list[tuple[float, NDArray[np.void]]], num_nodes: int) -> Pass:
+    """Add up the steps of a pass, each given as the nanoseconds that the caller measured and the spans of the step.
 
-    Every nanosecond of every thread belongs to a node, a wait, an edge of the step or a gap between nodes.
+    Each nanosecond of each thread belongs to a node, a wait, the start or end of the step, or a gap between nodes.
     """
-    total = Pass(np.zeros(num_nodes), np.zeros(num_nodes), np.zeros(num_nodes), [noted for _, noted in found])
-    for wall, noted in found:
-        step, rest = noted[0], noted[1:]
-        present, thread_of = np.unique(rest["thread"], return_inverse=True)  # one in the middle may be absent
+    total = Pass(np.zeros(num_nodes), np.zeros(num_nodes), np.zeros(num_nodes), [spans for _, spans in steps])
+    for wall, spans in steps:
+        step, rest = spans[0], spans[1:]
+        present, thread_of = np.unique(rest["thread"], return_inverse=True)  # thread numbers may have gaps
         threads = len(present)
         length = float(step["end_ns"] - step["begin_ns"])
         worked = (rest["end_ns"] - rest["begin_ns"]).astype(np.float64)
@@ -43,9 +43,9 @@ def tally(found: list[tuple[float, NDArray[np.void]]], num_nodes: int) -> Pass:
         np.add.at(work, (thread_of, rest["node"]), worked)
         starting = ending = 0.0
         for thread in range(threads):
-            mine = rest[thread_of == thread]
-            starting += float(mine["arrive_ns"][0] - step["begin_ns"])
-            ending += float(step["end_ns"] - mine["end_ns"][-1])
+            own = rest[thread_of == thread]
+            starting += float(own["arrive_ns"][0] - step["begin_ns"])
+            ending += float(step["end_ns"] - own["end_ns"][-1])
         total.wall += wall
         total.work += work.sum(0) / threads
         total.busy += work.max(0)

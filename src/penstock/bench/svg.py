@@ -1,4 +1,4 @@
-"""What the pictures of several commands have in common."""
+"""SVG elements that several charts use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["outlined"]
 
 
 def outlined(x: float, y: float, text: str, style: str, width: int) -> str:
-    """A label that lines end around: its outline in white, and itself over it.
+    """Return a label with a white outline, which separates it from lines below.
 
-    One element with ``paint-order`` would do where SVG 2 is read; other readers draw the outline over the label.
+    These are two elements, because readers without SVG 2 ignore ``paint-order`` and draw the outline over the label.
     """
     at = f"x='{x:.1f}' y='{y:.1f}' {style}"
     stroke = f"stroke='white' stroke-width='{width}' stroke-linejoin='round' aria-hidden='true'"

@@ -1,6 +1,7 @@
-"""A profile as a Chrome trace: https://ui.perfetto.dev or chrome://tracing opens it.
+"""Converts a profile to a Chrome trace for https://ui.perfetto.dev or chrome://tracing.
 
-The format: "Trace Event Format", Google, 2016.  A process per phase, a track per thread; times in microseconds.
+Format: "Trace Event Format", Google, 2016.  A trace has a process per phase and a track per thread; times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["chrome_trace"]
 
 
 def chrome_trace(report: ProfileReport) -> dict[str, Any]:
-    """The steps of each phase's median pass: ops named by what they compute, waits beside them."""
+    """Return the trace of the steps of each phase's median pass, with ops and waits."""
     events: list[dict[str, Any]] = []
     for process, phase in enumerate(report.phases, 1):
         events.append(_name(process, 0, "process_name", f"{phase.phase} ({report.network}, {report.scheme})"))

@@ -1,1 +1,1 @@
-"""The command line: one folder per group of commands.  Commands parse options, call the packages below, and print."""
+"""The command line: one folder per group of commands.  A command parses options, calls lower layers, prints."""

@@ -1,13 +1,12 @@
-"""The command line: finds the subcommand, prints errors as one line.
+"""The entry point of the command line: find the subcommand, run it, print an error as one line.
 
-Exit status: 0 done, 1 an error, 2 a wrong option, argument or value, 130 interrupted.
+Exit status: 0 for success, 1 for an error, 2 for a wrong option, argument or value, 130 for an interrupt.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -30,11 +29,10 @@ GROUPS = {
 """The folders of ``penstock.cli`` and the commands in each, in the order of the help."""
 COMMANDS = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
 _GRACE_SECONDS = 0.8
-_FIELDS = re.compile(r"[a-z][a-z0-9_]*( and [a-z][a-z0-9_]*)*(?=[ :])")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, too."""
+    """Report wrong usage in one line."""
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (--help lists the options)", file=sys.stderr)
@@ -42,10 +40,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The parser of the whole command line, or of the subcommands named."""
+    """Return the parser of the whole command line, or of the subcommands in ``commands``."""
     parser = _Parser(prog="penstock", description="Run, export, quantize and measure language models.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error (default: one line)")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name in commands:
         import_module(COMMANDS[name]).add_parser(subparsers)
@@ -53,7 +51,7 @@ def make_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
         print(f"penstock {__version__}")
@@ -62,11 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments[:end]  # before or after the subcommand
     if debug:
         arguments.remove("--debug")
-    # Only the subcommand that is wanted is loaded; help wants all.
+    # Import only the subcommand that is asked for; help needs all of them.
     named = next((a for a in arguments if not a.startswith("-")), "")
     _open_missing_streams()
     args = make_parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
-    if argv is None:  # a program that calls this with arguments of its own keeps its own Ctrl-C
+    if argv is None:  # a program that passes arguments keeps its own handling of Ctrl-C
         _watch_interrupts()
     try:
         if getattr(args, "ops", ()):
@@ -99,19 +97,17 @@ def _load_ops(paths: Sequence[str]) -> None:
 
 
 def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """Return a message that begins with the names of fields with the names of the options that gave them."""
-    names = _FIELDS.match(text) if isinstance(error, InvalidArgumentError | UnsupportedError) else None
-    if names is None:
+    """Return the message of an error with the name of the option that set the field at fault."""
+    param = error.param if isinstance(error, PenstockError) else None
+    if param is None or param not in vars(args) or not text.startswith(param):
         return text
-    options = {name: f"--{name.replace('_', '-')}" for name in names[0].split(" and ")}
-    given = {one.partition("=")[0].replace("_", "-") for one in arguments}
-    if not options.keys() <= vars(args).keys() or given.isdisjoint(options.values()):
-        return text
-    return " and ".join(options.values()) + text[names.end() :]
+    option = f"--{param.replace('_', '-')}"
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    return option + text.removeprefix(param) if option in given else text
 
 
 def _one_line(error: BaseException) -> str:
-    """The message without what could drive a terminal."""
+    """Return the message as one line without control characters."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
@@ -120,10 +116,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _open_missing_streams() -> None:
-    """A shell may start the command with a standard stream closed: then nothing is read, or written text goes."""
+    """Open the null device for each standard stream that the shell left closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays open until exit
 
 
 def _interrupted() -> int:
@@ -133,7 +129,7 @@ def _interrupted() -> int:
 
 
 def _settle_stdout() -> None:
-    """Write what is left, or give it up: the interpreter would complain when it flushes at exit, and end with 120."""
+    """Flush standard output, or drop it: a failing flush at exit would make the interpreter end with status 120."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -141,19 +137,20 @@ def _settle_stdout() -> None:
 
 
 def _drop_stdout() -> None:
-    """Nobody takes what is written: the reader went away, or the disk is full."""
+    """Send further output to the null device, after the reader closed the pipe or the disk filled up."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _watch_interrupts() -> None:
-    """Ctrl-C ends the process within a second even when a long native call keeps Python from seeing it.
+    """Make Ctrl-C end the process within a second, even during a long native call that Python cannot interrupt.
 
-    The signal's own byte wakes a thread at once; the main thread gets a moment to end in good order.
+    The signal writes a byte to a pipe, which wakes a thread at once.  That thread gives the main thread _GRACE_SECONDS
+    to exit on its own.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return  # started in the background of a shell, or embedded
+        return  # started in the background of a shell, or embedded in another program
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

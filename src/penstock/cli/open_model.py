@@ -1,4 +1,4 @@
-"""A model opened as the command line says."""
+"""Opens the model that the command line describes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ __all__ = ["open_llm"]
 
 
 def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -> LLM:
-    """The model that ``add_model_options``, ``add_limit_options`` and ``add_cache_option`` describe; progress is shown
-    meanwhile."""
+    """Open the model that the options describe; show progress on standard error.
+
+    The parser has ``add_model_options``, ``add_limit_options`` and ``add_cache_option``.
+    """
     from penstock.llm.llm import LLM
 
     progress = ProgressLine()

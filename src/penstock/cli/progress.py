@@ -1,4 +1,4 @@
-"""Progress on stderr: one line that updates on a terminal, a few lines elsewhere."""
+"""Progress on standard error: one line that updates on a terminal, a line per stage elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LABELS: Final = {
     "capture": "capturing the network",
     "pack": "packing weights",
     "quantize": "quantizing weights",
-    "wait": "waiting for another process that makes the same bundle",
+    "wait": "waiting for another process that is making the same bundle",
 }
 _UNITS: Final = ("kB", "MB", "GB", "TB")
 _REDRAW_SECONDS: Final = 0.1
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size for people: 999 B, 12.3 MB, 4.56 GB."""
+    """Format a size for reading: 999 B, 12.3 MB, 4.56 GB (decimal units)."""
     if num_bytes < 1000:
         return f"{num_bytes} B"
     value, unit = num_bytes / 1000, 0
@@ -33,7 +33,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 class ProgressLine:
-    """Called with each Progress; ``close`` ends the line."""
+    """Shows each Progress that it is called with; ``close`` removes the line."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -43,7 +43,7 @@ class ProgressLine:
         self._width = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Show it: every stage's beginning and end, and ten times a second between on a terminal."""
+        """Show the start and the end of each stage and, on a terminal, an update ten times a second."""
         label = _LABELS.get(progress.stage, progress.stage)
         new_stage = progress.stage != self._stage
         self._stage = progress.stage
@@ -61,7 +61,7 @@ class ProgressLine:
         self._write(f"{label}{share}")
 
     def close(self) -> None:
-        """Clear the line, so that results begin on a clean one."""
+        """Clear the line, so that results start on an empty one."""
         if self._terminal and self._width:
             self._write("")
 

@@ -1,80 +1,69 @@
-"""Asks a service's admin socket: models listed, loaded, updated and unloaded."""
+"""Client of a service's admin socket: list, load, update and unload models."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import socket
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Final
 
+from penstock.client.address import Address
+from penstock.client.calls import Answer, HttpCall
+from penstock.client.exchange import Exchange
+from penstock.client.http_messages import HttpRequest, HttpResponse, json_body, path_segment
 from penstock.errors import FileAccessError, ServiceError
 
 __all__ = ["AdminClient"]
 
-Answer = dict[str, Any]
-
-
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket, without a limit of time: a load takes as long as it takes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        try:
-            self.sock.connect(str(self._path))
-        except OSError as error:
-            self.sock.close()
-            why = error.strerror or str(error)
-            raise FileAccessError(f"{self._path}: no service answers at this socket: {why}") from error
+_ADDRESS: Final = Address("http://localhost", timeout_s=1e6, retries=0)
+"""The timeout is long because a load takes as long as it takes."""
 
 
 class AdminClient:
-    """The admin socket of ``penstock serve --admin-socket PATH``; answers are its JSON (docs/serving.md).
+    """Client of ``penstock serve --admin-socket PATH``; results are its JSON objects (docs/serving.md).
 
-    Raises ServiceError with what it refuses, FileAccessError when nobody listens.  Leaving a load or an update ends it.
+    Raises ServiceError for a refusal, FileAccessError if no service listens at the socket.  An interrupted load or
+    update is cancelled by the service.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def status(self) -> Answer:
-        """All models and their workers."""
-        return self._ask("GET", "/admin/models")
+        """Return all models and their workers."""
+        return self._send("GET", "/admin/models")
 
     def load(self, path: str, name: str = "") -> Answer:
-        """Load a bundle or a checkpoint's folder at an absolute path; returns when it is ready."""
-        return self._ask("POST", "/admin/models/load", {"path": path} | ({"name": name} if name else {}))
+        """Load a bundle or checkpoint folder at an absolute path, and return its model when that is ready."""
+        return self._send("POST", "/admin/models/load", {"path": path} | ({"name": name} if name else {}))
 
     def update(self, name: str, path: str) -> Answer:
-        """Switch a model to other weights; returns when the old ones have ended."""
-        return self._ask("POST", f"/admin/models/{quote(name, safe='')}/update", {"path": path})
+        """Switch a model to other weights, and return it when the workers with the old ones have ended."""
+        return self._send("POST", f"/admin/models/{path_segment(name)}/update", {"path": path})
 
     def unload(self, name: str) -> Answer:
-        """Drain a model and give its memory back."""
-        return self._ask("POST", f"/admin/models/{quote(name, safe='')}/unload")
+        """Drain a model and free its memory."""
+        return self._send("POST", f"/admin/models/{path_segment(name)}/unload")
 
-    def _ask(self, method: str, route: str, body: Answer | None = None) -> Answer:
-        data = None if body is None else json.dumps(body)
-        with closing(_Connection(self._path)) as connection:
+    def _send(self, method: str, route: str, fields: Mapping[str, Any] | None = None) -> Answer:
+        from penstock.client.http_transport import HttpTransport
+
+        self._check_socket()
+        body = None if fields is None else json_body(fields)
+        call = HttpCall(HttpRequest(method, route, HttpResponse.json, body))
+        with closing(HttpTransport(_ADDRESS, self._path)) as transport:
             try:
-                connection.request(method, route, data, {"Content-Type": "application/json"} if data else {})
-                reply = connection.getresponse()
-                found = json.loads(reply.read())
-            except (http.client.HTTPException, ConnectionError, ValueError) as error:
-                raise ServiceError(f"{self._path}: the service went away: {error}", 0) from error
-        if reply.status == 200 and isinstance(found, dict):
-            return found
-        refusal = found.get("error", {}) if isinstance(found, dict) else {}
-        raise ServiceError(
-            str(refusal.get("message", f"the service answered with status {reply.status}")),
-            reply.status,
-            code=refusal.get("code"),
-            param=refusal.get("param"),
-            request_id=reply.headers.get("X-Request-Id", ""),
-        )
+                answer: Answer = transport.send(Exchange(call, _ADDRESS))
+            except OSError as error:
+                raise ServiceError(f"{self._path}: the connection to the service broke: {error}", 0) from error
+        return answer
+
+    def _check_socket(self) -> None:
+        """Raise FileAccessError unless a service listens.  After a failed connect, httpx leaves the socket open."""
+        with closing(socket.socket(socket.AF_UNIX)) as connection:
+            try:
+                connection.connect(str(self._path))
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise FileAccessError(f"{self._path}: no service answers at this socket: {reason}") from error

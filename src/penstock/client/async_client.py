@@ -1,33 +1,36 @@
-"""``penstock.AsyncClient``: as ``penstock.Client``, for asyncio."""
+"""``penstock.AsyncClient``: the client of a service, for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from functools import cached_property
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.client.client import CHUNK, DEFAULT_URL, Answer, Inputs, Messages
-from penstock.client.generate import Generated
-from penstock.client.http import Address, Events, Parsed, Question, Retries
-from penstock.client.inference import Inference, OipCall
+from penstock.client import calls
+from penstock.client.address import Address
+from penstock.client.calls import DEFAULT_URL, Answer, Call, Messages
+from penstock.client.inference_stream import InferenceStream
+from penstock.client.oip_calls import Inference
 from penstock.client.servables import AsyncServables
 from penstock.errors import ServiceError
 
 if TYPE_CHECKING:
-    from penstock.client.grpc import AsyncChannel
+    from penstock.client.grpc_transport import AsyncGrpcTransport
+    from penstock.client.http_transport import AsyncHttpTransport
     from penstock.client.tensors import InferResult
 
 __all__ = ["AsyncClient"]
 
-_Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_T = TypeVar("_T")
 
 
 class AsyncClient:
-    """Client for asyncio, in one event loop; cancelling a caller ends its request."""
+    """The methods of penstock.Client as coroutines of one event loop; options and results are the same.
+
+    Cancelling a task, or closing the iterator of a stream, ends its request.
+    """
 
     def __init__(
         self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout_s: float = 600.0, retries: int = 2,
@@ -35,90 +38,88 @@ class AsyncClient:
     ) -> None:  # fmt: skip
         self._address = Address(url, api_key, timeout_s, retries, tls_ca)
         self._is_binary = binary
+        self._opened: AsyncHttpTransport | AsyncGrpcTransport | None = None
         self.servables = AsyncServables(self._call)
-        """What is known of them, and changing them."""
-        self._kept: deque[_Pair] = deque()
+        """Describe, load and unload servables."""
 
     async def models(self) -> list[Answer]:
-        """What is served."""
-        found: list[Answer] = (await self._ask(Question.get("/v1/models")))["data"]
-        return found
+        """Return the models that are served."""
+        return await self._call(calls.list_models())
 
-    async def model(self, name: str) -> Any:
-        """One model."""
-        return await self._ask(Question.get("/v1/models/", name))
+    async def model(self, name: str) -> Answer:
+        """Return the description of one model."""
+        return await self._call(calls.describe_model(name))
 
-    async def status(self) -> Any:
-        """Models, workers, counts and latencies of the moment."""
-        return await self._ask(Question.get("/status"))
+    async def status(self) -> Answer:
+        """Return the current models, workers, counts and latencies."""
+        return await self._call(calls.service_status())
 
-    async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Any:
-        """Continue a prompt or several; ``choices`` hold the answers."""
-        return await self._ask(Question.complete(prompt, fields, False))
+    async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Answer:
+        """Continue one prompt or several; the results are in ``choices``."""
+        return await self._call(calls.complete(prompt, fields))
 
     def stream_complete(self, prompt: str | Sequence[Any], **fields: Any) -> AsyncIterator[Answer]:
-        """The same as it grows; closing the iterator ends the request."""
-        return self._stream(Question.complete(prompt, fields, True))
+        """Continue prompts and yield each event of the stream; closing the iterator ends the request."""
+        return self._transport.stream(calls.stream_complete(prompt, fields))
 
-    async def chat(self, messages: Messages, **fields: Any) -> Any:
-        """Answer a conversation."""
-        return await self._ask(Question.chat(messages, fields, False))
+    async def chat(self, messages: Messages, **fields: Any) -> Answer:
+        """Return the next message of a conversation."""
+        return await self._call(calls.chat(messages, fields))
 
     def stream_chat(self, messages: Messages, **fields: Any) -> AsyncIterator[Answer]:
-        """The same as it grows; closing the iterator ends the request."""
-        return self._stream(Question.chat(messages, fields, True))
+        """Yield each event of the next message of a conversation; closing the iterator ends the request."""
+        return self._transport.stream(calls.stream_chat(messages, fields))
 
     async def embed(self, texts: str | Sequence[Any], **fields: Any) -> list[list[float]]:
-        """A vector for each text."""
-        return [one["embedding"] for one in (await self._ask(Question.embed(texts, fields)))["data"]]
+        """Return a vector for each text."""
+        return await self._call(calls.embed(texts, fields))
 
     async def tokenize(self, prompt: str, **fields: Any) -> list[int]:
-        """A text's token ids."""
-        found: list[int] = (await self._ask(Question.tokenize(prompt, fields)))["tokens"]
-        return found
+        """Return the token ids of a text."""
+        return await self._call(calls.tokenize(prompt, fields))
 
     async def detokenize(self, tokens: Sequence[int], **fields: Any) -> str:
-        """The text of token ids."""
-        return str((await self._ask(Question.detokenize(tokens, fields)))["prompt"])
+        """Return the text of token ids."""
+        return await self._call(calls.detokenize(tokens, fields))
 
-    async def infer(self, servable: str, inputs: Inputs, **options: Any) -> InferResult:
-        """As Client.infer; cancelling the caller cancels the request."""
-        found: InferResult = await self._call(self._inference("infer", servable, inputs, options))
-        return found
+    async def infer(self, servable: str, inputs: Mapping[str, Any], **options: Any) -> InferResult:
+        """See Client.infer."""
+        return await self._call(self._inference("infer", servable, inputs, options))
 
-    def infer_async(self, servable: str, inputs: Inputs, **options: Any) -> asyncio.Task[InferResult]:
-        """The same as a task."""
+    def infer_async(self, servable: str, inputs: Mapping[str, Any], **options: Any) -> asyncio.Task[InferResult]:
+        """Start infer as a task."""
         return asyncio.ensure_future(self._call(self._inference("infer_async", servable, inputs, options)))
 
     async def infer_many(
-        self, servable: str, inputs: Iterable[Inputs], *, in_flight: int = 32, **options: Any
+        self, servable: str, inputs: Iterable[Mapping[str, Any]], *, in_flight: int = 32, **options: Any
     ) -> AsyncIterator[InferResult | ServiceError]:
-        """As Client.infer_many, any number at a time."""
-        waiting: deque[asyncio.Task[InferResult]] = deque()
-        try:
-            for one in inputs:
-                call = self._inference("infer_many", servable, one, options)
-                waiting.append(asyncio.ensure_future(self._call(call)))
-                if len(waiting) >= in_flight:
-                    yield await _or_error_of(waiting.popleft())
-            while waiting:
-                yield await _or_error_of(waiting.popleft())
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        """Yield one result for each of ``inputs``, in their order, with ``in_flight`` requests at a time.
 
-    def stream_infer(self, servable: str, inputs: Inputs, **options: Any) -> AsyncIterator[InferResult]:
-        """As Client.stream_infer; closing the iterator ends the request."""
-        call = self._inference("stream_infer", servable, inputs, options)
-        return self._channel.stream(call) if self._address.is_grpc else self._pieces(Generated(call))
+        A request that fails yields its ServiceError in its place, and the others continue.
+        """
+        pending: deque[asyncio.Task[InferResult]] = deque()
+        try:
+            for arrays in inputs:
+                call = self._inference("infer_many", servable, arrays, options)
+                pending.append(asyncio.ensure_future(self._call(call)))
+                if len(pending) >= in_flight:
+                    yield await _result_or_error(pending.popleft())
+            while pending:
+                yield await _result_or_error(pending.popleft())
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def stream_infer(self, servable: str, inputs: Mapping[str, Any], **options: Any) -> AsyncIterator[InferResult]:
+        """See Client.stream_infer; closing the iterator ends the request."""
+        return self._transport.stream(InferenceStream(self._inference("stream_infer", servable, inputs, options)))
 
     async def close(self) -> None:
-        """Close the connections that are kept."""
-        if (channel := self.__dict__.pop("_channel", None)) is not None:
-            await channel.close()
-        while self._kept:
-            await _hang_up(self._kept.pop()[1])
+        """Close the connections; open streams end with an error."""
+        transport, self._opened = self._opened, None
+        if transport is not None:
+            await transport.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -126,109 +127,30 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @cached_property
-    def _channel(self) -> AsyncChannel:
-        from penstock.client.grpc import AsyncChannel
+    @property
+    def _transport(self) -> AsyncHttpTransport | AsyncGrpcTransport:
+        if self._opened is None:
+            if self._address.is_grpc:
+                from penstock.client.grpc_transport import AsyncGrpcTransport
 
-        return AsyncChannel(self._address)
+                self._opened = AsyncGrpcTransport(self._address)
+            else:
+                from penstock.client.http_transport import AsyncHttpTransport
 
-    def _inference(self, caller: str, servable: str, inputs: Inputs, options: Mapping[str, Any]) -> Inference:
-        return Inference.asked(f"AsyncClient.{caller}", servable, inputs, options, binary=self._is_binary)
+                self._opened = AsyncHttpTransport(self._address)
+        return self._opened
 
-    async def _call(self, call: OipCall) -> Any:
-        if not self._address.is_grpc:
-            return await self._ask(call.question(), Retries(self._address, call.timeout_s, call.is_asked_once))
-        retries, rpc = Retries(self._address, call.timeout_s, call.is_asked_once), call.rpc()
-        while True:
-            try:
-                return await self._channel.ask(rpc, retries)
-            except (OSError, ServiceError) as error:
-                await asyncio.sleep(retries.pause(error))
+    def _inference(
+        self, caller: str, servable: str, inputs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Inference:
+        return Inference.from_arguments(f"AsyncClient.{caller}", servable, inputs, options, binary=self._is_binary)
 
-    async def _ask(self, question: Question, retries: Retries | None = None) -> Any:
-        retries = retries or Retries(self._address)
-        while True:
-            try:
-                pair, answer = await self._begin(question, retries)
-                try:
-                    while not answer.is_complete:
-                        answer.feed(await self._read(pair, retries))
-                finally:
-                    await self._put_back(pair, answer)
-                return question.read(answer)
-            except (OSError, ServiceError) as error:
-                await asyncio.sleep(retries.pause(error))
-
-    def _pieces(self, generated: Generated) -> AsyncIterator[InferResult]:
-        question = generated.question()
-
-        async def pieces() -> AsyncIterator[InferResult]:
-            async with aclosing(self._stream(question, generated.timeout_s)) as events:
-                async for event in events:
-                    yield generated.piece(event)
-
-        return pieces()
-
-    async def _stream(self, question: Question, timeout_s: float | None = None) -> AsyncGenerator[Answer, None]:
-        retries = Retries(self._address, timeout_s)
-        while True:
-            try:
-                pair, answer = await self._begin(question, retries)
-                try:
-                    events = Events(answer, retries)
-                    while not events.is_over:
-                        for event in events.take():
-                            yield event
-                        if not answer.is_complete:
-                            answer.feed(await self._read(pair, retries))
-                    return
-                finally:
-                    await self._put_back(pair, answer)
-            except (OSError, ServiceError) as error:
-                await asyncio.sleep(retries.pause(error))
-
-    async def _begin(self, question: Question, retries: Retries) -> tuple[_Pair, Parsed]:
-        """A connection with the answer's first bytes; one that the service closed meanwhile does not count."""
-        data = self._address.request(question)
-        while True:
-            is_kept = bool(self._kept)
-            pair = self._kept.pop() if is_kept else await self._connect(retries)
-            answer = Parsed()
-            try:
-                pair[1].write(data)
-                await pair[1].drain()
-                answer.feed(await self._read(pair, retries))
-            except BaseException as error:
-                await _hang_up(pair[1])
-                if is_kept and isinstance(error, ConnectionError):
-                    continue
-                raise
-            return pair, answer
-
-    async def _connect(self, retries: Retries) -> _Pair:
-        address = self._address
-        async with asyncio.timeout(retries.patience_s()):
-            return await asyncio.open_connection(address.host, address.port, ssl=address.tls)
-
-    async def _read(self, pair: _Pair, retries: Retries) -> bytes:
-        async with asyncio.timeout(retries.patience_s()):
-            return await pair[0].read(CHUNK)
-
-    async def _put_back(self, pair: _Pair, answer: Parsed) -> None:
-        if answer.may_be_kept:
-            self._kept.append(pair)
-        else:
-            await _hang_up(pair[1])
+    async def _call(self, call: Call[_T]) -> _T:
+        return await self._transport.call(call)
 
 
-async def _or_error_of(task: asyncio.Task[InferResult]) -> InferResult | ServiceError:
+async def _result_or_error(task: asyncio.Task[InferResult]) -> InferResult | ServiceError:
     try:
         return await task
     except ServiceError as error:
         return error
-
-
-async def _hang_up(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()

@@ -1,23 +1,40 @@
-"""``client.servables``: what is known of servables, and changing them."""
+"""``client.servables``: describe, load and unload servables."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
-from penstock.client.inference import Change, Index, OfModel, OipCall, version_of
+from penstock.client.calls import Answer, Call
+from penstock.client.oip_calls import (
+    MetadataCall,
+    ReadyCall,
+    RepositoryChange,
+    RepositoryIndex,
+    StatisticsCall,
+    model_name,
+    version_of,
+)
 from penstock.errors import ServiceError
 
 __all__ = ["AsyncServables", "Servables"]
 
-Answer = dict[str, Any]
+_T = TypeVar("_T")
 
 
-def _load(servable: str, versions: str, labels: Mapping[str, int] | None) -> Change:
+class _Send(Protocol):
+    def __call__(self, call: Call[_T]) -> _T: ...
+
+
+class _AsyncSend(Protocol):
+    def __call__(self, call: Call[_T]) -> Coroutine[Any, Any, _T]: ...
+
+
+def _load(servable: str, versions: str, labels: Mapping[str, int] | None) -> RepositoryChange:
     config: dict[str, Any] = {"versions": versions} if versions else {}
     if labels is not None:
         config["labels"] = dict(labels)
-    return Change("load", servable, config)
+    return RepositoryChange("load", servable, config)
 
 
 def _not_ready(error: ServiceError) -> bool:
@@ -27,78 +44,71 @@ def _not_ready(error: ServiceError) -> bool:
 
 
 class Servables:
-    """The servables of a service, of a Client; language models, too, but for load and unload."""
+    """The servables of a service.  Language models have all of these methods except load and unload."""
 
-    def __init__(self, ask: Callable[[OipCall], Any]) -> None:
-        self._ask = ask
+    def __init__(self, send: _Send) -> None:
+        self._send = send
 
     def index(self) -> list[Answer]:
-        """``name``, ``version``, ``state`` and ``reason`` of every version, ready or not."""
-        found: list[Answer] = self._ask(Index())
-        return found
+        """Return ``name``, ``version``, ``state`` and ``reason`` of every version, ready or not."""
+        return self._send(RepositoryIndex())
 
     def metadata(self, servable: str, *, method: str = "", version: str | int = "") -> Answer:
-        """Its versions, and name, datatype and shape of its inputs and outputs."""
-        found: Answer = self._ask(OfModel("metadata", servable, method, version_of(version)))
-        return found
+        """Return the versions, and the name, datatype and shape of each input and output."""
+        return self._send(MetadataCall(model_name(servable, method), version_of(version)))
 
     def is_ready(self, servable: str, *, method: str = "", version: str | int = "") -> bool:
-        """Whether a request that comes now would be taken."""
+        """Return True if a new request would be accepted."""
         try:
-            return bool(self._ask(OfModel("ready", servable, method, version_of(version))))
+            return self._send(ReadyCall(model_name(servable, method), version_of(version)))
         except ServiceError as error:
             return _not_ready(error)
 
     def statistics(self, servable: str = "", *, method: str = "", version: str | int = "") -> list[Answer]:
-        """Counts and times of one, or of all."""
-        found: list[Answer] = self._ask(OfModel("stats", servable, method, version_of(version)))
-        return found
+        """Return the counts and times of one servable, or of all if it has no name."""
+        return self._send(StatisticsCall(model_name(servable, method), version_of(version)))
 
     def load(self, servable: str, *, versions: str = "", labels: Mapping[str, int] | None = None) -> None:
-        """Load it, or look at its folder again, with another policy or other labels if they are given; needs an admin's
-        key.
+        """Load a servable, or scan its folder again.  Requires an admin key.
+
+        ``versions`` and ``labels`` replace the version policy and the labels; without them, these stay as they are.
         """
-        self._ask(_load(servable, versions, labels))
+        self._send(_load(servable, versions, labels))
 
     def unload(self, servable: str) -> None:
-        """Take no more requests and let those that run end; needs an admin's key."""
-        self._ask(Change("unload", servable))
+        """Refuse new requests and unload the servable when those that run have ended.  Requires an admin key."""
+        self._send(RepositoryChange("unload", servable))
 
 
 class AsyncServables:
-    """The servables of a service, of an AsyncClient."""
+    """The methods of Servables as coroutines."""
 
-    def __init__(self, ask: Callable[[OipCall], Awaitable[Any]]) -> None:
-        self._ask = ask
+    def __init__(self, send: _AsyncSend) -> None:
+        self._send = send
 
     async def index(self) -> list[Answer]:
-        """``name``, ``version``, ``state`` and ``reason`` of every version, ready or not."""
-        found: list[Answer] = await self._ask(Index())
-        return found
+        """See Servables.index."""
+        return await self._send(RepositoryIndex())
 
     async def metadata(self, servable: str, *, method: str = "", version: str | int = "") -> Answer:
-        """Its versions, and name, datatype and shape of its inputs and outputs."""
-        found: Answer = await self._ask(OfModel("metadata", servable, method, version_of(version)))
-        return found
+        """See Servables.metadata."""
+        return await self._send(MetadataCall(model_name(servable, method), version_of(version)))
 
     async def is_ready(self, servable: str, *, method: str = "", version: str | int = "") -> bool:
-        """Whether a request that comes now would be taken."""
+        """See Servables.is_ready."""
         try:
-            return bool(await self._ask(OfModel("ready", servable, method, version_of(version))))
+            return await self._send(ReadyCall(model_name(servable, method), version_of(version)))
         except ServiceError as error:
             return _not_ready(error)
 
     async def statistics(self, servable: str = "", *, method: str = "", version: str | int = "") -> list[Answer]:
-        """Counts and times of one, or of all."""
-        found: list[Answer] = await self._ask(OfModel("stats", servable, method, version_of(version)))
-        return found
+        """See Servables.statistics."""
+        return await self._send(StatisticsCall(model_name(servable, method), version_of(version)))
 
     async def load(self, servable: str, *, versions: str = "", labels: Mapping[str, int] | None = None) -> None:
-        """Load it, or look at its folder again, with another policy or other labels if they are given; needs an admin's
-        key.
-        """
-        await self._ask(_load(servable, versions, labels))
+        """See Servables.load."""
+        await self._send(_load(servable, versions, labels))
 
     async def unload(self, servable: str) -> None:
-        """Take no more requests and let those that run end; needs an admin's key."""
-        await self._ask(Change("unload", servable))
+        """See Servables.unload."""
+        await self._send(RepositoryChange("unload", servable))

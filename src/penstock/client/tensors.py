@@ -1,10 +1,9 @@
-"""Tensors of the Open Inference Protocol at a client: numpy's arrays and lists to what is sent, and answers back."""
+"""Convert numpy arrays and lists to tensors of the Open Inference Protocol, and results back to arrays."""
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgumentError, ServiceError
 from penstock.tensors import DTYPES, Tensor
+from penstock.tensors.codec import bfloat16_to_float32, bytes_array, decode_array, encode_array
 
 __all__ = ["InferResult", "array_of", "array_of_list", "listed", "raw_of", "tensor_of"]
 
@@ -22,9 +22,9 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name not in ("
 
 
 class InferResult(dict[str, Any]):
-    """The outputs of one inference as numpy arrays by name, with ``model``, ``version`` and ``parameters`` of it.
+    """The outputs of one inference as numpy arrays by name, with its ``model``, ``version`` and ``parameters``.
 
-    An element of BYTES (texts, too) is a ``bytes`` object; BF16 comes as float32, which holds it exactly.
+    BYTES outputs, which include strings, are object arrays of ``bytes``.  BF16 outputs are float32, which is exact.
     """
 
     def __init__(
@@ -35,42 +35,43 @@ class InferResult(dict[str, Any]):
 
     @property
     def errors(self) -> dict[int, ServiceError]:
-        """By number the instances that failed, where the request has the parameter ``per_instance_errors``; their rows
-        of the outputs are zeros, or empty.
+        """The failed instances by their index in the batch, if the request has the parameter ``per_instance_errors``.
+
+        The outputs of a failed instance are zeros or empty bytes.
         """
-        found = json.loads(self.parameters.get("errors", "[]"))
-        return {one["instance"]: ServiceError(one["message"], one["status"], code=one["code"]) for one in found}
+        errors = json.loads(self.parameters.get("errors", "[]"))
+        return {item["instance"]: ServiceError(item["message"], item["status"], code=item["code"]) for item in errors}
 
 
 def tensor_of(name: str, value: Any) -> Tensor:
-    """A tensor of an array or of nested lists; InvalidArgumentError names it.
+    """Return the tensor of an array or of nested lists.  Raises InvalidArgumentError.
 
-    In lists whole numbers are INT64, others FP32, and texts BYTES; an array has the datatype of its dtype, also the
-    bfloat16 of ml_dtypes.
+    Lists of integers become INT64, of floats FP32, of strings BYTES.  An array keeps its dtype; ml_dtypes.bfloat16
+    becomes BF16.
     """
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
     else:
         try:
             array = np.asarray(value)
-            if array.dtype.kind in "SUO":  # numpy takes zeros off the end of what it knows to be bytes
+            if array.dtype.kind in "SUO":  # numpy strips trailing zero bytes of its own string types
                 array = np.array(value, dtype=object)
         except ValueError:
-            raise InvalidArgumentError(f"input {name}: its lists differ in length") from None
+            raise InvalidArgumentError(f"input {name}: expected nested lists of equal length") from None
         if array.dtype == np.float64:
             array = array.astype("<f4")
     if array.dtype.kind in "SUO":
-        return Tensor(name, "BYTES", _objects([_bytes(name, one) for one in array.ravel().tolist()], array.shape))
+        return Tensor(name, "BYTES", bytes_array([_bytes(name, one) for one in array.ravel().tolist()], array.shape))
     if array.dtype.name == "bfloat16":
         return Tensor(name, "BF16", array.view("<u2"))
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     datatype = _NAMES.get(array.dtype)
     if datatype is None:
-        raise InvalidArgumentError(f"input {name}: {array.dtype} is no type of the protocol, which has {_has()}")
+        raise InvalidArgumentError(f"input {name}: expected one of the dtypes {_supported()}, got {array.dtype}")
     return Tensor(name, datatype, array)
 
 
-def _has() -> str:
+def _supported() -> str:
     return ", ".join(str(dtype) for dtype in _NAMES) + ", bfloat16, bytes and str"
 
 
@@ -79,69 +80,43 @@ def _bytes(name: str, value: Any) -> bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    raise InvalidArgumentError(f"input {name}: expected numbers, texts or bytes, found {type(value).__name__}")
+    raise InvalidArgumentError(f"input {name}: expected numbers, strings or bytes, got {type(value).__name__}")
 
 
 def raw_of(tensor: Tensor) -> bytes:
-    """A tensor as bytes: row-major, little-endian; a length of four bytes before each element of BYTES."""
-    if tensor.datatype != "BYTES":
-        return tensor.array.tobytes()
-    return b"".join(struct.pack("<I", len(one)) + one for one in tensor.array.ravel().tolist())
+    """Return a tensor as bytes; see ``penstock.tensors.codec``."""
+    return encode_array(tensor.datatype, tensor.array)
 
 
 def listed(tensor: Tensor) -> list[Any]:
-    """A tensor's elements as JSON has them; InvalidArgumentError for bytes that are no text."""
+    """Return the elements of a tensor for JSON.  Raises InvalidArgumentError for bytes that are not UTF-8."""
     if tensor.datatype == "BYTES":
         try:
             return [one.decode() for one in tensor.array.ravel().tolist()]
         except UnicodeDecodeError:
-            raise InvalidArgumentError(f"input {tensor.name}: JSON cannot hold these bytes: leave binary on") from None
-    array = _float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
-    found: list[Any] = array.ravel().tolist()
-    return found
+            reason = "JSON cannot hold these bytes. Use a client with binary=True."
+            raise InvalidArgumentError(f"input {tensor.name}: {reason}") from None
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    elements: list[Any] = array.ravel().tolist()
+    return elements
 
 
 def array_of(datatype: str, shape: Sequence[int], raw: bytes) -> NDArray[Any]:
-    """The array of an output that came as bytes; ConnectionError when they do not fit its shape."""
-    count = math.prod(shape)
-    if datatype == "BYTES":
-        return _objects(_elements(raw, count), shape)
-    dtype = DTYPES.get(datatype)
-    if dtype is None or len(raw) != count * dtype.itemsize:
-        raise ConnectionError(f"{len(raw)} bytes came for {count} elements of {datatype}")
-    array = np.frombuffer(raw, dtype).reshape(tuple(shape))
-    return _float32(array) if datatype == "BF16" else array
+    """Return the array of an output sent as bytes.  Raises ConnectionError unless they match its shape."""
+    if datatype not in DTYPES:
+        raise ConnectionError(f"malformed output: {len(raw)} bytes of unknown datatype {datatype}")
+    try:
+        array = decode_array(datatype, shape, math.prod(shape), raw)
+    except ValueError as error:
+        raise ConnectionError(f"malformed output: a tensor of {datatype} {error}") from None
+    return bfloat16_to_float32(array) if datatype == "BF16" else array
 
 
 def array_of_list(datatype: str, shape: Sequence[int], data: Sequence[Any]) -> NDArray[Any]:
-    """The array of an output that came as JSON; ConnectionError when it does not fit its shape."""
+    """Return the array of an output sent as JSON.  Raises ConnectionError unless it matches its shape."""
     if len(data) != math.prod(shape) or datatype not in DTYPES:
-        raise ConnectionError(f"{len(data)} elements came for {datatype} of {list(shape)}")
+        raise ConnectionError(f"malformed output: {len(data)} elements for {datatype} of shape {list(shape)}")
     if datatype == "BYTES":
-        return _objects([str(one).encode() for one in data], shape)
+        return bytes_array([str(one).encode() for one in data], shape)
     dtype = np.dtype("<f4") if datatype == "BF16" else DTYPES[datatype]
     return np.array(data, dtype).reshape(tuple(shape))
-
-
-def _elements(raw: bytes, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    at = 0
-    while at < len(raw) and len(found) < count:
-        size = int.from_bytes(raw[at : at + 4], "little")
-        at += 4 + size
-        if at > len(raw):
-            break
-        found.append(raw[at - size : at])
-    if at != len(raw) or len(found) != count:
-        raise ConnectionError(f"{len(raw)} bytes came that are not {count} elements of BYTES")
-    return found
-
-
-def _objects(elements: Sequence[bytes], shape: Sequence[int]) -> NDArray[Any]:
-    array = np.empty(len(elements), dtype=object)
-    array[:] = elements
-    return array.reshape(tuple(shape))
-
-
-def _float32(bits: NDArray[Any]) -> NDArray[Any]:
-    return (bits.astype("<u4") << 16).view("<f4")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.core.library import BatchStruct, SampledStruct, SamplingStruct, sized
 from penstock.errors import InvalidArgumentError
+from penstock.sampling_fields import NATIVE_FIELDS
 
 __all__ = [
     "ROW_MASKED", "ROW_NOT_FINITE", "ROW_OK", "Biases", "Penalties", "Sampled", "Sampling", "StepBatch", "batch_struct",
@@ -102,6 +103,9 @@ class Sampling:
     per_row: bool = False
 
 
+_COLUMNS = {row.row_name: np.dtype(row.dtype) for row in NATIVE_FIELDS if not row.is_penalty}
+_PENALTIES = {row.name: np.dtype(row.dtype) for row in NATIVE_FIELDS if row.is_penalty}
+_OPTIONAL = {field.name for field in fields(Sampling) if field.default is None}
 ROW_OK, ROW_NOT_FINITE, ROW_MASKED = 0, 1, 2
 
 
@@ -168,26 +172,20 @@ def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
 def sampling_struct(sampling: Sampling, vocab_size: int) -> tuple[SamplingStruct, int]:
     """Return the struct and the number of rows.  The struct points into the arrays, which must outlive it."""
     rows = _length(sampling.temperature, "temperature")
-    f32, i32 = np.float32, np.int32
+    i32 = np.int32
 
     def optional(name: str, dtype: Any, shape: tuple[int, ...] = (rows,)) -> int | None:
         array = getattr(sampling, name)
-        return None if array is None else _pointer(array, dtype, shape, name)
+        return None if array is None and name in _OPTIONAL else _pointer(array, dtype, shape, name)
 
     struct: SamplingStruct = sized(
         SamplingStruct,
         num_rows=rows,
-        temperature=_pointer(sampling.temperature, f32, (rows,), "temperature"),
-        top_k=_pointer(sampling.top_k, i32, (rows,), "top_k"),
-        top_p=_pointer(sampling.top_p, f32, (rows,), "top_p"),
-        seed=_pointer(sampling.seed, np.uint64, (rows,), "seed"),
+        **{name: optional(name, dtype) for name, dtype in _COLUMNS.items()},
         counter=_pointer(sampling.counter, np.int64, (rows, 2), "counter"),
         slot=optional("slot", i32),
         mask=optional("mask", np.uint32, (rows, (vocab_size + 31) // 32)),
-        min_p=optional("min_p", f32),
-        typical_p=optional("typical_p", f32),
         target=optional("target", i32),
-        num_logprobs=optional("num_logprobs", i32),
     )
     if sampling.penalties is not None:
         _add_penalties(struct, sampling.penalties, rows)
@@ -197,14 +195,13 @@ def sampling_struct(sampling: Sampling, vocab_size: int) -> tuple[SamplingStruct
 
 
 def _add_penalties(struct: SamplingStruct, penalties: Penalties, rows: int) -> None:
-    f32, i32 = np.float32, np.int32
+    i32 = np.int32
     struct.history_starts = _pointer(penalties.starts, i32, (rows + 1,), "history_starts")
     total = _last(penalties.starts)
     struct.history = _pointer(penalties.history, i32, (total,), "history")
     struct.prompt_lens = _pointer(penalties.prompt_lens, i32, (rows,), "prompt_lens")
-    struct.repetition_penalty = _pointer(penalties.repetition, f32, (rows,), "repetition_penalty")
-    struct.presence_penalty = _pointer(penalties.presence, f32, (rows,), "presence_penalty")
-    struct.frequency_penalty = _pointer(penalties.frequency, f32, (rows,), "frequency_penalty")
+    for name, dtype in _PENALTIES.items():
+        setattr(struct, name, _pointer(getattr(penalties, name.removesuffix("_penalty")), dtype, (rows,), name))
 
 
 def _add_biases(struct: SamplingStruct, biases: Biases, rows: int) -> None:

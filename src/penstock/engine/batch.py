@@ -1,4 +1,4 @@
-"""A step's chunks as the flat arrays that a program runs."""
+"""The layout of a step: chunks as the flat arrays that a program runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ __all__ = ["BatchLayout"]
 
 
 class BatchLayout:
-    """Lays steps out.  It keeps the page tables of running requests as one array, row by slot, and writes only those
-    that changed: of the decodes of a step one in 32.  A step of decodes like the last one is the same object with other
-    numbers in it.
+    """Lays out steps.
 
-    ``num_groups`` page groups, ``max_requests`` slots and one row for a request without a slot, ``max_pages`` in a
-    table.
+    The page tables of running requests are kept as one array with a row for each slot, and only tables that changed are
+    written: one in 32 decodes of a step.  A step with the same decodes as the last one reuses its batch object.
+
+    ``num_groups``: number of page groups.  ``max_requests``: number of slots; one more row serves a request without a
+    slot.
+    ``max_pages``: the longest table.
     """
 
     def __init__(self, num_groups: int, max_requests: int, max_pages: int) -> None:
@@ -29,27 +31,29 @@ class BatchLayout:
         self._lengths = np.zeros(max_requests + 1, np.int32)
         self._owners: list[PageTables | None] = [None] * (max_requests + 1)
         self._versions = [0] * (max_requests + 1)
-        self._decodes: list[tuple[PageTables | None, int]] = []  # of the last step, where it had nothing else
+        self._decodes: list[tuple[PageTables | None, int]] = []  # of the last step if it had only decodes
         self._batch: StepBatch | None = None
 
     def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
-        """The arrays of one step, T tokens of B requests; ``output_rows`` names the last tokens of each chunk, as many
-        as it wants.  The arrays hold until the next step is laid out.
+        """Return the arrays of one step: T tokens of B requests.
+
+        ``output_rows`` names the last ``num_rows`` tokens of each chunk.  The arrays are valid until the next call.
         """
         batch = self._batch
-        if batch is not None and self._is_like_last(chunks):
+        if batch is not None and self._repeats_last(chunks):
             batch.token_ids[:] = [chunk.request.token_at(chunk.start) for chunk in chunks]
             batch.positions[:] = [chunk.start for chunk in chunks]
             return batch
         batch = self._lay_out(chunks)
         only_decodes = all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
         tables = [chunk.request.pages for chunk in chunks] if only_decodes else []
-        self._decodes = [(pages, pages.version if pages else 0) for pages in tables]  # no requests: they may end
+        # Tables, not requests, which may end.
+        self._decodes = [(pages, pages.version if pages else 0) for pages in tables]
         self._batch = batch if only_decodes else None
         return batch
 
-    def _is_like_last(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether they are decodes of the same requests, by their page tables, which did not change."""
+    def _repeats_last(self, chunks: Sequence[Chunk]) -> bool:
+        """Return True if all chunks are decodes of the last step's requests, with unchanged page tables."""
         if len(chunks) != len(self._decodes):
             return False
         for chunk, (pages, version) in zip(chunks, self._decodes, strict=True):
@@ -88,12 +92,12 @@ class BatchLayout:
         )
 
     def _page_tables(self, chunks: Sequence[Chunk]) -> np.ndarray:
-        """[groups, B, widest]: the page of each 32 positions, -1 where there is none."""
+        """Return the page of each 32 positions [groups, B, longest table]; -1 where there is none."""
         slots = []
         for chunk in chunks:
             slot, pages = chunk.request.slot, chunk.request.pages
             if pages is None:
-                raise InternalError(f"batch: request {chunk.request.id} is scheduled without pages")
+                raise InternalError(f"batch: request {chunk.request.id} was scheduled without pages")
             if self._owners[slot] is not pages or self._versions[slot] != pages.version:
                 self._copy(slot, pages)
             slots.append(slot)

@@ -1,4 +1,4 @@
-"""When requests must have ended.  The engine asks between steps."""
+"""The deadlines of requests, which the engine checks between steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penstock.errors import DeadlineError
 
 __all__ = ["Deadlines"]
 
-_FEW = 64
-"""Entries of ended requests that are kept rather than looked for."""
+_MIN_ENTRIES = 64
+"""Up to this many entries, ended requests are not searched for."""
 
 
 class Deadlines:
-    """The requests that have a deadline, the next one first; some that have ended meanwhile are among them."""
+    """The requests with a deadline, earliest first.  Some of them may have ended."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, Request]] = []
@@ -23,23 +23,26 @@ class Deadlines:
         return len(self._entries)
 
     def add(self, request: Request) -> None:
-        """Note when a request must have ended, if it must."""
+        """Add a request if it has a deadline."""
         if request.options.deadline_s is not None:
             when = request.timings.submitted + request.options.deadline_s
             heapq.heappush(self._entries, (when, request.id, request))
 
-    def take_over(self, now: float) -> list[tuple[Request, DeadlineError]]:
-        """Take out those whose time is over at ``now`` (of ``time.perf_counter``), with the error to end them with."""
-        found = []
+    def take_expired(self, now: float) -> list[tuple[Request, DeadlineError]]:
+        """Remove the requests whose deadline is before ``now`` (``time.perf_counter``).
+
+        Returns each with the error to end it with.
+        """
+        expired = []
         while self._entries and self._entries[0][0] <= now:
             request = heapq.heappop(self._entries)[2]
-            where = "waited" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
-            message = f"deadline_s {request.options.deadline_s:g} is over: the request still {where}"
-            found.append((request, DeadlineError(message)))
-        return found
+            state = "was still waiting" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
+            message = f"deadline_s {request.options.deadline_s:g} has passed: the request {state}"
+            expired.append((request, DeadlineError(message, param="deadline_s")))
+        return expired
 
     def forget_ended(self, num_open: int) -> None:
-        """Let go of ended requests when most are; ``num_open`` have not ended."""
-        if len(self._entries) > max(_FEW, 2 * num_open):
+        """Remove ended requests if most entries are ended; ``num_open`` requests have not ended."""
+        if len(self._entries) > max(_MIN_ENTRIES, 2 * num_open):
             self._entries = [entry for entry in self._entries if entry[2].status is not Status.FINISHED]
             heapq.heapify(self._entries)

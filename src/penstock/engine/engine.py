@@ -1,8 +1,8 @@
 """The engine: one loop that serves every front end.
 
-A step is: schedule, run, sample, update.  Requests join and leave between steps.  Any thread may submit and
-abort; whoever waits for a request drives the loop, one step at a time under a lock, and serves the others'
-requests on the way.  Whatever goes wrong in a step ends that step's requests with the error, never the engine.
+A step is: schedule, run, sample, update.  Requests join and leave between steps.  Any thread may submit and abort.  A
+thread that waits for a request drives the loop, one step at a time under a lock, and thereby also serves the requests
+of other threads.  An error in a step ends the requests of that step, never the engine.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout
+from penstock.engine.capabilities import check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.pages import PageLedger
-from penstock.engine.params import check_num_top
-from penstock.engine.pooling import Pooling, pool
+from penstock.engine.params import ResolvedSampling, check_num_top
+from penstock.engine.pooling import Pooling
 from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
-from penstock.engine.request import Request, ResolvedSampling, Status, to_penstock_error
+from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
-from penstock.engine.tail import check_sampling
 from penstock.errors import (
     DeadlineError,
     InternalError,
@@ -45,16 +45,17 @@ from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 if TYPE_CHECKING:
     from penstock.core.native import Sampled
     from penstock.engine.prompt_logits import PromptRows
-    from penstock.text.tokenizer import TextStream
+    from penstock.text.text_stream import TextStream
 
 __all__ = ["Engine"]
 
 
 class Engine:
-    """A program, its scheduler and its pages.
+    """A program with its scheduler and its pages.
 
-    ``observer``, when set, is called with the requests that got a token or ended, after each step and after an abort
-    between steps, in the thread that did it, while no other can step.  It must return soon and raise nothing.
+    ``observer``, if set, is called after each step, and after an abort between steps, with the requests that got a
+    token or ended.  It runs in the thread that made the step, while no other thread can step.  It must return soon and
+    not raise.
     """
 
     def __init__(self, program: Program, options: EngineOptions | None = None) -> None:
@@ -62,7 +63,7 @@ class Engine:
         self.program = program
         self.options = options or EngineOptions()
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
-        if info.bidirectional:  # a prompt runs in one step
+        if info.bidirectional:  # its prompts run in one step
             self.max_len = min(self.max_len, limits.max_tokens, self.options.max_chunk or limits.max_tokens)
         self.scheduler = self._new_scheduler()
         self._rows = SamplingRows(info.vocab_size)
@@ -73,12 +74,12 @@ class Engine:
         self._ids = count()
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._door = threading.RLock()  # who holds it may come in
+        self._submit_lock = threading.RLock()
         self._num_submitted = self._num_ended = 0
         self._incoming: deque[Request] = deque()
-        self._aborts: deque[Request | int] = deque()  # a number: every request below it
-        self._displaced: dict[int, Request] = {}  # they end in favour of another client's, unless they have begun
-        self._ended: list[Request] = []  # not told to anybody yet
+        self._aborts: deque[Request | int] = deque()  # a number stands for every request with a lower id
+        self._displaced: dict[int, Request] = {}  # end in favour of another client's request unless they have begun
+        self._ended: list[Request] = []  # not reported to the observer
         self._deadlines = Deadlines()
         self._busy = False
         self._closed = False
@@ -110,12 +111,15 @@ class Engine:
         prompt_rows: PromptRows | None = None,
         family: int = 0,
     ) -> Request:
-        """Queue a prompt, checked first; InvalidArgumentError says what is wrong with it.  With ``pooling`` it is not
-        continued, but its hidden rows are taken; UnsupportedError when the program has none.
+        """Check a prompt and queue a request for it.
 
-        ``prompt_rows`` takes what is wanted of each of its positions; with ``max_tokens`` 0 that is all, and the prompt
-        may fill the context.  Requests of one ``family`` (not 0) share its pages, without the prefix cache too.
-        QueueFullError when as many requests wait as may.
+        ``text`` collects the text of the answer.  With ``pooling`` the prompt is not continued, and its hidden rows are
+        collected.  ``prompt_rows`` collects a row for each position of the prompt; with ``max_tokens`` 0 nothing else
+        happens, and the prompt may fill the context.  Requests of one ``family`` (not 0) share the pages of their
+        prompt even without the prefix cache.
+
+        Raises InvalidArgumentError if the prompt or a parameter is wrong, UnsupportedError if the program has no hidden
+        rows or cannot sample in this way, and QueueFullError if the queue is full.
         """
         self.check_process()
         self._check_open()
@@ -123,18 +127,21 @@ class Engine:
         if prompt_rows is not None:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
         if pooling is not None and not self.program.info.hidden_size:
-            raise UnsupportedError("embed: the network does not pick the rows of its head from rows of all tokens")
+            raise UnsupportedError(
+                "embed: this network has no hidden rows, because its head does not select rows from those of all tokens"
+            )
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
         if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:
             raise InvalidArgumentError(
                 f"prompt has {len(ids)} tokens, but a step has {self.program.limits.max_rows} rows of logits "
-                "(max_rows), and this network runs a prompt in one step, because its attention is not causal"
+                "(max_rows). This network runs a prompt in one step, because its attention is not causal.",
+                param="prompt",
             )
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
         request.prompt_rows, request.family = prompt_rows, family
-        with self._door:  # two at once would both find the last place
+        with self._submit_lock:  # two threads could both take the last place in the queue
             if not self.has_room and not self._displace(options):
                 full = f"The request queue is full ({self._num_waiting} waiting). Retry later."
                 raise QueueFullError(full)
@@ -142,15 +149,16 @@ class Engine:
             self._incoming.append(request)
         if self._displaced:
             self._settle()
-        if self._closed:  # by another thread, which may have looked before
-            with self._alone():
+        if self._closed:  # closed by another thread, which may have looked for open requests before
+            with self._exclusive():
                 self._accept_calls()
                 self._end(request, "abort")
         return request
 
     def fit_prompt(self, prompt_ids: Sequence[int], max_tokens: int, options: RequestOptions) -> list[int]:
-        """The prompt as it runs when up to ``max_tokens`` follow: checked, and cut to its end when the options say so
-        and it is too long.  InvalidArgumentError as ``check_prompt`` has it.
+        """Return the prompt as it runs when up to ``max_tokens`` tokens follow.
+
+        The prompt is checked as by ``check_prompt``.  If it is too long and the options allow it, only its end is kept.
         """
         answer_len = min(1, max_tokens)
         if options.truncate_prompt and hasattr(prompt_ids, "__len__") and len(prompt_ids) + answer_len > self.max_len:
@@ -159,23 +167,23 @@ class Engine:
 
     @property
     def _num_waiting(self) -> int:
-        """Open requests beyond the places of a step.  Counted by who came and who ended: lists change meanwhile."""
+        """Open requests beyond the places of a step, from counters, because the lists change meanwhile."""
         return self._num_submitted - self._num_ended - self.scheduler.max_requests
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request may wait."""
+        """True if one more request may wait."""
         return self.options.max_waiting == 0 or self._num_waiting < self.options.max_waiting
 
     def has_room_for(self, client: str, priority: int | None = None) -> bool:
-        """Return True if one more request of a client may wait, also in place of another client's last request.
+        """Return True if one more request of a client may wait, possibly in place of another client's last request.
 
         Without ``priority`` the request counts as the most urgent.
         """
         return self.has_room or self._giving_way(self._displaceable(), client, priority) is not None
 
     def _displaceable(self) -> list[Request]:
-        """Requests that wait for their first place in a step, from any thread."""
+        """Return the requests that wait for their first place in a step.  Any thread may call this."""
         waiting = (*self.scheduler.waiting.copy(), *self._incoming.copy())
         return [r for r in waiting if not r.timings.scheduled and r.id not in self._displaced]
 
@@ -184,7 +192,7 @@ class Engine:
         return heaviest(((r.options.client, r.options.priority) for r in waiting), client, priority)
 
     def _displace(self, options: RequestOptions) -> bool:
-        """End the least urgent, last waiting request of the client that has most, in favour of a new request.
+        """End a waiting request in favour of a new one: the least urgent, last one of the client with the most.
 
         Returns False if the new request's client has about as many, or if the others' requests are more urgent.
         """
@@ -202,90 +210,95 @@ class Engine:
             self.step()
 
     def check_prompt(self, prompt_ids: Sequence[int], answer_len: int = 1) -> list[int]:
-        """The prompt as a list of ids; InvalidArgumentError when it is empty, too long or has an id out of range."""
+        """Return the prompt as a list of ids.
+
+        Raises InvalidArgumentError if it is empty, too long, or has an id outside of the vocabulary.
+        """
         if self.scheduler.whole_prompts and hasattr(prompt_ids, "__len__"):
             num_tokens = len(prompt_ids) + answer_len
             limits, longest = self.program.limits, self.program.info.context_len
             if self.max_len < num_tokens <= min(longest, limits.context_len or longest):
                 raise InvalidArgumentError(
                     f"prompt has {len(prompt_ids)} tokens, but this network runs a prompt in one step, because its "
-                    f"attention is not causal, and a step holds {self.max_len} with the answer's (max_tokens of its "
-                    "limits, max_chunk)"
+                    f"attention is not causal, and a step holds {self.max_len} tokens with the answer's (limits: "
+                    "max_tokens, max_chunk)",
+                    param="prompt",
                 )
         return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 
     def abort(self, request: Request) -> None:
-        """End a request now, from any thread: its pages are free when this returns or the running step ends."""
+        """End a request, from any thread.  Its pages are free when this returns, or when the running step ends."""
         if is_forked(self._pid):
-            return  # a copy of the parent's request, which goes on there
+            return  # a copy of the parent's request, which goes on in the parent
         self._aborts.append(request)
         self._settle()
 
     def await_abort(self, request: Request) -> None:
-        """Return when a request that was aborted has ended, at the end of the running step; at once within a step."""
+        """Wait until an aborted request has ended, at the end of the running step.  Within a step, return at once."""
         self.check_process()
-        while not self._lock.acquire(timeout=0.001):  # it is not fair: the step's own thread may carry it out
+        # With a timeout, because the lock is not fair, and the thread of the step may carry out the abort.
+        while not self._lock.acquire(timeout=0.001):
             if request.status is Status.FINISHED:
                 return
-        try:  # with the lock held: no other step comes in between
+        try:  # with the lock held, no other step can start
             self._settle()
         finally:
             self._lock.release()
 
     def abort_all(self) -> None:
-        """End every request that was submitted before, from any thread."""
+        """End every request that was submitted before this call, from any thread."""
         self.check_process()
-        self._aborts.append(next(self._ids))  # who they are is seen under the lock: they move from list to list
+        self._aborts.append(next(self._ids))  # found under the lock, because requests move from list to list
         self._settle()
 
     def fail_all(self, error: Exception) -> None:
-        """End every request with what came out of a step itself; the engine goes on with all pages free."""
-        with self._alone():
+        """End every request with an error that a step raised.  The engine goes on with all pages free."""
+        with self._exclusive():
             self._start_over(error)
             while self._incoming:
-                self._end(self._incoming.popleft(), "error", to_penstock_error("the step", error))
-            self._tell([])
+                self._end(self._incoming.popleft(), "error", to_penstock_error("The step", error))
+            self._notify([])
 
     def step(self) -> list[Request]:
-        """One step: schedule, run, sample, update.  Returns the requests that got a token or ended."""
-        with self._alone():
+        """Run one step: schedule, run, sample, update.  Returns the requests that got a token or ended."""
+        with self._exclusive():
             self._check_open()
             self._accept_calls()
             self._expire()
-            return self._tell(self._step())
+            return self._notify(self._step())
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Work on the requests while nobody else does, and carry out the aborts that came meanwhile.
+    def _exclusive(self) -> Iterator[None]:
+        """Work on the requests while no other thread does, and carry out the aborts that arrive meanwhile.
 
-        They come from other threads, and from this one in the middle of the work: the garbage collector drops a stream,
-        a signal's handler aborts.  Anything else in the middle of it is refused.
+        Aborts come from other threads, and from this one in the middle of the work: the garbage collector drops a
+        stream, or a signal handler aborts.  Any other call in the middle of the work is refused.
         """
         self.check_process()
         try:
             with self._lock, interrupt_after():
                 if self._busy:
-                    raise InternalError("the engine was called again in the middle of its own step, in the same thread")
+                    raise InternalError("The engine was called in the middle of its own step, by the same thread.")
                 self._busy = True
                 try:
                     yield
                 finally:
-                    self._busy = False  # while the lock is held: what comes next may be another thread's
+                    self._busy = False  # while the lock is held, because another thread may step next
         finally:
             self._settle()
 
-    def _tell(self, news: list[Request]) -> list[Request]:
-        """Add what has ended besides, and let the observer know."""
-        news += self._ended
+    def _notify(self, changed: list[Request]) -> list[Request]:
+        """Add the requests that ended otherwise, and call the observer."""
+        changed += self._ended
         self._ended.clear()
-        if self.observer is not None and news:
-            self.observer(news)
-        return news
+        if self.observer is not None and changed:
+            self.observer(changed)
+        return changed
 
     def _step(self) -> list[Request]:
         try:
             chunks = self.scheduler.schedule()
-        except Exception as error:  # its books may be wrong: nobody's pages can be trusted
+        except Exception as error:  # its lists may be wrong, so no request's pages can be trusted
             self._start_over(error)
             return []
         if not chunks:
@@ -298,12 +311,12 @@ class Engine:
                 rows = self.program.step(batch, row_arrays(self._rows.of(sampled), chunks))
             else:
                 self.program.run(batch)
-            pooled = pool(self.program, chunks) if len(sampled) < len(chunks) else []
+            pooled = self._pool(chunks) if len(sampled) < len(chunks) else []
             for chunk in chunks:
                 self.scheduler.advance(chunk)
         except Exception as error:
             for chunk in chunks:
-                self._end(chunk.request, "error", to_penstock_error("the step", error))
+                self._end(chunk.request, "error", to_penstock_error("The step", error))
             return []
         row = 0
         for chunk in chunks:
@@ -314,12 +327,30 @@ class Engine:
             self._end(request, "error" if damage else "stop", damage)
         return sampled
 
+    def _pool(self, chunks: Sequence[Chunk]) -> list[tuple[Request, InternalError | None]]:
+        """Hand the step's hidden rows to the requests with a pooling.
+
+        Returns the requests whose prompt is complete, each with the error in its rows or None.
+        """
+        if all(chunk.request.pooling is None for chunk in chunks):
+            return []
+        hidden, start = self.program.hidden(), 0
+        ended: list[tuple[Request, InternalError | None]] = []
+        for chunk in chunks:
+            stop, pooling = start + chunk.num_tokens, chunk.request.pooling
+            if pooling is not None:
+                pooling.take(hidden[start:stop], chunk.start)
+                if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
+                    ended.append((chunk.request, pooling.error()))
+            start = stop
+        return ended
+
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
-        """Give a request its own rows: of its prompt, and that of the next token."""
+        """Hand a request the rows of its prompt and the row of its next token."""
         request = chunk.request
         try:
             if request.prompt_rows is not None:
-                request.prompt_rows.take(request, self.program, rows, own)
+                request.prompt_rows.take(len(request.prompt_ids), self.program, rows, own)
             if not chunk.samples:
                 return
             if request.max_tokens == 0:
@@ -328,42 +359,42 @@ class Engine:
                 accept_row(request, rows, own[-1])
                 self.num_output_tokens += 1
         except Exception as error:
-            self._end(request, "error", to_penstock_error("the step", error))
+            self._end(request, "error", to_penstock_error("The step", error))
             return
         if request.status is Status.FINISHED:
             self.scheduler.remove(request)
             self._count_end(request)
 
     def _start_over(self, error: Exception) -> None:
-        """Every request ends with the error; the engine goes on with all pages free."""
+        """End every request with the error, and start again with all pages free."""
         everyone = [*self.scheduler.running, *self.scheduler.waiting]
         self.scheduler = self._new_scheduler()
         for request in everyone:
             request.pages, request.slot = None, -1
-            self._end(request, "error", to_penstock_error("the step", error))
+            self._end(request, "error", to_penstock_error("The step", error))
 
     def _expire(self) -> None:
-        """End the requests whose time is over."""
+        """End the requests whose deadline has passed."""
         if self._deadlines:
-            for request, error in self._deadlines.take_over(time.perf_counter()):
+            for request, error in self._deadlines.take_expired(time.perf_counter()):
                 self._end(request, "error", error)
 
     def wait(self, request: Request, num_tokens: int) -> bool:
-        """Drive the loop until the request has more than ``num_tokens`` answer tokens or has ended.
+        """Drive the loop until the request has more than ``num_tokens`` answer tokens, or has ended.
 
-        True while it is not finished.  With several threads waiting, one steps at a time.
+        Returns True if it has not ended.  If several threads wait, one steps at a time.
         """
 
-        def nothing_new() -> bool:
+        def is_unchanged() -> bool:
             return request.status is not Status.FINISHED and len(request.output_ids) <= num_tokens
 
         self.check_process()
-        while nothing_new():
-            # The timeout: a lock is not fair, and another thread's step may bring what this one waits for.
+        while is_unchanged():
+            # With a timeout, because another thread's step may bring what this thread waits for.
             if not self._lock.acquire(timeout=0.02):
                 continue
             try:
-                if nothing_new():
+                if is_unchanged():
                     self.step()
             finally:
                 self._lock.release()
@@ -372,48 +403,67 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would have anything to do, from any thread."""
+        """True if a step would have something to do.  Any thread may read this."""
         return bool(self._incoming or self._aborts or self._displaced or self.scheduler.has_work)
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more requests."""
+        """True if the engine accepts no more requests."""
         return self._closed
 
     def figures(self) -> EngineStats:
-        """Counters of this moment, from any thread."""
-        ended = dict(self._num_finished)
-        return EngineStats.of(self.scheduler, len(self._incoming), self.num_steps, self.num_output_tokens, ended)
+        """Return the counters of this moment.  Any thread may call this."""
+        scheduler = self.scheduler
+        pools = scheduler.ledger.pools
+        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + len(self._incoming),
+            num_pages=fullest.num_pages if fullest else 0,
+            num_held_pages=fullest.num_pages - fullest.num_free if fullest else 0,
+            num_named_pages=max((pool.num_named for pool in pools), default=0),
+            num_steps=self.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_finished=dict(self._num_finished),
+            num_step_tokens=scheduler.num_step_tokens,
+            num_steps_by=dict(scheduler.num_steps_by),
+        )
 
     def forget_prefixes(self) -> None:
-        """Drop what the prefix cache knows; requests keep what they hold."""
-        with self._alone():
+        """Empty the prefix cache.  Requests keep the pages that they hold."""
+        with self._exclusive():
             self.scheduler.ledger.forget()
 
     def check_integrity(self) -> None:
-        """InternalError unless scheduler and pages agree."""
-        with self._alone():
+        """Raise InternalError unless scheduler and pages agree."""
+        with self._exclusive():
             self.scheduler.check_integrity()
 
     def close(self) -> None:
-        """End every request with "abort" and close the program.  Does nothing the second time or in a forked child."""
+        """End every request with "abort" and close the program.
+
+        A second call, or one in a forked child, does nothing.
+        """
         if is_forked(self._pid):
-            return  # the parent's threads and memory are the parent's to end
-        with self._alone():
+            return  # the parent owns the threads and the memory
+        with self._exclusive():
             if self._closed:
                 return
-            self._closed = True  # first: a submit that does not see it is seen here
+            self._closed = True  # first, so that a submit that does not see it is seen here
             self._accept_calls()
             for request in self._everyone():
                 self._end(request, "abort")
-            self._tell([])
+            self._notify([])
             self.program.close()
 
     def _everyone(self) -> list[Request]:
         return [*self.scheduler.running.copy(), *self.scheduler.waiting.copy(), *self._incoming.copy()]
 
     def check_process(self) -> None:
-        """InvalidArgumentError in a forked child, before it waits for a lock that a thread of the parent held."""
+        """Raise InvalidArgumentError in a forked child, where a thread of the parent may hold a lock for ever."""
         check_process(self._pid, "LLM")
 
     def _check_open(self) -> None:
@@ -421,7 +471,7 @@ class Engine:
             raise InvalidArgumentError("the engine is closed")
 
     def _settle(self) -> None:
-        """Carry out aborts now, unless a step runs: its thread does so when it ends."""
+        """Carry out aborts now, unless a step is running: its thread does so when it ends."""
         while (self._aborts or self._displaced) and self._lock.acquire(blocking=False):
             try:
                 if self._busy:
@@ -430,7 +480,7 @@ class Engine:
                 try:
                     with interrupt_after():
                         self._accept_calls()
-                        self._tell([])
+                        self._notify([])
                 finally:
                     self._busy = False
             finally:
@@ -439,17 +489,18 @@ class Engine:
     def _accept_calls(self) -> None:
         while self._incoming:
             request = self._incoming.popleft()
-            if request.status is Status.FINISHED:  # aborted before it was seen here
+            if request.status is Status.FINISHED:  # aborted before this
                 continue
             try:
                 self.scheduler.add(request)
             except Exception:
-                self._incoming.appendleft(request)  # whoever ends all requests must find it
+                self._incoming.appendleft(request)  # fail_all must find it
                 raise
             self._deadlines.add(request)
         while self._aborts:
-            one = self._aborts.popleft()
-            for request in [r for r in self._everyone() if r.id < one] if isinstance(one, int) else [one]:
+            entry = self._aborts.popleft()
+            aborted = [r for r in self._everyone() if r.id < entry] if isinstance(entry, int) else [entry]
+            for request in aborted:
                 self._end(request, "abort")
         while self._displaced:
             _, request = self._displaced.popitem()
@@ -464,7 +515,7 @@ class Engine:
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:
         if request.status is not Status.FINISHED:
             if error is not None and not isinstance(error, DeadlineError) and request.pages is not None:
-                self.scheduler.ledger.unname(request.pages)  # keys and values may be why
+                self.scheduler.ledger.unname(request.pages)  # its keys and values may be the reason
             self.scheduler.remove(request)
             request.finish(reason, error)
             self._count_end(request)

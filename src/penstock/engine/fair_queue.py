@@ -33,7 +33,8 @@ _BEGUN: Final = -1.0
 class _Client:
     """A client within a level.
 
-    ``arrived`` and ``begun`` are the virtual finishes of its last request that arrived and that began to run.
+    ``arrived`` and ``begun`` are the virtual finishes of its last request that arrived, and of its last that began to
+    run.
     """
 
     arrived: float = 0.0
@@ -52,11 +53,11 @@ class _Level:
 
 
 def heaviest(waiting: Iterable[tuple[str, int]], client: str, priority: int | None = None) -> str | None:
-    """The client whose last request gives up its place in a full queue to one of ``client``; None when none does.
+    """Return the client whose last request gives up its place in a full queue to ``client``, or None.
 
     ``waiting`` has the client and the priority of each waiting request.  The client with the most of them gives way, if
-    it has more than ``client`` will have.  A request that is more urgent than ``priority`` keeps its place; None stands
-    for a request whose priority is unknown and may be the most urgent.
+    it has more than ``client`` will have.  A request that is more urgent than ``priority`` keeps its place.  None
+    stands for a request whose priority is unknown and may be the most urgent.
     """
     counts: Counter[str] = Counter()
     others = set()
@@ -69,7 +70,10 @@ def heaviest(waiting: Iterable[tuple[str, int]], client: str, priority: int | No
 
 
 class FairQueue:
-    """Gives requests their place.  ``priority_s``: seconds of waiting that a level of priority is worth."""
+    """Gives requests their place in the order.
+
+    ``priority_s``: seconds of waiting that a level of priority is worth.
+    """
 
     def __init__(self, priority_s: float) -> None:
         self._priority_s = priority_s
@@ -77,11 +81,11 @@ class FairQueue:
 
     @property
     def num_clients(self) -> int:
-        """Clients that are remembered, counted once per level."""
+        """The number of clients that are remembered, counted once for each level."""
         return sum(len(level.clients) for level in self._levels.values())
 
     def place(self, request: Request, waiting: Iterable[Request]) -> None:
-        """Set ``order`` of a request that arrives; ``waiting`` are the others in order."""
+        """Set ``order`` of a request that arrives.  ``waiting`` are the other waiting requests in order."""
         priority = request.options.priority
         level = self._levels.setdefault(priority, _Level())
         client = level.clients.setdefault(request.options.client, _Client())
@@ -101,7 +105,7 @@ class FairQueue:
             level.clients = {name: one for name, one in level.clients.items() if one.num_waiting}
 
     def begin(self, request: Request) -> None:
-        """Note that a waiting request runs; one that ran before changes nothing."""
+        """Note that a waiting request runs.  A request that ran before changes nothing."""
         if request.virtual_start == _BEGUN:
             return
         level = self._levels[request.options.priority]
@@ -111,7 +115,7 @@ class FairQueue:
         self._leave(request)
 
     def remove(self, request: Request) -> None:
-        """Note that a request ended while it waited; its client is not charged for it once none of its others waits."""
+        """Note that a request ended while it waited.  If its client has no other waiting request, it is not charged."""
         if request.virtual_start != _BEGUN:
             self._leave(request)
 
@@ -131,5 +135,5 @@ class FairQueue:
 
 
 def _cost(request: Request) -> int:
-    """Tokens that a request may compute: of its prompt, and of the longest answer that it asks for."""
+    """Return the tokens that a request may compute: of its prompt, and of the longest answer that it asks for."""
     return len(request.prompt_ids) + (request.max_tokens if request.samples else 0)

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that suits."""
+"""Defer KeyboardInterrupt to a safe point between steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["interrupt_after"]
 
 @contextmanager
 def interrupt_after() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done, so that it never leaves a step half updated."""
+    """Hold Ctrl-C back until the block is done, so that a step is never left half updated."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

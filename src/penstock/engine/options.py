@@ -1,4 +1,4 @@
-"""Options of an engine and of one request in it, beside how its tokens are sampled."""
+"""The options of an engine, and those of a request except its sampling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 PRIORITY_S: Final = 10.0
 MIXED_TOKENS: Final = 128
-"""Enough rows for a processor to compute as fast as with 512; a token between others then waits a quarter as long."""
+"""A processor computes 128 rows as fast per row as 512, and a decode in the step waits a quarter as long."""
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
@@ -39,19 +39,21 @@ _ELSEWHERE: Final = {
     "enable_prefix_caching": "prefix_cache",
     "enable_chunked_prefill": "max_chunk",
 }
-"""What other engines, and our command line, call an option."""
+"""The names that other engines, and the Penstock command line, use for an option."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """How an engine serves its requests.
 
-    ``max_chunk`` bounds the tokens of one request in one step (0: the step's budget).  ``max_mixed_tokens`` bounds the
-    prompt tokens of a step that decodes as well, so that answers do not stall while a prompt is read (0: what the
-    decodes leave of the budget); a step without decodes takes prompts up to its budget.  ``prefix_cache``: requests
-    share the pages of equal beginnings; without it only the ``n`` answers to one prompt do.  ``max_waiting``: a request
-    that finds so many open beyond the places of a step is refused with QueueFullError; 0 lets any number wait.
-    ``priority_s``: seconds of waiting that a level of priority is worth.
+    ``max_chunk``: maximum number of a request's tokens in one step (0: the step's budget).
+    ``max_mixed_tokens``: maximum number of prompt tokens in a step that also decodes, so that answers do not stall
+    while a prompt is computed (0: what the decodes leave of the budget).  A step without decodes takes prompts up to
+    its budget.
+    ``prefix_cache``: requests share the pages of equal beginnings.  Without it only the ``n`` answers to one prompt do.
+    ``max_waiting``: maximum number of requests that wait beyond the places of a step; another one is refused with
+    QueueFullError (0: no limit).
+    ``priority_s``: seconds of waiting that one level of priority is worth.
     """
 
     max_chunk: int = 0
@@ -61,7 +63,7 @@ class EngineOptions:
     priority_s: float = PRIORITY_S
 
     def __post_init__(self) -> None:
-        """Refuse what no engine could do."""
+        """Check every field."""
         set_fields(
             self,
             max_chunk=given_number("max_chunk", whole("max_chunk", self.max_chunk, 0, 2**31 - 1)),
@@ -85,15 +87,15 @@ class EngineFields(TypedDict, total=False):
 
 
 class LLMFields(EngineFields, total=False):
-    """The keyword arguments of LLM that it does not name itself."""
+    """The keyword arguments of LLM that its signature does not name."""
 
     verify: str
 
 
 def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOptions:
-    """EngineOptions from the keywords of a call that has ``others`` besides.
+    """Return EngineOptions from the keywords of a call that also has the keywords ``others``.
 
-    InvalidArgumentError names a keyword that nothing takes, and the nearest that something does.
+    Raises InvalidArgumentError for an unknown keyword, with the nearest known one.
     """
     limits = [one.name for one in fields(ProgramLimits)]
     known = [*others, *EngineFields.__annotations__]
@@ -113,14 +115,16 @@ def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOpt
 class RequestOptions:
     """How a request is served.
 
-    ``priority``: the lower number goes first and may take the place of a higher one, which is then computed again
-    later.  One that has waited the engine's ``priority_s`` longer for
-    each level goes first all the same, so that no stream of urgent requests starves it.  ``deadline_s``: seconds after
-    which the request ends with DeadlineError wherever it stands; None waits for ever.  ``cache_salt``: only requests of
-    the same salt share pages of equal beginnings.  ``truncate_prompt``: of a prompt that is too long keep the end, so
-    that ``max_tokens`` fit behind it (or half the context, when they are more); without it such a prompt is refused.
-    ``client``: whose request it is, at most 64 characters.  Within a priority clients have equal shares of the tokens,
-    so that one with many requests does not hold up the others; the requests of one go in order of arrival.
+    ``priority``: the lower number goes first, and may take the place of a higher one, which is then computed again
+    later. A request that has waited the engine's ``priority_s`` longer for each level goes first all the same, so that
+    a stream of urgent requests starves none.
+    ``deadline_s``: seconds after which the request ends with DeadlineError in any state; None is no deadline.
+    ``cache_salt``: only requests with the same salt share pages of equal beginnings.
+    ``truncate_prompt``: keep the end of a prompt that is too long, so that ``max_tokens`` fit after it (or half the
+    context, if that is less).  Without it such a prompt is refused.
+    ``client``: the client that sent the request, at most 64 characters.  Within a priority clients have equal shares of
+    the tokens, so that many requests of one client do not hold up the others.  The requests of one client go in order
+    of arrival.
     """
 
     priority: int = 0
@@ -130,7 +134,7 @@ class RequestOptions:
     client: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a field that is out of range, by name."""
+        """Check every field."""
         set_fields(
             self,
             priority=given_number("priority", whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)),
@@ -139,11 +143,13 @@ class RequestOptions:
         )
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgumentError(
-                f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}"
+                f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}",
+                param="cache_salt",
             )
         if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
             raise InvalidArgumentError(
-                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}"
+                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}",
+                param="client",
             )
 
 
@@ -152,9 +158,9 @@ def _seconds(name: str, value: object) -> float | None:
 
 
 def check_options(options: object) -> RequestOptions:
-    """A request's options, those that nobody gave included; InvalidArgumentError for anything else."""
+    """Return a request's options, the defaults if None.  Raises InvalidArgumentError for another type."""
     if options is None:
         return RequestOptions()
     if not isinstance(options, RequestOptions):
-        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}")
+        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}", param="options")
     return options

@@ -1,10 +1,9 @@
-"""KV pages: who holds which, and what they hold.  A page keeps the keys and values of 32 tokens.
+"""KV pages: which request holds which page, and what it contains.  A page keeps the keys and values of 32 tokens.
 
-Layers that see equally far back share a page group; every group has its own pool and every request one page
-table per group, so that a windowed layer can give up pages that a full one keeps.  A page that is full may be
-given a name, a key made of all tokens up to its end (``prefix.py``): who comes later with the same tokens shares
-it.  A named page that nobody holds stays until its place is needed, the one unused for longest goes first.  No
-tensors here.
+Layers that see equally far back share a page group.  Every group has its own pool, and every request has one page table
+for each group, so that a windowed layer can free pages that a full one keeps.  A full page may get a name, a key made
+of all tokens up to its end (``prefix.py``), and a later request with the same tokens shares it.  A named page that no
+request holds stays until its place is needed; the least recently used goes first.  No tensors here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from penstock.runtime.program import PAGE_TOKENS, pages_for
 __all__ = ["FREED", "PageLedger", "PagePool", "PageTables"]
 
 FREED = -1
-"""The entry of a page table whose page was given up."""
+"""The entry of a page table whose page was freed."""
 
 
 class PagePool:
@@ -28,25 +27,26 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # named, held by nobody, least recently used first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # named and not held, least recently used first
         self._references = [0] * num_pages
         self._key_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds, whether their content is known or not."""
+        """The number of pages that no request holds, named or not."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_named(self) -> int:
-        """Pages whose content may be shared."""
+        """The number of pages whose content may be shared."""
         return len(self._page_of)
 
     def take(self) -> int:
-        """A free page, now held once.  InternalError when there is none: the caller asks ``num_free`` first.
+        """Return a free page, which is then held once.
 
-        While no page is blank, the named one that was unused for longest loses its name.
+        If no page is blank, the least recently used named page loses its name.  Raises InternalError if no page is
+        free; check ``num_free`` first.
         """
         if self._free:
             page = self._free.pop()
@@ -54,24 +54,24 @@ class PagePool:
             page, _ = self._idle.popitem(last=False)
             del self._page_of[self._key_of.pop(page)]
         else:
-            raise InternalError("page pool: a page was taken when none was free")
+            raise InternalError("page pool: take() was called with no free page")
         self._references[page] = 1
         return page
 
     def find(self, key: bytes) -> int | None:
-        """The page of that name."""
+        """Return the page with this name, or None."""
         return self._page_of.get(key)
 
     def name(self, page: int, key: bytes) -> None:
-        """Let others find a page that is held; without effect when another page has the name already."""
+        """Give a held page a name, so that others can find it.  Does nothing if another page has the name."""
         if self._references[page] < 1:
-            raise InternalError(f"page pool: page {page} is named but nobody holds it")
+            raise InternalError(f"page pool: page {page} cannot be named: no request holds it")
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 
     def unname(self, page: int) -> None:
-        """Let nobody find a page any more; who holds it keeps it."""
+        """Remove a page's name, so that it is not shared again.  Requests that hold the page keep it."""
         key = self._key_of.pop(page, None)
         if key is None:
             return
@@ -81,17 +81,17 @@ class PagePool:
             self._free.append(page)
 
     def share(self, page: int) -> None:
-        """Hold a page once more; one that nobody holds must have a name."""
+        """Hold a page once more.  A page that no request holds must have a name."""
         if self._references[page] == 0:
             if page not in self._idle:
-                raise InternalError(f"page pool: page {page} is shared but nobody holds it")
+                raise InternalError(f"page pool: page {page} cannot be shared: no request holds it and it has no name")
             del self._idle[page]
         self._references[page] += 1
 
     def give_back(self, page: int) -> None:
-        """Let go of a page once."""
+        """Release a page once."""
         if self._references[page] < 1:
-            raise InternalError(f"page pool: page {page} is given back but nobody holds it")
+            raise InternalError(f"page pool: page {page} cannot be given back: no request holds it")
         self._references[page] -= 1
         if self._references[page] == 0:
             if page in self._key_of:
@@ -100,14 +100,14 @@ class PagePool:
                 self._free.append(page)
 
     def forget(self) -> None:
-        """Drop every name: nothing computed so far is shared again."""
+        """Remove every name, so that nothing computed so far is shared again."""
         self._free += self._idle
         self._idle.clear()
         self._key_of.clear()
         self._page_of.clear()
 
     def check_integrity(self, held: Sequence[int]) -> None:
-        """InternalError unless exactly the pages in ``held`` (repeated when shared) are held."""
+        """Raise InternalError unless exactly the pages in ``held`` (repeated if shared) are held."""
         counted = [0] * self.num_pages
         for page in held:
             counted[page] += 1
@@ -115,7 +115,7 @@ class PagePool:
             raise InternalError(f"page pool: tables hold {counted}, the pool counts {self._references}")
         free = [*self._free, *self._idle]
         if len(set(free)) != len(free):
-            raise InternalError("page pool: a page is free twice")
+            raise InternalError("page pool: a page is listed as free twice")
         if set(free) != {page for page, count in enumerate(counted) if count == 0}:
             raise InternalError("page pool: the free pages and the reference counts disagree")
         if {page: key for key, page in self._page_of.items()} != self._key_of:
@@ -126,10 +126,10 @@ class PagePool:
 
 @dataclass(eq=False, slots=True)
 class PageTables:
-    """A request's pages: one table per group; entry i holds positions 32 i to 32 i + 31, or FREED.
+    """A request's pages: one table for each group; entry i holds positions 32 i to 32 i + 31, or FREED.
 
-    ``num_freed`` counts the leading entries given up in each group, ``num_named`` the leading pages that were
-    named.  ``version`` grows with every change, so that a copy knows when it is old.
+    ``num_freed`` counts the leading entries of each group that were freed, ``num_named`` the leading pages that have
+    names. ``version`` grows with every change, so that a copy can be recognized as old.
     """
 
     tables: list[list[int]]
@@ -138,13 +138,13 @@ class PageTables:
     version: int = 0
 
     def __post_init__(self) -> None:
-        """Start with nothing given up."""
+        """Start with no freed entries."""
         if not self.num_freed:
             self.num_freed = [0] * len(self.tables)
 
 
 class PageLedger:
-    """All groups together.
+    """The pages of all groups.
 
     ``windows`` has the window of each group in tokens, 0 for layers that see everything.
     """
@@ -156,23 +156,23 @@ class PageLedger:
         self._windowed = [(group, window) for group, window in enumerate(self.windows) if window > 0]
 
     def open(self) -> PageTables:
-        """Empty tables for a request."""
+        """Return empty tables for a request."""
         return PageTables([[] for _ in self.windows])
 
     def missing(self, pages: PageTables, num_tokens: int) -> int:
-        """Pages (in the group that lacks most) that are not free but needed to hold ``num_tokens`` tokens."""
+        """Return how many free pages are missing to hold ``num_tokens`` tokens, in the group that lacks most."""
         needed = pages_for(num_tokens)
         pairs = zip(pages.tables, self.pools, strict=True)
         return max((needed - len(table) - pool.num_free for table, pool in pairs), default=0)
 
     def grow(self, pages: PageTables, num_tokens: int) -> bool:
-        """Extend every table to hold ``num_tokens`` tokens; False, and nothing taken, when pages are short."""
+        """Extend every table to hold ``num_tokens`` tokens.  If pages are short, take none and return False."""
         needed = pages_for(num_tokens)
         for table in pages.tables:
             if len(table) < needed:
                 break
         else:
-            return True  # 31 of 32 decodes
+            return True  # the case of 31 of 32 decodes
         if self.missing(pages, num_tokens) > 0:
             return False
         for table, pool in zip(pages.tables, self.pools, strict=True):
@@ -182,12 +182,12 @@ class PageLedger:
         return True
 
     def slide(self, pages: PageTables, next_position: int) -> None:
-        """Give up pages that no token from ``next_position`` on can see."""
+        """Free the pages that no token from ``next_position`` on can see."""
         for group, window in self._windowed:
-            self._give_up(pages, group, min(len(pages.tables[group]), _first_seen(next_position, window)))
+            self._free_leading(pages, group, min(len(pages.tables[group]), _first_seen(next_position, window)))
 
-    def _give_up(self, pages: PageTables, group: int, stop: int) -> None:
-        """The leading entries of a table, up to ``stop``."""
+    def _free_leading(self, pages: PageTables, group: int, stop: int) -> None:
+        """Free the leading entries of a table, up to ``stop``."""
         table = pages.tables[group]
         for index in range(pages.num_freed[group], stop):
             self.pools[group].give_back(table[index])
@@ -196,8 +196,9 @@ class PageLedger:
             pages.version += 1
 
     def known(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
-        """How many leading pages the request has or could share: the most, n, so that a token at 32 n sees those alone.
+        """Return how many leading pages the request has or could share.
 
+        The result is the largest n for which a token at position 32 n needs only those pages.
         ``num_own``: its leading pages whose content it has computed or shares already.  ``keys``: the names of its
         leading pages.
         """
@@ -222,11 +223,11 @@ class PageLedger:
         return max((n for n in range(num_own, len(keys) + 1) if sound[n]), default=num_own)
 
     def adopt(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> None:
-        """Share the pages ``num_own`` to ``len(keys)``, which ``known`` has found; a partly written one is replaced."""
+        """Share the pages ``num_own`` to ``len(keys)`` that ``known`` found.  A partly written page is replaced."""
         for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
             table = pages.tables[group]
             first = _first_seen(len(keys) * PAGE_TOKENS, window) if window > 0 else 0
-            self._give_up(pages, group, min(first, num_own, len(table)))
+            self._free_leading(pages, group, min(first, num_own, len(table)))
             for begun in table[max(num_own, pages.num_freed[group]) :]:
                 pool.give_back(begun)
             del table[num_own:]
@@ -236,7 +237,7 @@ class PageLedger:
                     continue
                 page = pool.find(keys[index])
                 if page is None:
-                    raise InternalError("page tables: a page to share is not known")
+                    raise InternalError("page tables: a page to share has no name")
                 table.append(page)
                 pool.share(page)
             pages.num_freed[group] = max(pages.num_freed[group], min(first, len(table)))
@@ -244,7 +245,7 @@ class PageLedger:
         pages.version += 1
 
     def name(self, pages: PageTables, keys: Sequence[bytes]) -> None:
-        """Let others find the leading ``len(keys)`` pages, which are full and computed."""
+        """Give the leading ``len(keys)`` pages their names.  They must be full and computed."""
         for table, pool in zip(pages.tables, self.pools, strict=True):
             for index in range(pages.num_named, len(keys)):
                 if table[index] != FREED:
@@ -252,14 +253,14 @@ class PageLedger:
         pages.num_named = max(pages.num_named, len(keys))
 
     def unname(self, pages: PageTables) -> None:
-        """Let nobody share these pages any more: their content may be damaged."""
+        """Remove the names of these pages, whose content may be damaged."""
         for table, pool in zip(pages.tables, self.pools, strict=True):
             for page in table:
                 if page != FREED:
                     pool.unname(page)
 
     def close(self, pages: PageTables) -> None:
-        """Give back every page of a request; the last first, so that a shared beginning stays longest."""
+        """Free every page of a request, the last first, so that a shared beginning stays longest."""
         for group, (table, pool) in enumerate(zip(pages.tables, self.pools, strict=True)):
             for page in reversed(table[pages.num_freed[group] :]):
                 pool.give_back(page)
@@ -269,22 +270,22 @@ class PageLedger:
         pages.version += 1
 
     def forget(self) -> None:
-        """Drop every name."""
+        """Remove every name."""
         for pool in self.pools:
             pool.forget()
 
     def check_integrity(self, holders: Iterable[PageTables]) -> None:
-        """InternalError unless exactly these tables hold exactly the pages that are not free."""
-        everyone = list(holders)
+        """Raise InternalError unless exactly these tables hold exactly the pages that are not free."""
+        tables = list(holders)
         for group, pool in enumerate(self.pools):
-            held = [page for pages in everyone for page in pages.tables[group] if page != FREED]
+            held = [page for pages in tables for page in pages.tables[group] if page != FREED]
             pool.check_integrity(held)
-            for pages in everyone:
+            for pages in tables:
                 head = pages.num_freed[group]
                 if any((page == FREED) != (i < head) for i, page in enumerate(pages.tables[group])):
                     raise InternalError("page tables: freed entries are not the leading ones")
 
 
 def _first_seen(position: int, window: int) -> int:
-    """The first page that the token at ``position`` sees: its window is ``window`` tokens, itself included."""
+    """Return the first page that the token at ``position`` sees; its window of ``window`` tokens includes itself."""
     return max(0, position - window + 1) // PAGE_TOKENS

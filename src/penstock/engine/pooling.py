@@ -1,47 +1,25 @@
-"""Embeddings: the hidden rows of a prompt as one vector.
+"""Pooling: the hidden rows of a prompt as one vector.
 
-A request that is embedded goes through the scheduler like any other and ends with its prompt.  Its rows are added one
-by one in the order of its tokens, so that the vector has the same bits however the prompt was chunked or batched.
+A request with a pooling goes through the scheduler like any other and ends with its prompt.  Its rows are added one by
+one in the order of its tokens, so the vector has the same bits however the prompt was chunked or batched.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.prompts import of_prompt
-from penstock.engine.request import Status
-from penstock.engine.waiting import OpenRequests
-from penstock.errors import InternalError, InvalidArgumentError, PenstockError
+from penstock.errors import InternalError, InvalidArgumentError
 
-if TYPE_CHECKING:
-    from penstock.engine.engine import Engine
-    from penstock.engine.options import RequestOptions
-    from penstock.engine.request import Request
-    from penstock.engine.scheduler import Chunk
-    from penstock.runtime.program import Program
-
-__all__ = ["POOLINGS", "Embedding", "Pooling", "check_embedding", "embed", "pool"]
+__all__ = ["POOLINGS", "Pooling", "check_embedding"]
 
 POOLINGS: Final = ("mean", "last")
 
 
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """A prompt as a vector [hidden_size] float32; ``num_cached_tokens`` of its tokens were not computed but shared."""
-
-    token_ids: list[int]
-    vector: NDArray[np.float32]
-    num_cached_tokens: int = 0
-
-
 class Pooling:
-    """Takes a request's hidden rows: the "mean" of all, or the "last" one."""
+    """Collects a request's hidden rows: the "mean" of all rows, or the "last" one."""
 
     def __init__(self, kind: str) -> None:
         self.takes_all = kind == "mean"
@@ -49,93 +27,38 @@ class Pooling:
         self._num_rows = 0
 
     def take(self, rows: NDArray[np.float32], start: int) -> None:
-        """The rows of the tokens from ``start`` on; 0 begins anew, as a request that was preempted does."""
+        """Add rows [len, hidden_size] of the tokens from position ``start`` on.
+
+        ``start`` 0 begins again, because a preempted request computes its prompt again.
+        """
         if not self.takes_all:
             self._total, self._num_rows = rows[-1].astype(np.float64), 1
             return
         if start == 0:
             self._total, self._num_rows = np.zeros(rows.shape[1]), 0
-        for row in rows:  # one after another: a sum of several at once would depend on how many there are
+        for row in rows:  # one after another: the result of a vectorized sum would depend on the number of rows
             self._total += row
         self._num_rows += len(rows)
 
     def error(self) -> InternalError | None:
-        """What is wrong with the rows that were taken."""
+        """Return the error to end the request with if the rows are not finite."""
         if np.isfinite(self._total).all():
             return None
-        return InternalError("the model's hidden rows are not finite: its weights or its keys and values are damaged")
+        return InternalError("The model's hidden rows are not finite: its weights or its keys and values are damaged.")
 
     def vector(self, normalize: bool) -> NDArray[np.float32]:
-        """The pooled row; with ``normalize`` of length 1 (a vector of zeros stays)."""
+        """Return the pooled row [hidden_size]; ``normalize`` scales it to length 1 unless all of it is zero."""
         vector = self._total / self._num_rows
         if normalize:
             vector /= np.sqrt(np.sum(vector * vector)) or 1.0
         return vector.astype(np.float32)
 
 
-def pool(program: Program, chunks: Sequence[Chunk]) -> list[tuple[Request, InternalError | None]]:
-    """Hand the step's hidden rows to the requests that want them; returns those whose prompt is through, and what is
-    wrong with their rows."""
-    if all(chunk.request.pooling is None for chunk in chunks):
-        return []
-    hidden, begin = program.hidden(), 0
-    ended: list[tuple[Request, InternalError | None]] = []
-    for chunk in chunks:
-        end, pooling = begin + chunk.num_tokens, chunk.request.pooling
-        if pooling is not None:
-            pooling.take(hidden[begin:end], chunk.start)
-            if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
-                ended.append((chunk.request, pooling.error()))
-        begin = end
-    return ended
-
-
 def check_embedding(pooling: object, normalize: object) -> None:
-    """InvalidArgumentError for what is neither."""
+    """Raise InvalidArgumentError for an unknown ``pooling``, or a ``normalize`` that is not a bool."""
     if pooling not in POOLINGS:
-        raise InvalidArgumentError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
+        raise InvalidArgumentError(
+            f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}", param="pooling"
+        )
     if not isinstance(normalize, bool):
-        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}")
-
-
-def embed(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    pooling: str,
-    normalize: bool,
-    *,
-    is_one: bool = False,
-    options: RequestOptions | None = None,
-    opened: OpenRequests | None = None,
-) -> list[Embedding]:
-    """The prompts' embeddings in their order.  A few steps' worth of requests is open at a time, and a full queue is
-    waited for, so that any number of prompts may come; raises the error that one of them ended with, naming it.
-    ``opened`` takes the requests, so that another thread may end them.
-    """
-    opened = opened or OpenRequests(engine)
-    todo = deque(enumerate(prompts))
-    unfinished: dict[int, Request] = {}
-    done: dict[int, Embedding] = {}
-    try:
-        while todo or unfinished:
-            while todo and len(unfinished) < 4 * engine.scheduler.max_requests:
-                index, ids = todo.popleft()
-                unfinished[index] = opened.submit(ids, pooling=Pooling(pooling), options=options)
-            engine.wait(next(iter(unfinished.values())), 0)
-            for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
-                try:
-                    done[index] = _embedding(unfinished.pop(index), normalize)
-                except PenstockError as error:
-                    raise of_prompt(index, is_one, error) from None
-    finally:
-        for request in unfinished.values():
-            engine.abort(request)
-    return [done[index] for index in range(len(done))]
-
-
-def _embedding(request: Request, normalize: bool) -> Embedding:
-    if request.error is not None:
-        raise request.error
-    if request.finish_reason != "stop" or request.pooling is None:
-        raise InvalidArgumentError("embed: the request was aborted")
-    return Embedding(request.prompt_ids, request.pooling.vector(normalize), request.num_cached)
+        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}", param="normalize")

@@ -1,6 +1,6 @@
-"""What a request may want of every position of its prompt: how likely its tokens are, or the logits themselves.
+"""What a request can collect at every position of its prompt: log-probabilities, or the logits themselves.
 
-A step computes the rows of a chunk of the prompt; here they are taken, while they are there.
+A step computes the rows of one chunk of the prompt, and they are collected before the next step overwrites them.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.native import Sampled
-from penstock.engine.request import Request, TokenLogprobs
-from penstock.engine.sampler import check_row, row_logprobs
+from penstock.engine.logprobs import TokenLogprobs, check_row, row_logprobs
 from penstock.runtime.program import Program
 
 __all__ = ["PromptLogits", "PromptRows", "PromptScores"]
 
 
 class PromptRows(Protocol):
-    """Takes rows of logits position by position, each once, from the first on."""
+    """Collects rows of logits, one for each position, from the first position on."""
 
     @property
     def num_logprobs(self) -> int:
-        """How many of the likeliest tokens each row lists; -1 asks for no log-probability."""
+        """The number of likeliest tokens to list for each row; -1 asks for no log-probability."""
 
     @property
     def scores(self) -> list[TokenLogprobs | None] | None:
-        """What became of it as log-probabilities, if that was asked for."""
+        """The log-probabilities that were collected; None if logits are collected instead."""
 
     @property
     def num_taken(self) -> int:
-        """Positions that are done."""
+        """The number of positions that are done."""
 
-    def take(self, request: Request, program: Program, sampled: Sampled, rows: range) -> None:
-        """The rows of the next ``len(rows)`` positions, as numbered in the step that just ran."""
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
+        """Collect the rows of the next ``len(rows)`` positions
+
+        ``rows`` are their numbers in the step that just ran.
+        """
 
 
 class PromptScores:
@@ -46,18 +48,18 @@ class PromptScores:
 
     @property
     def num_taken(self) -> int:
-        """Position i scores token i + 1, so the last has nothing to score."""
+        """The number of positions that are done.  Position i scores token i + 1, so the last scores nothing."""
         return len(self.scores) - 1
 
-    def take(self, request: Request, program: Program, sampled: Sampled, rows: range) -> None:
-        """Note the scores; InternalError when a row's logits are not finite."""
-        for row in rows[: len(request.prompt_ids) - len(self.scores)]:
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
+        """Collect the log-probabilities.  Raises InternalError if a row's logits are not finite."""
+        for row in rows[: prompt_len - len(self.scores)]:
             check_row(sampled, row)
             self.scores.append(row_logprobs(sampled, row, self.num_logprobs))
 
 
 class PromptLogits:
-    """Logits [len, vocab] float32 of a prompt; row i scores the token after the first i + 1."""
+    """Logits [len, vocab] float32 of a prompt.  Row i scores the token after the first i + 1."""
 
     num_logprobs = -1
     scores = None
@@ -68,10 +70,10 @@ class PromptLogits:
 
     @property
     def num_taken(self) -> int:
-        """Rows that are filled."""
+        """The number of rows that are filled."""
         return self._num_taken
 
-    def take(self, request: Request, program: Program, sampled: Sampled, rows: range) -> None:
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
         """Copy the rows out of the program's memory."""
         stop = self._num_taken + len(rows)
         self.array[self._num_taken : stop] = program.logits()[rows.start : rows.stop]

@@ -1,114 +1,44 @@
-"""Prompts and their sampling parameters as lists, whatever the caller gave."""
+"""The check of a prompt's token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from operator import index as as_index
-from typing import Any, TypeAlias, TypeVar
 
-from penstock.engine.options import RequestOptions, check_options
-from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError
 
-__all__ = [
-    "Prompt",
-    "check_each",
-    "check_items",
-    "check_token_ids",
-    "of_prompt",
-    "split_item",
-    "split_params",
-    "split_prompts",
-]
-
-Prompt: TypeAlias = str | Sequence[int]
-_Item = TypeVar("_Item")
-_Checked = TypeVar("_Checked")
-
-
-def split_prompts(prompts: object) -> tuple[list[Any], bool]:
-    """Prompts as a list, and whether it was a single one.  An empty list is no prompt, not one without tokens."""
-    if isinstance(prompts, str):
-        return [prompts], True
-    if hasattr(prompts, "tolist"):  # a numpy array
-        prompts = prompts.tolist()
-    if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
-        raise InvalidArgumentError(f"prompts must be text, token ids, or a list of those, not {type(prompts).__name__}")
-    several = list(prompts)
-    if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
-        return several, False
-    return [several], True
-
-
-def check_items(items: object) -> Iterable[object]:
-    """What gives a prompt with its parameters again and again."""
-    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        raise InvalidArgumentError(f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}")
-    return items
-
-
-def split_item(item: object, options: RequestOptions) -> tuple[Any, SamplingParams, RequestOptions]:
-    """A prompt, its parameters and its options, ``options`` where it brings none; raises an item that is an error."""
-    if isinstance(item, PenstockError):
-        raise item
-    if not isinstance(item, (list, tuple)) or not 2 <= len(item) <= 3:
-        raise InvalidArgumentError(f"an item must be (prompt, SamplingParams) or with RequestOptions, not {item!r:.60}")
-    prompt, params, *own = item
-    return prompt, split_params(params, 1)[0], check_options(own[0]) if own and own[0] is not None else options
-
-
-def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") -> PenstockError:
-    """An error as that of one of several prompts; a single prompt's own."""
-    if is_one:
-        return error
-    named = type(error)(f"prompts[{index}]: {error}{note}")
-    named.__cause__ = error
-    return named
-
-
-def check_each(items: Iterable[_Item], is_one: bool, check: Callable[[_Item], _Checked]) -> list[_Checked]:
-    """What ``check`` makes of each prompt; an InvalidArgumentError names it."""
-    checked = []
-    for index, item in enumerate(items):
-        try:
-            checked.append(check(item))
-        except InvalidArgumentError as error:
-            raise of_prompt(index, is_one, error) from None
-    return checked
-
-
-def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt."""
-    if params is None:
-        return [SamplingParams()] * num_prompts
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidArgumentError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
-    if len(params) != num_prompts:
-        raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts")
-    return list(params)
+__all__ = ["check_token_ids"]
 
 
 def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, answer_len: int) -> list[int]:
-    """A prompt as a list of ids; InvalidArgumentError when it is empty, has an id out of range, or leaves no
-    ``answer_len`` tokens of ``max_len``.
+    """Return a prompt as a list of token ids.
+
+    Raises InvalidArgumentError if the prompt is empty, has an id outside of the vocabulary, or leaves fewer than
+    ``answer_len`` of ``max_len`` tokens for the answer.
     """
     if isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
-        raise InvalidArgumentError(f"prompt must be a list of token ids, not {type(prompt_ids).__name__}")
+        raise InvalidArgumentError(
+            f"prompt: expected a list of token ids, got {type(prompt_ids).__name__}", param="prompt"
+        )
     if not len(prompt_ids):
-        raise InvalidArgumentError("prompt is empty: it must have at least one token")
+        raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
     if len(prompt_ids) + answer_len > max_len:
-        beside = f", {answer_len} of them for the answer" if answer_len else ""
-        raise InvalidArgumentError(f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{beside}")
+        reserved = f", {answer_len} of them for the answer" if answer_len else ""
+        raise InvalidArgumentError(
+            f"prompt has {len(prompt_ids)} tokens, but the context holds {max_len}{reserved}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
     ids = []
     for position, token in enumerate(prompt_ids):
         try:
             ids.append(as_index(token))
         except TypeError:
             raise InvalidArgumentError(
-                f"prompt: token ids must be whole numbers, found {token!r} at {position}"
+                f"prompt: token ids must be whole numbers, got {token!r} at position {position}", param="prompt"
             ) from None
         if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
-            raise InvalidArgumentError(f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}")
+            raise InvalidArgumentError(
+                f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}", param="prompt"
+            )
     return ids

@@ -1,4 +1,4 @@
-"""A request: what the caller asks for, and where the engine stands with it.  No tensors here."""
+"""A request: the prompt, the options, and its state in the engine.  No tensors here."""
 
 from __future__ import annotations
 
@@ -8,34 +8,22 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.params import ResolvedSampling
 from penstock.errors import InternalError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.engine.pages import PageTables
     from penstock.engine.pooling import Pooling
     from penstock.engine.prompt_logits import PromptRows
-    from penstock.engine.sampler import RowState
-    from penstock.text.tokenizer import TextStream
+    from penstock.engine.row_state import RowState
+    from penstock.text.text_stream import TextStream
 
-__all__ = ["Request", "ResolvedSampling", "SamplingParams", "Status", "Timings", "TokenLogprobs", "to_penstock_error"]
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """The log-probability of a token under the model's own distribution, before temperature, bias or penalty.
-
-    ``rank`` 1 is the likeliest.  ``top`` holds pairs of token id and log-probability, likeliest first.
-    """
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...] = ()
+__all__ = ["Request", "Status", "Timings", "to_penstock_error"]
 
 
 class Status(Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -44,7 +32,7 @@ class Status(Enum):
 
 @dataclass
 class Timings:
-    """When things happened, in seconds of ``time.perf_counter``; 0 is not yet."""
+    """Times of events in seconds of ``time.perf_counter``; 0 means that the event has not happened."""
 
     submitted: float = field(default_factory=time.perf_counter)
     scheduled: float = 0.0
@@ -52,8 +40,11 @@ class Timings:
     finished: float = 0.0
 
     def summary(self, num_tokens: int) -> dict[str, float]:
-        """Seconds queued, from there to the first token (prefill), from submission to it, in all and per later token;
-        tokens per second after the first.
+        """Return durations in seconds, and the rate of decoding.
+
+        ``queued_s``: submission to scheduling.  ``prefill_s``: scheduling to the first token.  ``first_token_s``:
+        submission to the first token.  ``total_s``: submission to the end.  ``per_token_s`` and
+        ``decode_tokens_per_s``: time per token and tokens per second after the first token.
         """
         decode_s = self.finished - self.first_token
         rate = (num_tokens - 1) / decode_s if num_tokens > 1 and decode_s > 0 else 0.0
@@ -69,16 +60,15 @@ class Timings:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt being continued.
+    """One prompt that is continued.
 
-    ``num_computed`` counts the leading tokens whose keys and values are in pages; a preempted request falls
-    back to 0 and is computed again from its prompt and its answer so far.  ``num_cached`` of the prompt's tokens were
-    not computed for it but shared.  ``order``, which the scheduler gives it, sorts requests by urgency, arrival and
-    client; ``virtual_start`` is what FairQueue needs for that.
-    ``slot`` is its place among the running ones, ``page_keys`` are the names of its leading pages, ``row`` is the
-    sampler's, ``prompt_rows`` collects what is wanted of each position of the prompt.  With ``max_tokens`` 0 that is
-    all: no token follows.  With ``pooling`` it ends with its prompt, whose hidden rows that takes.  ``family`` is the
-    number that the answers to one prompt have in common, 0 for a prompt with one answer.
+    ``num_computed`` counts the leading tokens whose keys and values are in pages.  It returns to 0 when the request is
+    preempted, which is then computed again from its prompt and its answer so far. ``num_cached`` of the prompt's tokens
+    were shared and not computed. ``order``, set by the scheduler, sorts requests by urgency, arrival and client.
+    ``virtual_start`` belongs to FairQueue. ``slot`` is its place among the running requests.  ``page_keys`` are the
+    keys of its leading pages. ``row`` is the sampler's state.  ``prompt_rows`` collects rows of the prompt; with
+    ``max_tokens`` 0 no token follows. ``pooling`` collects hidden rows; the request then ends with its prompt.
+    ``family`` is a number that the answers to one prompt share, 0 for a prompt with one answer.
     """
 
     id: int
@@ -109,28 +99,30 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far: prompt and answer."""
+        """The number of known tokens: prompt and answer so far."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def samples(self) -> bool:
-        """Whether a token is sampled once all known ones are computed."""
+        """True if a token is sampled once all known tokens are computed."""
         return self.pooling is None
 
     @property
     def may_share(self) -> bool:
-        """Whether pages that are known may stand in for computing its tokens."""
+        """True if shared pages may replace the computation of its tokens."""
         return self.pooling is None or not self.pooling.takes_all
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """One entry per token of the prompt, None for the first; None when nobody asked for them."""
+        """One entry for each token of the prompt, None for the first; None if they were not requested."""
         return None if self.prompt_rows is None else self.prompt_rows.scores
 
     @property
     def first_wanted(self) -> int:
-        """The first position whose logits are still wanted: of the prompt, or the last one for the next token; behind
-        all when no token follows.
+        """The first position whose logits are still needed.
+
+        This is a position of the prompt, or the last known position for the next token, or one after it if no token
+        follows.
         """
         rows = self.prompt_rows
         if rows is not None and rows.num_taken < len(self.prompt_ids) - 1:
@@ -138,12 +130,12 @@ class Request:
         return self.num_tokens - self.samples
 
     def token_at(self, position: int) -> int:
-        """The token id at a position of prompt and answer."""
+        """Return the token id at a position of prompt and answer."""
         prompt_len = len(self.prompt_ids)
         return self.prompt_ids[position] if position < prompt_len else self.output_ids[position - prompt_len]
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """The token ids at positions ``start`` to ``stop``."""
+        """Return the token ids at positions ``start`` to ``stop``."""
         prompt_len = len(self.prompt_ids)
         if start >= prompt_len:
             return self.output_ids[start - prompt_len : stop - prompt_len]
@@ -151,15 +143,15 @@ class Request:
         return head + self.output_ids[: stop - prompt_len] if stop > prompt_len else head
 
     def accept(self, token: int) -> None:
-        """Take a sampled token: append it, stream its text, and see whether the request ends with it."""
+        """Append a sampled token, add it to the text, and end the request if it was the last."""
         if not self.output_ids:
             self.timings.first_token = time.perf_counter()
         self.output_ids.append(token)
         try:
             completes = self.text is not None and self.text.push(token)  # an end token may be part of the text
             stops = completes or token in self.stop_ids
-        except Exception as error:  # a damaged tokenizer, or no memory for its text: this request's misfortune alone
-            self.finish("error", to_penstock_error("the answer's text", error))
+        except Exception as error:  # a damaged tokenizer, or no memory for the text: only this request fails
+            self.finish("error", to_penstock_error("Detokenizing the answer", error))
             return
         if stops:
             self.finish("stop")
@@ -167,9 +159,9 @@ class Request:
             self.finish("length")
 
     def finish(self, reason: str, error: PenstockError | None = None) -> None:
-        """End the request: "length", "stop", "abort" or "error"; whoever holds its pages gives them back.
+        """End the request with "length", "stop", "abort" or "error"; the caller frees its pages.
 
-        It ends whatever its text raises, which becomes its error unless it has one.
+        The request ends even if its text raises; that error becomes the request's unless it has one.
         """
         self.finish_reason = reason
         self.error = error
@@ -178,15 +170,15 @@ class Request:
             if self.text is not None:
                 self.text.finish()
         except Exception as damage:
-            self.error = error or to_penstock_error("the end of the answer's text", damage)
+            self.error = error or to_penstock_error("Detokenizing the end of the answer", damage)
         finally:
-            self.status = Status.FINISHED  # last: who waits in another thread then finds all of it
+            self.status = Status.FINISHED  # last, because another thread that waits for it then reads the other fields
 
 
 def to_penstock_error(what: str, error: Exception) -> PenstockError:
-    """Whatever ``what`` raised as an error that a request can end with."""
+    """Return the error to end a request with after ``what`` raised ``error``."""
     if isinstance(error, PenstockError):
         return error
-    ours = InternalError(f"{what} failed: {type(error).__name__}: {error}")
-    ours.__cause__ = error
-    return ours
+    internal = InternalError(f"{what} failed: {type(error).__name__}: {error}")
+    internal.__cause__ = error
+    return internal

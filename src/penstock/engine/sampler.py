@@ -1,111 +1,54 @@
-"""Sampling numbers of a step's rows as arrays.  The drawing itself is native code."""
+"""The sampling parameters of a step's rows as arrays.  The native core samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from operator import is_
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.arrays import ROW_NOT_FINITE, ROW_OK
 from penstock.core.native import Biases, Penalties, Sampled, Sampling
-from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, TokenLogprobs
+from penstock.engine.logprobs import check_row, row_logprobs
+from penstock.engine.request import Request
+from penstock.engine.row_state import ROW_DTYPE, RowState
 from penstock.engine.scheduler import Chunk
-from penstock.errors import InternalError, InvalidArgumentError
+from penstock.sampling_fields import NATIVE_FIELDS
 
-__all__ = ["RowState", "SamplingRows", "accept_row", "check_row", "row_arrays", "row_logprobs"]
-
-_NUMBERS = np.dtype(
-    [
-        ("temperature", "f4"),
-        ("top_k", "i4"),
-        ("top_p", "f4"),
-        ("min_p", "f4"),
-        ("typical_p", "f4"),
-        ("repetition", "f4"),
-        ("presence", "f4"),
-        ("frequency", "f4"),
-        ("num_logprobs", "i4"),
-        ("special", "i4"),
-        ("seed", "u8"),
-    ]
-)
-
-
-class RowState:
-    """What a request's rows need in every step: its numbers as bytes, its history and what is forbidden."""
-
-    def __init__(self, request: Request, vocab_size: int) -> None:
-        s = request.sampling
-        self.penalizes = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
-        self.mask = None if s.allowed_token_ids is None else _mask(s.allowed_token_ids, vocab_size)
-        self._single = [(word[0], -np.inf) for word in s.bad_words if len(word) == 1]
-        self._sequences = [word for word in s.bad_words if len(word) > 1]
-        self._vocab_size = vocab_size
-        special = self.penalizes or bool(s.bad_words or s.logit_bias or s.min_tokens) or self.mask is not None
-        self.numbers = _numbers(s, special)
-        self._history = np.zeros(0, np.int32)
-        self._len = 0
-
-    def history(self, request: Request) -> NDArray[np.int32]:
-        """Prompt and answer so far."""
-        total = request.num_tokens
-        if total > len(self._history):
-            grown = np.zeros(max(256, 2 * total), np.int32)
-            grown[: self._len] = self._history[: self._len]
-            self._history = grown
-        self._history[self._len : total] = request.tokens(self._len, total)
-        self._len = total
-        return self._history[:total]
-
-    def biases(self, request: Request) -> list[tuple[int, float]]:
-        """Token and what is added to its logit in this step."""
-        s = request.sampling
-        found = [*self._single, *s.logit_bias]
-        if len(request.output_ids) < s.min_tokens:
-            found += [(token, -np.inf) for token in s.end_ids if token < self._vocab_size]
-        for word in self._sequences:
-            head = word[:-1]
-            if tuple(request.output_ids[-len(head) :]) == head:
-                found.append((word[-1], -np.inf))
-        return found
-
-
-def _numbers(s: ResolvedSampling, special: bool) -> bytes:
-    row = (
-        s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.repetition_penalty, s.presence_penalty,
-        s.frequency_penalty, s.num_logprobs, special, s.seed,
-    )  # fmt: skip
-    return np.array(row, _NUMBERS).tobytes()
-
-
-def _mask(allowed: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
-    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
-    bits[list(allowed)] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)
+__all__ = ["SamplingRows", "accept_row", "row_arrays"]
 
 
 def _state(request: Request, vocab_size: int) -> RowState:
     if request.row is None:
-        request.row = RowState(request, vocab_size)
+        request.row = RowState(request.sampling, vocab_size)
     return request.row
 
 
+_COLUMNS: Final[dict[str, float]] = {
+    row.name: row.off for row in NATIVE_FIELDS if not row.is_penalty and not row.resolved_name
+}
+"""The arrays of Sampling with one number per row, and the value that switches each off."""
+_OPTIONAL: Final = {field.name for field in fields(Sampling) if field.default is None}
+_PENALTIES: Final[dict[str, float]] = {
+    row.name.removesuffix("_penalty"): row.off for row in NATIVE_FIELDS if row.is_penalty
+}
+"""The arrays of Penalties with one number per row, and the value that switches each off."""
+
+
 class SamplingRows:
-    """The arrays of each step's rows.  Those of the same requests again are the same object with other numbers."""
+    """Creates the arrays of each step's rows.  A step with the same requests as the last one reuses its arrays."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._states: list[RowState] = []  # no requests: they may end
+        self._states: list[RowState] = []  # states, not requests, which may end
         self._sampling: Sampling | None = None
 
     def of(self, requests: Sequence[Request]) -> Sampling:
-        """One row per request that samples in this step, R in all; the arrays hold until the next step's.
+        """Return the arrays with one row for each request that samples; they are valid until the next call.
 
-        The random number of a token is a function of (seed, position) alone: each answer has a seed of its own, and the
+        The random number of a token is a function of (seed, position) only.  Each answer has its own seed, and the
         counter's other word stays 0.
         """
         sampling = self._sampling
@@ -119,8 +62,10 @@ class SamplingRows:
 
 
 def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
-    """A row for every one that the chunks want, in their order: the last of a chunk that samples draws the next token,
-    as ``sampling`` has it, the others score the token that follows in the prompt.
+    """Return a row for every row that the chunks need, in their order.
+
+    The last row of a chunk that samples draws the next token with the parameters in ``sampling``.  The others score the
+    token that follows in the prompt.
     """
     num_rows = sum(chunk.num_rows for chunk in chunks)
     if num_rows == len(sampling.temperature):
@@ -144,7 +89,10 @@ def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
 def _among_scored(
     sampling: Sampling, drawn: NDArray[np.bool_], target: NDArray[np.int32], listed: NDArray[np.int32]
 ) -> Sampling:
-    """The rows of ``sampling`` where ``drawn`` says; the others score ``target`` and list so many of the likeliest."""
+    """Spread the rows of ``sampling`` to where ``drawn`` is set.
+
+    The other rows score ``target`` and list ``listed`` of the likeliest tokens.
+    """
     num_rows = len(drawn)
 
     def spread(values: NDArray[Any], off: float) -> NDArray[Any]:
@@ -157,51 +105,43 @@ def _among_scored(
 
     s, p, b = sampling, sampling.penalties, sampling.biases
     num_logprobs = listed if s.num_logprobs is None else np.where(drawn, spread(s.num_logprobs, -1), listed)
+    arrays: dict[str, Any] = {name: getattr(s, name) for name in _COLUMNS}
+    spreads: dict[str, Any] = {
+        name: None if array is None else spread(array, _COLUMNS[name]) for name, array in arrays.items()
+    }
     return Sampling(
-        temperature=spread(s.temperature, 0),
-        top_k=spread(s.top_k, 0),
-        top_p=spread(s.top_p, 1),
-        seed=spread(s.seed, 0),
+        **spreads,
+        num_logprobs=num_logprobs.astype(np.int32),
         counter=spread(s.counter, 0),
         mask=None if s.mask is None else spread(s.mask, 0xFFFFFFFF),
-        min_p=None if s.min_p is None else spread(s.min_p, 0),
-        typical_p=None if s.typical_p is None else spread(s.typical_p, 1),
         penalties=None
         if p is None
         else Penalties(
-            repetition=spread(p.repetition, 1),
-            presence=spread(p.presence, 0),
-            frequency=spread(p.frequency, 0),
+            **{name: spread(getattr(p, name), off) for name, off in _PENALTIES.items()},
             starts=starts(p.starts),
             prompt_lens=spread(p.prompt_lens, 0),
             history=p.history,
         ),
         biases=None if b is None else Biases(starts(b.starts), b.ids, b.values),
         target=target,
-        num_logprobs=num_logprobs.astype(np.int32),
         per_row=True,
     )
 
 
 def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> tuple[Sampling, bool]:
-    """The arrays, and whether some depend on more than the request and its position."""
-    numbers = np.frombuffer(b"".join([state.numbers for state in states]), _NUMBERS)
+    """Return the arrays, and whether some depend on more than the request and its position."""
+    numbers = np.frombuffer(b"".join([state.numbers for state in states]), ROW_DTYPE)
     counter = np.array([(0, r.num_tokens) for r in requests], np.int64)
 
-    def column(name: str, off: float | None = None) -> Any:
+    def column(name: str) -> Any:
         values = np.ascontiguousarray(numbers[name])
-        return None if off is not None and (values == off).all() else values
+        return None if name in _OPTIONAL and (values == _COLUMNS[name]).all() else values
 
     special = bool(numbers["special"].any())
     sampling = Sampling(
-        temperature=column("temperature"),
-        top_k=column("top_k"),
-        top_p=column("top_p"),
-        seed=column("seed"),
+        **{name: column(name) for name in _COLUMNS},
+        num_logprobs=np.ascontiguousarray(numbers["num_logprobs"]),
         counter=counter.reshape(-1, 2),
-        min_p=column("min_p", 0),
-        typical_p=column("typical_p", 1),
-        num_logprobs=column("num_logprobs"),
         mask=_masks(states, vocab_size) if special else None,
         penalties=_penalties(requests, states, numbers) if special else None,
         biases=_biases(requests, states) if special else None,
@@ -228,12 +168,12 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
     if not any(state.penalizes for state in states):
         return None
     none = np.zeros(0, np.int32)
-    rows = [s.history(r) if s.penalizes else none for r, s in zip(requests, states, strict=True)]
+    rows = [
+        s.history(r.prompt_ids, r.output_ids) if s.penalizes else none for r, s in zip(requests, states, strict=True)
+    ]
     lens = [len(r.prompt_ids) if s.penalizes else 0 for r, s in zip(requests, states, strict=True)]
     return Penalties(
-        repetition=np.ascontiguousarray(numbers["repetition"]),
-        presence=np.ascontiguousarray(numbers["presence"]),
-        frequency=np.ascontiguousarray(numbers["frequency"]),
+        **{name: np.ascontiguousarray(numbers[f"{name}_penalty"]) for name in _PENALTIES},
         starts=_starts([len(row) for row in rows]),
         prompt_lens=np.array(lens, np.int32),
         history=np.concatenate(rows),
@@ -241,7 +181,7 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
 
 
 def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases | None:
-    rows = [state.biases(request) for request, state in zip(requests, states, strict=True)]
+    rows = [state.biases(request.output_ids) for request, state in zip(requests, states, strict=True)]
     flat = [pair for row in rows for pair in row]
     if not flat:
         return None
@@ -249,23 +189,8 @@ def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases |
     return Biases(_starts([len(row) for row in rows]), np.array(ids, np.int32), np.array(values, np.float32))
 
 
-def row_logprobs(rows: Sampled, row: int, num_top: int) -> TokenLogprobs:
-    """The log-probability of a row's token, and of its ``num_top`` likeliest."""
-    top = zip(rows.top_ids[row, :num_top].tolist(), rows.top_logprobs[row, :num_top].tolist(), strict=True)
-    return TokenLogprobs(int(rows.ids[row]), float(rows.logprobs[row]), int(rows.ranks[row]), tuple(top))
-
-
-def check_row(rows: Sampled, row: int) -> None:
-    """Raises when a row has no token, saying why: InternalError, or InvalidArgumentError when none is allowed."""
-    status = int(rows.status[row])
-    if status == ROW_NOT_FINITE:
-        raise InternalError("the model's logits are not finite: its weights or its keys and values are damaged")
-    if status != ROW_OK:
-        raise InvalidArgumentError("no token is allowed here: all are forbidden or outside the allowed ones")
-
-
 def accept_row(request: Request, rows: Sampled, row: int) -> None:
-    """Give a request the token of its row; raises when the row failed."""
+    """Append the token of a row to a request; raises if the row failed."""
     check_row(rows, row)
     if request.sampling.num_logprobs >= 0:
         request.logprobs.append(row_logprobs(rows, row, request.sampling.num_logprobs))

@@ -1,23 +1,23 @@
 """Which tokens run in the next step.  No tensors, no numpy: plain lists and numbers.
 
 Requests go in the order of ``arrival + priority * priority_s``: within a priority the earlier arrival first, and a
-level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that comes that much later goes
-behind, so an endless stream of urgent ones starves nobody.  Within a priority clients have equal shares: a request goes
+level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that arrives later than that goes
+behind, so an endless stream of urgent ones starves none.  Within a priority clients have equal shares: a request goes
 in front of those of a client that has more waiting (``FairQueue``).  A request's place in that order never changes.
 
-Requests that run keep running, decodes before prompts, so that a long prompt never stalls an answer; a prompt is
-computed in chunks within the step's token budget, and in a step that decodes within a smaller one; waiting requests
-join when a place and pages are free.  When pages run out, the last running request in that order gives up all of its
-own and waits to be computed again; the first always proceeds.  A waiting request takes places from those that are less
+Running requests keep running, decodes before prompts, so that a long prompt never stalls an answer.  A prompt is
+computed in chunks within the step's token budget, and in a step that decodes within a smaller one.  Waiting requests
+join when a place and pages are free.  When pages run out, the last running request in that order frees all of its pages
+and waits to be computed again; the first always proceeds.  A waiting request takes places from requests that are less
 urgent and behind it, never from its equals.
 
-A prompt whose rows of logits are wanted, for log-probabilities, takes the rows that the others leave, one at least.
+A prompt whose rows of logits are needed, for log-probabilities, takes the rows that the others leave, at least one.
 
 With ``whole_prompts`` (a network whose attention is not causal) a prompt runs in one step or waits for the next, pages
 are not shared, and nothing is decoded.
 
-A prompt's pages that are known already are shared instead of computed, also when they become known while it is
-under way; while another request of the same step computes the very page a prompt needs next, the prompt waits.
+If the content of a prompt's pages is known, they are shared instead of computed, also while the prompt is being
+computed.  While another request of the same step computes the very page that a prompt needs next, the prompt waits.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from penstock.runtime.program import PAGE_TOKENS, pages_for
 __all__ = ["Chunk", "Scheduler"]
 
 _STEP_NAMES: Final = (*map(str, STEP_TOKENS), "")
-_MAX_PASSED = 4
-"""Waiting requests that may be passed by in a step because what they need is just being computed."""
+_MAX_SKIPPED = 4
+"""Limit on the waiting requests that a step skips because it computes the pages that they need."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens ``start`` to ``start + num_tokens`` of a request; ``samples`` when the next token follows from them.
+    """Tokens ``start`` to ``start + num_tokens`` of a request.
 
-    The logits of the last ``num_rows`` tokens are wanted.
+    ``samples``: the next token is sampled after them.  The logits of the last ``num_rows`` tokens are needed.
     """
 
     request: Request
@@ -60,7 +60,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class _Step:
-    """What the step under way has so far; ``pending`` are names of pages that it computes."""
+    """The step that is being scheduled.  ``pending`` are the names of the pages that it computes."""
 
     budget: int
     rows: int
@@ -72,11 +72,14 @@ class _Step:
 class Scheduler:
     """The queue of waiting requests, the running ones, and their pages.
 
-    ``max_tokens`` is the token budget of a step, ``max_requests`` bounds the running ones, ``max_rows`` the rows of
-    logits (0: as many), and ``max_chunk`` the tokens of one request in one step (0: all).  ``keys`` names pages so that
-    requests share them; None lets nobody share but the answers to one prompt.  ``max_mixed_tokens`` bounds the prompt
-    tokens of a step that has decodes too (0: what those leave of the budget).  ``priority_s``: seconds of waiting that
-    a level of priority is worth.  Set ``whole_prompts`` before the first request.
+    ``max_tokens``: token budget of a step.  ``max_requests``: maximum number of running requests.  ``max_rows``:
+    maximum number of rows of logits (0: ``max_requests``).  ``max_chunk``: maximum number of tokens of one request in
+    one step (0: ``max_tokens``).  ``keys`` names pages so that requests share them; with None only the answers to one
+    prompt share.
+    ``max_mixed_tokens``: maximum number of prompt tokens in a step that also decodes (0: what those leave of the
+    budget).
+    ``priority_s``: seconds of waiting that a level of priority is worth.  Set ``whole_prompts`` before the first
+    request.
     """
 
     def __init__(
@@ -92,10 +95,12 @@ class Scheduler:
         priority_s: float = PRIORITY_S,
     ) -> None:
         if max_requests < 1:
-            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}")
+            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}", param="max_requests")
         for name, value in (("max_tokens", max_tokens), ("max_rows", max_rows or max_requests)):
-            if value < max_requests:  # the last of the running requests would never get its turn
-                raise InvalidArgumentError(f"{name} must be at least max_requests ({max_requests}), not {value}")
+            if value < max_requests:  # else the last running request would never have a turn
+                raise InvalidArgumentError(
+                    f"{name} must be at least max_requests ({max_requests}), not {value}", param=name
+                )
         self.ledger = ledger
         self.max_tokens = max_tokens
         self.max_requests = max_requests
@@ -117,28 +122,28 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not finished."""
+        """True if any request has not ended."""
         return bool(self.waiting or self.running)
 
     @property
     def num_clients(self) -> int:
-        """Clients that the order of waiting requests remembers, counted once per priority."""
+        """The number of clients that the order of waiting requests remembers, counted once for each priority."""
         return self._order.num_clients
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        """Add a request to the queue."""
         request.status = Status.WAITING
         self._order.place(request, self.waiting)
         bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands, and free its pages.  One that is not here is left alone."""
+        """Remove a request that waits or runs, and free its pages.  An unknown request is ignored."""
         if not _take_out(self.running, request) and _take_out(self.waiting, request):
             self._order.remove(request)
         self._release(request)
 
     def schedule(self) -> list[Chunk]:
-        """The chunks of the next step; empty when nothing waits or runs."""
+        """Return the chunks of the next step; an empty list if no request waits or runs."""
         step = _Step(self.max_tokens, self.max_rows, {}, set())
         decodes: list[Request] = []
         prompts: list[Request] = []
@@ -148,7 +153,7 @@ class Scheduler:
         for request in decodes:
             if request.status is not Status.RUNNING or not step.budget:
                 continue
-            # A page that is begun has room: 31 of 32 decodes need no look at the tables.
+            # A page that is not full has room: 31 of 32 decodes need no look at the tables.
             if request.num_computed % PAGE_TOKENS or self._make_room(step, request, 1):
                 samples = request.samples
                 step.chunks[request.id] = Chunk(request, request.num_computed, 1, samples, int(samples))
@@ -167,12 +172,12 @@ class Scheduler:
         return chunks
 
     def _count(self, num_tokens: int) -> None:
-        """A step is to compute so many."""
+        """Count a step of so many tokens."""
         self.num_step_tokens += num_tokens
         self.num_steps_by[_STEP_NAMES[bisect.bisect_left(STEP_TOKENS, num_tokens)]] += 1
 
     def advance(self, chunk: Chunk) -> None:
-        """A chunk ran: its keys and values are in pages.  Call before the sampled token is appended."""
+        """Note that a chunk ran: its keys and values are in pages.  Call this before the sampled token is appended."""
         request, pages = chunk.request, chunk.request.pages
         request.num_computed = computed = chunk.start + chunk.num_tokens
         if pages is None:
@@ -185,7 +190,7 @@ class Scheduler:
         self.ledger.slide(pages, computed)
 
     def preempt(self, request: Request) -> None:
-        """Drop a running request's pages; it waits in front of later ones and is computed again."""
+        """Free a running request's pages.  It waits in front of later ones and is computed again."""
         if not _take_out(self.running, request):
             return
         self._release(request)
@@ -196,7 +201,7 @@ class Scheduler:
         bisect.insort(self.waiting, request, key=_order)
 
     def check_integrity(self) -> None:
-        """InternalError unless every page is accounted for and every request stands where its status says."""
+        """Raise InternalError unless every page is accounted for and every request is where its status says."""
         self.ledger.check_integrity(r.pages for r in self.running if r.pages is not None)
         for request in self.running:
             if request.status is not Status.RUNNING or request.pages is None:
@@ -206,13 +211,13 @@ class Scheduler:
                     f"scheduler: request {request.id} has {request.num_computed} of {request.num_tokens} computed"
                 )
             if any(len(table) != pages_for(request.num_computed) for table in request.pages.tables):
-                raise InternalError(f"scheduler: request {request.id} has pages for other than its computed tokens")
+                raise InternalError(f"scheduler: request {request.id} has more or fewer pages than computed tokens")
         for request in self.waiting:
             if request.status is not Status.WAITING or request.pages is not None or request.num_computed != 0:
                 raise InternalError(f"scheduler: request {request.id} waits but holds pages")
-        everyone = [r.id for r in self.running] + [r.id for r in self.waiting]
-        if len(set(everyone)) != len(everyone) or len(self.running) > self.max_requests:
-            raise InternalError("scheduler: a request is listed twice, or too many run")
+        ids = [r.id for r in self.running] + [r.id for r in self.waiting]
+        if len(set(ids)) != len(ids) or len(self.running) > self.max_requests:
+            raise InternalError("scheduler: a request is listed twice, or too many requests run")
         for listed in (self.running, self.waiting):
             if [_order(r) for r in listed] != sorted(_order(r) for r in listed):
                 raise InternalError("scheduler: requests are not in order of priority and arrival")
@@ -229,9 +234,9 @@ class Scheduler:
             request.slot = -1
 
     def _make_room(self, step: _Step, request: Request, num_tokens: int) -> bool:
-        """Pages for ``num_tokens`` more tokens of a running request, taken from the last ones if need be.
+        """Get pages for ``num_tokens`` more tokens of a running request, if need be by preempting the last ones.
 
-        False when the request was the last one itself: it waits again.
+        Returns False if the request was the last one itself: it waits again.
         """
         if request.pages is None:
             raise InternalError(f"scheduler: request {request.id} runs without page tables")
@@ -244,7 +249,7 @@ class Scheduler:
         return True
 
     def _drop(self, step: _Step, victim: Request) -> None:
-        """Preempt a request that may have a chunk in this step already."""
+        """Preempt a request that may already have a chunk in this step."""
         chunk = step.chunks.pop(victim.id, None)
         if chunk:
             step.budget += chunk.num_tokens
@@ -253,17 +258,18 @@ class Scheduler:
         self.preempt(victim)
 
     def _continue(self, step: _Step, request: Request) -> None:
-        """The next chunk of a running request's prompt, or of what it computes again; none while it waits for another's
-        pages.
+        """Schedule the next chunk of a running request's prompt, or of what it computes again.
+
+        There is none while it waits for another request's pages.
         """
         if self._shares_or_waits(step, request):
             return
         start = request.num_computed
         first_row = max(start, request.first_wanted)
-        # Each other one may need a row in this step; whole prompts take turns, or the first might never have its rows.
+        # Each other request may need a row.  Whole prompts take turns, or the first might never have its rows.
         others = 0 if self.whole_prompts else len(self.running) - len(step.chunks) - 1
-        most = max(0, first_row + step.rows - others - start)
-        num_tokens = min(request.num_tokens - start, step.budget, self.max_chunk, most)
+        max_tokens = max(0, first_row + step.rows - others - start)
+        num_tokens = min(request.num_tokens - start, step.budget, self.max_chunk, max_tokens)
         if self.whole_prompts and num_tokens < request.num_tokens:
             return
         if not num_tokens or not self._make_room(step, request, num_tokens):
@@ -274,17 +280,18 @@ class Scheduler:
         step.chunks[request.id] = Chunk(request, start, num_tokens, samples, num_rows)
         step.budget -= num_tokens
         step.rows -= num_rows
-        step.pending.update(request.page_keys[start // PAGE_TOKENS : pages_for(stop)])  # the last one soon
+        # The last of these pages may be full only after a later step.
+        step.pending.update(request.page_keys[start // PAGE_TOKENS : pages_for(stop)])
 
     def _shares_or_waits(self, step: _Step, request: Request) -> bool:
-        """Share what is known of the tokens to come; True when the step computes what comes next already."""
+        """Share the known pages of the next tokens.  Return True if the step already computes the page after them."""
         pages = request.pages
         if pages is None or not request.may_share or not (self._all_share or request.family) or self.whole_prompts:
             return False
         self._extend_keys(request, (request.num_tokens - 1) // PAGE_TOKENS)
-        most = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # it wants something of what follows
+        max_pages = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # what follows is needed itself
         own = request.num_computed // PAGE_TOKENS
-        known = self.ledger.known(pages, own, request.page_keys[:most])
+        known = self.ledger.known(pages, own, request.page_keys[:max_pages])
         if known > own:
             self.ledger.adopt(pages, own, request.page_keys[:known])
             gained = known * PAGE_TOKENS - request.num_computed
@@ -293,7 +300,7 @@ class Scheduler:
                 request.num_cached += gained
                 self.num_cached_tokens += gained
         next_page = request.num_computed // PAGE_TOKENS
-        return next_page < most and request.page_keys[next_page] in step.pending
+        return next_page < max_pages and request.page_keys[next_page] in step.pending
 
     def _extend_keys(self, request: Request, num_pages: int) -> None:
         have = len(request.page_keys)
@@ -303,21 +310,21 @@ class Scheduler:
             self._keys.extend(request.page_keys, salt, tokens)
 
     def _admit(self, step: _Step, before: Request | None = None) -> None:
-        """Let waiting requests join; with ``before`` only those that go before that one."""
+        """Let waiting requests join; with ``before`` only those in front of that request."""
         index = 0
-        while index < min(len(self.waiting), _MAX_PASSED) and step.budget > 0:
+        while index < min(len(self.waiting), _MAX_SKIPPED) and step.budget > 0:
             request = self.waiting[index]
             if before is not None and request.order >= before.order:
                 return
             if step.short_of_pages or not self._join(step, request):
                 return
             if request.id not in step.chunks and request.status is Status.WAITING:
-                index += 1  # what it needs is being computed
+                index += 1  # this step computes what it needs
 
     def _join(self, step: _Step, request: Request) -> bool:
-        """Let a waiting request run, if there is a place and pages; False when there is none.
+        """Let a waiting request run if there is a place and pages; return False if not.
 
-        One that would compute what the step computes already goes on waiting: True, but it has no chunk.
+        A request that needs what the step already computes goes on waiting: the result is True, but it has no chunk.
         """
         while len(self.running) >= self.max_requests:
             if not self._displace(step, request):
@@ -342,7 +349,10 @@ class Scheduler:
         return True
 
     def _displace(self, step: _Step, request: Request) -> bool:
-        """Preempt the last running request that is behind a waiting one and less urgent; False when there is none."""
+        """Preempt the last running request that is behind a waiting one and less urgent.
+
+        Return False if there is none.
+        """
         for other in reversed(self.running):
             if other.order < request.order:
                 return False
@@ -352,7 +362,7 @@ class Scheduler:
         return False
 
     def _undo(self, request: Request) -> None:
-        """A waiting request holds nothing."""
+        """Release what a waiting request got while it tried to join."""
         self._release(request)
         if request.num_preemptions == 0:
             self.num_cached_tokens -= request.num_cached
@@ -360,17 +370,16 @@ class Scheduler:
         request.num_computed = 0
 
     def _has_room(self, step: _Step, request: Request) -> bool:
-        """Whether all known tokens fit now, beside one page of growth for each running request.
+        """Return True if all known tokens fit now, with one page of growth for each running request.
 
-        Admitting on the first chunk alone would only have the request preempted again before its prompt is
-        through.
+        If only the first chunk counted, the request would be preempted before its prompt is complete.
         """
         if not self.running or request.pages is None:
             return True
         num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
         for window, pool, table in zip(self.ledger.windows, self.ledger.pools, request.pages.tables, strict=True):
             needed = pages_for(request.num_tokens) - len(table)
-            if window > 0:  # it keeps the window and a chunk, never more
+            if window > 0:  # it holds at most the window and a chunk
                 needed = min(needed, pages_for(window + num_tokens + PAGE_TOKENS))
             if needed + len(self.running) > pool.num_free:
                 return False
@@ -382,7 +391,7 @@ def _order(request: Request) -> tuple[float, float, int]:
 
 
 def _take_out(listed: list[Request], request: Request) -> bool:
-    """Remove a request from a list in order; False when it is not there."""
+    """Remove a request from an ordered list.  Return False if it is not there."""
     index = bisect.bisect_left(listed, request.order, key=_order)
     if index < len(listed) and listed[index] is request:
         del listed[index]

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from penstock.engine.scheduler import Scheduler
+from typing import Final
 
 __all__ = ["STEP_TOKENS", "EngineStats"]
 
 STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Bounds by which steps are counted, as vLLM has them."""
+"""The bounds of the histogram of tokens per step, the same as vLLM's."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts at one moment; those of tokens, steps and ends since the engine began.
+    """Counts at one moment.  Those of tokens, steps and ends are totals since the engine began.
 
-    Pages are those of the page group that holds most.  ``num_named_pages`` could be shared by a later request; without
-    the prefix cache they are those of prompts with several answers, which nobody else shares.
-    ``num_cached_tokens`` of the ``num_prompt_tokens`` were shared instead of computed.  ``num_finished`` is by
-    reason: "length", "stop", "abort", "error".  ``num_step_tokens`` are those that steps computed; ``num_steps_by`` are
-    steps by the least of STEP_TOKENS that is not below theirs, written as a text, "" above all.
+    The numbers of pages are those of the page group that holds most.  ``num_named_pages`` could be shared by a later
+    request; without the prefix cache they are pages of prompts with several answers, which no other prompt shares.
+    ``num_cached_tokens`` of the ``num_prompt_tokens`` were shared and not computed. ``num_finished`` is by reason:
+    "length", "stop", "abort", "error". ``num_step_tokens`` are the tokens that steps computed.  ``num_steps_by`` counts
+    steps by their number of tokens: the key is the smallest of STEP_TOKENS that is not below it, as a string, or ""
+    above all of them.
     """
 
     num_running: int
@@ -40,36 +38,8 @@ class EngineStats:
     num_step_tokens: int
     num_steps_by: Mapping[str, int]
 
-    @classmethod
-    def of(
-        cls,
-        scheduler: Scheduler,
-        num_incoming: int,
-        num_steps: int,
-        num_output_tokens: int,
-        num_finished: Mapping[str, int],
-    ) -> EngineStats:
-        """Those of a scheduler, with what the engine counts itself."""
-        pools = scheduler.ledger.pools
-        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
-        return cls(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + num_incoming,
-            num_pages=fullest.num_pages if fullest else 0,
-            num_held_pages=fullest.num_pages - fullest.num_free if fullest else 0,
-            num_named_pages=max((pool.num_named for pool in pools), default=0),
-            num_steps=num_steps,
-            num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=scheduler.num_prompt_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
-            num_output_tokens=num_output_tokens,
-            num_finished=num_finished,
-            num_step_tokens=scheduler.num_step_tokens,
-            num_steps_by=dict(scheduler.num_steps_by),
-        )
-
     def since(self, earlier: EngineStats) -> EngineStats:
-        """What was counted since an earlier moment of the same engine; gauges are those of now."""
+        """Return what was counted since an earlier moment of the same engine.  Gauges keep their present values."""
         counters = (
             "num_steps", "num_preemptions", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens",
             "num_step_tokens",
@@ -89,7 +59,7 @@ class EngineStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of prompt tokens that were shared instead of computed, 0 to 1."""
+        """The share of prompt tokens that were shared and not computed, 0 to 1."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 

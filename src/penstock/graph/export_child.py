@@ -58,7 +58,7 @@ def main() -> int:
             progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
         )
     except PenstockError as error:
-        send(error=type(error).__name__, message=str(error))
+        send(error=type(error).__name__, message=str(error), param=error.param)
         status = 1
     else:
         send(report=dataclasses.asdict(report))

@@ -51,7 +51,8 @@ class Sequences:
         info = model.info
         if config.context_len > info.context_len:
             raise InvalidArgumentError(
-                f"context_len: expected at most {info.context_len}, the model's limit, found {config.context_len}"
+                f"context_len: expected at most {info.context_len}, the model's limit, found {config.context_len}",
+                param="context_len",
             )
         self.context_len = config.context_len or info.context_len
         self.batch_size = batch_size
@@ -94,7 +95,8 @@ class Sequences:
             row = int(over[0])
             raise InvalidArgumentError(
                 f"num_tokens: expected at most {self.context_len - before[row]} for sequence {row}, which has "
-                f"{before[row]} tokens of a context of {self.context_len}, found {counts[row]}"
+                f"{before[row]} tokens of a context of {self.context_len}, found {counts[row]}",
+                param="num_tokens",
             )
         if self._whole:
             self._check_whole(before, counts)
@@ -111,11 +113,14 @@ class Sequences:
         """Raise InvalidArgumentError for a sequence that would not run whole in one step."""
         why = "the network's attention is not causal, so a sequence must run whole in one step"
         for row in np.flatnonzero((before > 0) & (counts > 0)):
-            raise InvalidArgumentError(f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}")
+            raise InvalidArgumentError(
+                f"reset: expected 1 for sequence {row}, which has {before[row]} tokens: {why}", param="reset"
+            )
         for row in np.flatnonzero(counts > self._max_tokens):
             raise InvalidArgumentError(
                 f"num_tokens: expected at most {self._max_tokens} (the config's max_tokens), found {counts[row]} for "
-                f"sequence {row}: {why}"
+                f"sequence {row}: {why}",
+                param="num_tokens",
             )
 
     def _batch(

@@ -1,1 +1,1 @@
-"""``penstock.LLM`` and ``AsyncLLM``: text in, text out, over one engine."""
+"""``penstock.LLM`` and ``AsyncLLM``: text in, text out, over one engine.  May not import a front end."""

@@ -1,7 +1,7 @@
 """``penstock.AsyncLLM``: the same engine for asyncio.
 
-One thread of its own drives the engine's loop while there is work; the event loop never waits for a step.  Once a
-step that thread wakes the streams that have news, all of them with one call into the event loop.
+A separate thread drives the engine's loop while there is work, and the event loop never waits for a step.  After each
+step that thread wakes all streams with new tokens by one call into the event loop.
 """
 
 from __future__ import annotations
@@ -15,49 +15,51 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.pooling import Embedding
-from penstock.engine.request import Request, SamplingParams
-from penstock.engine.waiting import OpenRequests
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError
-from penstock.llm.llm import LLM, Prompt
-from penstock.llm.result import Delta, Result, Score
-from penstock.llm.score import embed_prompts, score_prompts
+from penstock.llm.embed import embed_prompts
+from penstock.llm.llm import LLM
+from penstock.llm.open_requests import OpenRequests
+from penstock.llm.prompts import Prompt
+from penstock.llm.result import Delta, Embedding, Result, Score
+from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
 
 __all__ = ["AsyncLLM", "AsyncStream"]
 
-_Answer = TypeVar("_Answer")
+_Returned = TypeVar("_Returned")
 _LONG_TEXT = 2000
-"""Characters from which on a text is tokenized beside the event loop."""
-_STEP_LOOK_S = 0.001
-"""Between looks whether the step that an abort waits for has ended."""
+"""Longer texts (in characters) are tokenized in a thread."""
+_STEP_POLL_S = 0.001
+"""Seconds between checks whether the step that an abort waits for has ended."""
 
 
 class AsyncStream:
-    """An answer as it grows: ``async for`` gives Deltas, each with all that is new.
+    """An answer as it grows: ``async for`` gives Deltas, each with everything that is new.
 
-    A reader who is slow gets larger pieces; nothing piles up.  Cancelling the reader, leaving ``async with``,
-    ``abort`` or dropping the stream ends the request and frees its memory.
+    A slow reader gets larger Deltas, and nothing piles up.  Cancelling the reader, leaving ``async with``, ``abort`` or
+    dropping the stream ends the request and frees its memory.
     """
 
     def __init__(self, stream: Stream, work: threading.Event) -> None:
         self._stream = stream
         self._work = work
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._ready = asyncio.Event()
 
     def __aiter__(self) -> AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next piece: one token or more, or the end."""
-        while not self._stream.has_news:
-            self._news.clear()
-            if self._stream.has_news:  # the step ended in between
+        """Return the next Delta: one token or more, or the end."""
+        while not self._stream.is_ready:
+            self._ready.clear()
+            if self._stream.is_ready:  # the step ended in between
                 break
             _check_loop(self._loop)
             try:
-                await self._news.wait()
+                await self._ready.wait()
             except asyncio.CancelledError:
                 self.abort()
                 raise
@@ -67,14 +69,14 @@ class AsyncStream:
             raise StopAsyncIteration from None
 
     def abort(self) -> None:
-        """End the answer here; its memory is free when the running step ends."""
+        """End the answer here.  Its memory is free when the running step ends."""
         self._stream.abort()
         self._work.set()
 
     def result(self) -> Result:
-        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError.
+        """Return the whole answer once the stream has ended or was aborted; before that, raise InvalidArgumentError.
 
-        Straight after ``abort`` it waits for the end of the running step; behind ``async with`` nothing waits.
+        Directly after ``abort`` it waits for the end of the running step.  After ``async with`` it does not wait.
         """
         return self._stream.result()
 
@@ -85,33 +87,34 @@ class AsyncStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-        while not self._stream.is_finished:  # until the running step ends: who leaves finds the result and free memory
-            await asyncio.sleep(_STEP_LOOK_S)
+        while not self._stream.is_finished:  # until the running step ends, so that result and memory are ready
+            await asyncio.sleep(_STEP_POLL_S)
 
     def wake(self) -> None:
-        """There is news.  Called in the event loop."""
-        self._news.set()
+        """Wake the reader, because the stream has something new.  Called in the event loop."""
+        self._ready.set()
 
 
 class AsyncLLM:
     """A model for asyncio: many streams at once, each with the tokens it would get alone.
 
-    ``llm`` is an open LLM, which this closes.  Its ``max_waiting`` bounds the queue: a request beyond it is
-    refused with QueueFullError, which is the moment to tell a client to come back later.  It is used in the event loop
-    that it was made in; another one may close it.
+    ``llm``: an open LLM, which this object closes.  Its ``max_waiting`` limits the queue; a request beyond the limit is
+    refused with QueueFullError, and the client should retry later.  Use the object in the event loop that created it;
+    another one may close it.
     """
 
     def __init__(self, llm: LLM) -> None:
         if not isinstance(llm, LLM):
             raise InvalidArgumentError(
-                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder"
+                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder",
+                param="llm",
             )
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise InvalidArgumentError("an AsyncLLM is made in a running event loop, inside `async def`") from None
+            raise InvalidArgumentError("AsyncLLM must be created in a running event loop, inside `async def`") from None
         if llm.engine.observer is not None:
-            raise InvalidArgumentError("llm: one AsyncLLM drives it already")
+            raise InvalidArgumentError("llm is already in use by an AsyncLLM", param="llm")
         self.llm = llm
         self._loop = loop
         self._streams: weakref.WeakValueDictionary[int, AsyncStream] = weakref.WeakValueDictionary()
@@ -123,16 +126,16 @@ class AsyncLLM:
         self._thread.start()
 
     @classmethod
-    async def open(cls, model: Any, **options: Any) -> AsyncLLM:
-        """Open a model without holding up the event loop; arguments as ``LLM`` has them."""
+    async def open(cls, model: Any = "", **options: Any) -> AsyncLLM:
+        """Open a model without blocking the event loop.  The arguments are those of ``LLM``."""
         return cls(await asyncio.to_thread(LLM, model, **options))
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> AsyncStream:
-        """Begin to continue one prompt, checked now.
+        """Begin to continue one prompt, which is checked now.
 
-        Raises what ``LLM.stream`` raises: InvalidArgumentError, UnsupportedError, QueueFullError.
+        Raises the errors of ``LLM.stream``: InvalidArgumentError, UnsupportedError, QueueFullError.
         """
         self._check_open()
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
@@ -146,7 +149,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Result:
-        """Continue one prompt by one answer (``n`` and ``best_of`` are LLM's); cancelling the caller aborts it."""
+        """Continue one prompt by one answer; for ``n`` and ``best_of`` use LLM.  Cancelling the caller aborts it."""
         stream = await self.stream(prompt, params, options)
         async for _ in stream:
             pass
@@ -158,14 +161,14 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
     ) -> Result:
-        """Answer a conversation as ``LLM.chat`` does; cancelling the caller aborts it."""
-        return await self.generate(await self._beside(self.llm.chat_prompt, messages), params, options)
+        """Answer a conversation as ``LLM.chat`` does.  Cancelling the caller aborts it."""
+        return await self.generate(await self._in_thread(self.llm.chat_prompt, messages), params, options)
 
     async def score(
         self, prompts: Prompt | Sequence[Prompt], num_top: int = 0, *, options: RequestOptions | None = None
     ) -> Score | list[Score]:
-        """What ``LLM.score`` gives, computed beside the event loop; cancelling the caller aborts it."""
-        return await self._all_of(score_prompts, prompts, num_top, options)
+        """Score prompts as ``LLM.score`` does, in a thread.  Cancelling the caller aborts it."""
+        return await self._call_with_requests(score_prompts, prompts, num_top, options)
 
     async def embed(
         self,
@@ -175,14 +178,14 @@ class AsyncLLM:
         *,
         options: RequestOptions | None = None,
     ) -> Embedding | list[Embedding]:
-        """What ``LLM.embed`` gives, computed beside the event loop; cancelling the caller aborts it."""
-        return await self._all_of(embed_prompts, prompts, pooling, normalize, options)
+        """Embed prompts as ``LLM.embed`` does, in a thread.  Cancelling the caller aborts it."""
+        return await self._call_with_requests(embed_prompts, prompts, pooling, normalize, options)
 
-    async def _all_of(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """A call that opens requests of its own, which end when the caller is cancelled."""
+    async def _call_with_requests(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
+        """Run a call that opens requests of its own in a thread, and abort them if the caller is cancelled."""
         opened = OpenRequests(self.llm.engine)
         try:
-            return await self._beside(call, self.llm, *arguments, opened)
+            return await self._in_thread(call, self.llm.engine, self.llm.prompt_ids, *arguments, opened)
         except asyncio.CancelledError:
             opened.abort()
             self._work.set()
@@ -191,22 +194,23 @@ class AsyncLLM:
     def _check_open(self) -> None:
         self.llm.engine.check_process()
         if self._closing:
-            raise InvalidArgumentError("the AsyncLLM is closed")
+            raise InvalidArgumentError("The AsyncLLM is closed.")
         _check_loop(self._loop)
 
-    async def _beside(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    async def _in_thread(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
         self._check_open()
         return await asyncio.to_thread(call, *arguments)
 
     async def close(self) -> None:
-        """End every request with "abort" and give the memory back.  Returns when that is done, however many call it;
-        cancelling a caller does not stop it.
+        """End every request with "abort" and free the memory.
+
+        Returns when that is done, also if several tasks call it.  Cancelling a caller does not stop it.
         """
         if self._closed is None:
             self._closing = True
             self._work.set()
-            loop = asyncio.get_running_loop()  # its own may be over
-            self._closed = loop.run_in_executor(None, self._shut)  # goes on when nobody waits for it
+            loop = asyncio.get_running_loop()  # the loop that created it may be closed
+            self._closed = loop.run_in_executor(None, self._shut)  # goes on if no caller waits for it
         await asyncio.shield(self._closed)
 
     def _shut(self) -> None:
@@ -222,14 +226,14 @@ class AsyncLLM:
         await self.close()
 
     def _drive(self) -> None:
-        """The engine thread: steps while there is work, sleeps while there is none."""
+        """Run the engine thread: step while there is work, and sleep while there is none."""
         engine = self.llm.engine
         while not self._closing:
             self._work.clear()
             if engine.has_work:
                 try:
                     engine.step()
-                except Exception as error:  # requests' own never come out here: nobody else would end them
+                except Exception as error:  # not a request's own error: nothing else would end the requests
                     if not engine.is_closed:
                         engine.fail_all(error)
             if engine.is_closed:
@@ -237,10 +241,10 @@ class AsyncLLM:
             if not engine.has_work:
                 self._work.wait()
 
-    def _observe(self, news: Sequence[Request]) -> None:
-        """In the thread that stepped: hand the news to the event loop."""
-        with suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._wake, [request.id for request in news])
+    def _observe(self, changed: Sequence[Request]) -> None:
+        """Tell the event loop which requests changed.  Called in the thread that made the step."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._wake, [request.id for request in changed])
 
     def _wake(self, ids: Sequence[int]) -> None:
         for request_id in ids:
@@ -250,6 +254,6 @@ class AsyncLLM:
 
 
 def _check_loop(own: asyncio.AbstractEventLoop) -> None:
-    """StepEvent come to one event loop: whoever waits in another one would wait for ever."""
+    """Refuse to wait in another event loop than the one that is told of new tokens."""
     if asyncio.get_running_loop() is not own:
-        raise InvalidArgumentError("the AsyncLLM is used in the event loop that it was made in; this is another one")
+        raise InvalidArgumentError("AsyncLLM: called from another event loop than the one that created it")

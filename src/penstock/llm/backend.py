@@ -1,10 +1,11 @@
-"""The interface between a service and what runs its models.
+"""The interface between a service and the models that it serves.
 
-``LocalBackend`` (llm/local_backend.py) runs a model here, ``RemoteBackend`` (serving/workers/remote_model.py)
-in workers; the service cannot tell them apart.  Everything here is used in one event loop.
+``LocalBackend`` (llm/local_backend.py) runs a model in this process, ``RemoteBackend``
+(serving/workers/remote_model.py) in workers.  The service does not know which it has.  Use everything here in one event
+loop.
 
-Errors are those of the engine by class (InvalidArgumentError, UnsupportedError, QueueFullError, DeadlineError,
-InternalError), with NotFoundError for a model that is not there and UnavailableError for one that cannot answer now.
+Errors have the engine's classes (InvalidArgumentError, UnsupportedError, QueueFullError, DeadlineError,
+InternalError).  NotFoundError is raised for an unknown model, and UnavailableError for one that cannot answer now.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.engine.pooling import Embedding
-from penstock.engine.request import TokenLogprobs
 from penstock.engine.stats import EngineStats
 from penstock.errors import UnavailableError
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "known_card"]
@@ -28,11 +28,11 @@ __all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a model is.
+    """The description of a model.
 
-    ``max_len``: tokens of prompt and answer as it is served; ``created``: unix seconds when its weights were loaded;
-    ``version``: 1 for the first weights under this name, one more with each update; ``source``: the file's name without
-    its folder; ``tail``: "" or what a bundle without logits ends in.
+    ``max_len``: maximum number of tokens of prompt and answer.  ``created``: Unix time in seconds when its weights were
+    loaded.  ``version``: 1 for the first weights under this name, and one more with each update.  ``source``: the name
+    of the file without its folder.  ``tail``: the op that a bundle without logits ends in, or "".
     """
 
     name: str
@@ -51,9 +51,10 @@ class ModelCard:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of answer ``index``, one token or more; ``finish_reason`` with its last: "stop", "length", "abort".
+    """The new tokens of answer ``index``, one or more.
 
-    ``logprobs`` has one entry per token when they were asked for.
+    ``finish_reason`` is set on the answer's last Delta: "stop", "length", "abort".  ``logprobs`` has one entry for each
+    token if they were requested.
     """
 
     index: int
@@ -66,29 +67,29 @@ class Delta:
 class Answer(Protocol):
     """The answers to one prompt as they grow: ``async for`` gives Deltas, those of several answers mixed.
 
-    A reader who is slow gets larger pieces.  Leaving ``async with``, ``aclose`` and cancelling the reader end the
-    request wherever it is.  An error that the request ends with is raised by the iteration.
+    A slow reader gets larger Deltas.  Leaving ``async with``, ``aclose`` and cancelling the reader end the request in
+    any state.  The iteration raises the error that the request ends with.
     """
 
     num_prompt_tokens: int
-    """Tokens of the prompt, of which less was left when it was cut; known from the first Delta on, as the next are."""
+    """Tokens of the prompt as it runs, possibly cut.  This and the next two are known from the first Delta on."""
     num_cached_tokens: int
     seeds: dict[int, int]
-    """By the number of an answer that has begun: what gives it again, alone (``n`` 1)."""
+    """Maps the number of each answer that has begun to the seed that gives it again alone (``n`` 1)."""
     version: int
-    """Which weights answer: ``ModelCard.version``; known at once."""
+    """The version of the weights that answer (``ModelCard.version``); known at once."""
     prompt_logprobs: list[TokenLogprobs | None] | None
     timings: Mapping[str, float]
-    """``Timings.summary`` of the first answer, once it has ended."""
+    """``Timings.summary`` of the first answer once it has ended."""
     take_now: Callable[[Delta], bool] | None
-    """When set, is offered what comes in the middle of an answer while the reader waits; True: it has taken it."""
+    """If set, it is offered each Delta in the middle of an answer while the reader waits; True means it took it."""
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Delta: ...
 
     async def aclose(self) -> None:
-        """End the request; nothing happens when it has ended."""
+        """End the request.  Does nothing if it has ended."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -99,10 +100,10 @@ class Answer(Protocol):
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One process that runs a model, as operators see it.
+    """The state of one process that runs a model.
 
-    ``status``: "starting", "ready", "draining", "lost".  ``heartbeat_age_s``: since its engine's loop last turned, as
-    far as is known here.  ``pid`` is 0 for a process on another machine.
+    ``status``: "starting", "ready", "draining", "lost".  ``heartbeat_age_s``: seconds since the last known turn of its
+    engine's loop.  ``pid`` is 0 for a process on another machine.
     """
 
     name: str
@@ -115,46 +116,49 @@ class WorkerState:
 
 
 class Backend(Protocol):
-    """One model that answers."""
+    """One model that answers requests."""
 
     @property
     def card(self) -> ModelCard:
-        """What it is; UnavailableError while nothing is loaded."""
+        """The description of the model.  Raises UnavailableError while nothing is loaded."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the model."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Encode, decode and ``chat_template``, for use beside the event loop; None for a model without.
+        """The tokenizer, to be used in a thread: encode, decode and ``chat_template``; None if the model has none.
 
-        UnavailableError while nothing is loaded.
+        Raises UnavailableError while nothing is loaded.
         """
 
     @property
     def state(self) -> str:
-        """ "loading", "ready", "updating" (and still answering), "failed", "draining"."""
+        """One of "loading", "ready", "updating" (and still answering), "failed", "draining"."""
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request may wait, as far as is known here; True where something else is in its way."""
+        """True if one more request may wait, as far as is known; also True if something else prevents the request."""
 
     def has_room_for(self, client: str) -> bool:
-        """Whether one more request of a client may wait: in a full queue it takes the place of the last one of the
-        client that has most waiting, which ends with QueueFullError."""
+        """Return True if one more request of a client may wait.
+
+        In a full queue it takes the place of the last request of the client with the most waiting requests, which ends
+        with QueueFullError.
+        """
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that comes now would be taken: some engine's loop turned recently."""
+        """True if a new request would be accepted: the loop of at least one engine turned recently."""
 
     @property
     def error(self) -> str:
-        """Why the last load, update or worker failed; empty when nothing is wrong."""
+        """The reason why the last load, update or worker failed; "" if nothing is wrong."""
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since an engine's loop of its last turned; infinite when there is none."""
+        """Seconds since the last turn of any of its engines' loops; infinite if it has none."""
 
     async def submit(
         self,
@@ -164,10 +168,11 @@ class Backend(Protocol):
         *,
         request_id: str = "",
     ) -> Answer:
-        """Begin ``params.n`` answers to a prompt.  Returns when the engine is known to have taken it, which its first
-        token says at the latest; what it refuses raises here.
+        """Begin ``params.n`` answers to a prompt.
 
-        ``best_of`` above ``n``: the likeliest are chosen, and all Deltas come at the end.
+        Returns when the engine is known to have accepted the request, at the latest with its first token.  Raises the
+        error if the engine refuses it.  With ``best_of`` above ``n`` the likeliest answers are chosen, and all Deltas
+        come at the end.
         """
 
     async def score(
@@ -178,7 +183,7 @@ class Backend(Protocol):
         *,
         request_id: str = "",
     ) -> Score:
-        """``LLM.score`` of one prompt; cancelling the caller ends it."""
+        """Score one prompt as ``LLM.score`` does.  Cancelling the caller ends the request."""
 
     async def embed(
         self,
@@ -189,20 +194,20 @@ class Backend(Protocol):
         *,
         request_id: str = "",
     ) -> list[Embedding]:
-        """``LLM.embed`` of prompts, in their order; cancelling the caller ends them."""
+        """Embed prompts as ``LLM.embed`` does, in their order.  Cancelling the caller ends the requests."""
 
     def figures(self) -> EngineStats | None:
-        """The sums over its engines as last heard, without waiting; None before the first."""
+        """Return the sums over its engines as last reported, without waiting; None before the first report."""
 
     def deaths(self) -> Mapping[str, int]:
-        """Its processes that ended without being asked to, by cause; empty for one that has none of its own."""
+        """Return how many of its processes ended unexpectedly, by cause; empty if it has no processes."""
 
     def workers(self) -> list[WorkerState]:
-        """Its processes; empty for one that has none of its own."""
+        """Return the state of its processes; empty if it has none."""
 
 
 def known_card(backend: Backend) -> ModelCard | None:
-    """The card of a model that was loaded, also while no worker of it is ready; None during its first load."""
+    """Return the card of a model that was loaded, even if no worker of it is ready; None during its first load."""
     try:
         return backend.card
     except UnavailableError:
@@ -214,26 +219,27 @@ class Models(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether the service is about to end and takes no new requests."""
+        """True if the service is about to end and accepts no new requests."""
 
     def list(self) -> Sequence[Backend]:
-        """All of them, in the order of loading, also those that are not ready."""
+        """Return all models in the order of loading, including those that are not ready."""
 
     def get(self, name: str) -> Backend:
-        """The model of that name; NotFoundError."""
+        """Return the model of that name.  Raises NotFoundError."""
 
     async def load(self, model: str, name: str = "") -> Backend:
-        """Load a bundle under a name (that of its file unless given); returns when it is ready.
+        """Load a bundle under a name (default: the name of its file), and return when it is ready.
 
-        InvalidArgumentError for a name that is taken or cannot be one, OutOfMemoryError for a plan that does not fit,
-        else what opening the file raises; nothing is left of it then.
+        Raises InvalidArgumentError for a name that is taken or not allowed, OutOfMemoryError for a plan that does not
+        fit, and the errors of opening the file.  Nothing remains of a load that failed.
         """
 
     async def unload(self, name: str) -> None:
-        """Take no more requests, let those that run end, and give the memory back; NotFoundError."""
+        """Accept no more requests, let running ones end, and free the memory.  Raises NotFoundError."""
 
     async def update(self, name: str, model: str) -> Backend:
-        """Load other weights under the name; when they are warm, new requests go to them, and the old are drained.
+        """Load other weights under the name.
 
-        On an error the old weights go on; errors as ``load`` has them.
+        When they are warm, new requests use them, and the old weights are drained.  On an error the old weights stay
+        in use.  Raises the errors of ``load``.
         """

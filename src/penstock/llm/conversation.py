@@ -1,47 +1,68 @@
-"""A conversation with a model: messages, the answers to them, and the token ids that both became."""
+"""A conversation with a model: messages, the answers to them, and the token ids of both."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engine.options import check_options
 from penstock.engine.params import SamplingParams
-from penstock.engine.prompts import split_params
 from penstock.errors import InvalidArgumentError
+from penstock.llm.prompts import split_params
 from penstock.llm.result import Delta, Result
 from penstock.text.chat_template import TurnTokens, check_messages
 
 if TYPE_CHECKING:
+    from penstock.engine.engine import Engine
     from penstock.engine.options import RequestOptions
-    from penstock.llm.llm import LLM
     from penstock.llm.stream import Stream
+    from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["Conversation", "Turn"]
 
-ANSWER_SHARE = 4
-"""Of a context, what is kept for an answer: one part in so many."""
+ANSWER_DIVISOR = 4
+"""The part of a context that is kept free for an answer: one in so many."""
+
+
+class ConversationModel(Protocol):
+    """What a conversation needs of a model; ``LLM`` has it."""
+
+    engine: Engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UnsupportedError if it has none."""
+
+    def stream(
+        self, prompt: list[int], params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Stream:
+        """Continue token ids, piece by piece."""
 
 
 class Conversation:
-    """Messages and their answers, each turn going on from the token ids of the one before.
+    """Messages and their answers.  Each turn continues from the token ids of the one before.
 
-    A sampled answer often spells its text with other tokens than the tokenizer would.  ``LLM.chat`` encodes the whole
-    history anew, so that what follows such an answer is computed again; here the ids stay as they were made, and a turn
-    computes its new tokens alone.
+    The tokens of a sampled answer often differ from those that the tokenizer makes of its text.  ``LLM.chat`` encodes
+    the whole history again, so everything after such an answer is computed again.  Here the ids stay as they were
+    generated, and a turn computes only its new tokens.
 
-    ``messages``: how it begins, a system message for example.  A conversation that no longer fits the context is
-    refused; with ``drop_oldest`` its oldest turns are forgotten instead, system messages and the last message never,
-    until half of the context is free.  That is when less than a quarter of it is left for the answer, or than
-    ``max_tokens``, if those are fewer.
+    ``messages``: the beginning, for example a system message.  A conversation that no longer fits the context is
+    refused. With ``drop_oldest`` its oldest turns are dropped instead, but never system messages or the last message,
+    until half of the context is free.  That happens when less than a quarter of the context is left for the answer, or
+    less than ``max_tokens`` if that is smaller.
 
-    Not for several threads at once.  UnsupportedError when the model has no chat template.
+    A conversation must not be used by several threads at once.  Raises UnsupportedError if the model has no chat
+    template.
     """
 
-    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> None:
+    def __init__(
+        self, llm: ConversationModel, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False
+    ) -> None:
         if not isinstance(drop_oldest, bool):
-            raise InvalidArgumentError(f"drop_oldest must be True or False, not {drop_oldest!r:.60}")
+            raise InvalidArgumentError(
+                f"drop_oldest must be True or False, not {drop_oldest!r:.60}", param="drop_oldest"
+            )
         self._llm = llm
         self._tokens = TurnTokens(llm.tokenizer)
         self._messages = check_messages(messages) if messages else []
@@ -51,32 +72,32 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What has been said, the answers included, as far as it is not forgotten."""
+        """The messages and answers so far, without those that were dropped."""
         return [dict(message) for message in self._messages]
 
     @property
     def num_dropped(self) -> int:
-        """Messages that were forgotten because the context was full."""
+        """The number of messages that were dropped because the context was full."""
         return self._num_dropped
 
     def ask(
         self, content: str, params: SamplingParams | None = None, *, options: RequestOptions | None = None
     ) -> Result:
-        """Say something, and wait for the answer."""
+        """Send a message and return the complete answer."""
         return self.stream(content, params, options=options).result()
 
     def stream(
         self, content: str, params: SamplingParams | None = None, *, options: RequestOptions | None = None
     ) -> Turn:
-        """Say something, and get the answer piece by piece.  A turn that fails leaves the conversation as it was."""
+        """Send a message and return the answer as a stream.  A turn that fails leaves the conversation unchanged."""
         if not isinstance(content, str):
-            raise InvalidArgumentError(f"content must be text, not {type(content).__name__}")
+            raise InvalidArgumentError(f"content must be a string, not {type(content).__name__}", param="content")
         return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
 
     def retry(self, params: SamplingParams | None = None, *, options: RequestOptions | None = None) -> Turn:
-        """Answer the last message again; the answer it had is forgotten once it has another."""
+        """Answer the last message again.  The new answer replaces the old one when it is complete."""
         if not self._messages or self._messages[-1]["role"] != "assistant":
-            raise InvalidArgumentError("retry: there is no answer yet")
+            raise InvalidArgumentError("retry: the conversation has no answer yet")
         return self._begin(self._messages[:-1], params, options)
 
     def _begin(
@@ -84,21 +105,30 @@ class Conversation:
     ) -> Turn:
         last = self._open() if self._open is not None else None
         if last is not None and not last.is_finished:
-            raise InvalidArgumentError("the last answer has not ended: read it to its end or abort it")
+            raise InvalidArgumentError("The last answer has not ended. Read it to its end or abort it.")
         if check_options(options).truncate_prompt:
-            raise InvalidArgumentError("truncate_prompt must be False here, where drop_oldest forgets whole turns")
+            raise InvalidArgumentError(
+                "truncate_prompt must be False in a conversation; use drop_oldest, which drops whole turns",
+                param="truncate_prompt",
+            )
         sampling = split_params(params, 1)[0]
         if sampling.echo:
-            raise InvalidArgumentError("echo must be False: a conversation's answer is a message of its own")
+            raise InvalidArgumentError(
+                "echo must be False in a conversation, because each answer is a message", param="echo"
+            )
         kept, ids = self._fit(messages, sampling)
         turn = Turn(self, self._llm.stream(ids, sampling, options), kept, len(messages) - len(kept))
         self._open = weakref.ref(turn)
         return turn
 
     def _fit(self, messages: list[dict[str, Any]], params: SamplingParams) -> tuple[list[dict[str, Any]], list[int]]:
-        """The messages that fit, and their ids."""
+        """Return the messages that fit, and their token ids."""
         ids, max_len = self._tokens.prompt(messages), self._llm.engine.max_len
-        room = max_len // ANSWER_SHARE if params.max_tokens is None else min(params.max_tokens, max_len // ANSWER_SHARE)
+        room = (
+            max_len // ANSWER_DIVISOR
+            if params.max_tokens is None
+            else min(params.max_tokens, max_len // ANSWER_DIVISOR)
+        )
         if not self._drop_oldest or len(ids) + room <= max_len:
             return messages, ids
         while len(ids) > max_len // 2 and (fewer := _without_oldest(messages)) is not None:
@@ -112,7 +142,7 @@ class Conversation:
 
 
 class Turn:
-    """An answer in a conversation as it grows: iterate for Deltas.  The conversation has it when it has ended."""
+    """An answer in a conversation as it grows: iterate for Deltas.  When it ends, it is added to the conversation."""
 
     def __init__(
         self, conversation: Conversation, stream: Stream, messages: list[dict[str, Any]], num_dropped: int
@@ -127,7 +157,7 @@ class Turn:
         return self
 
     def __next__(self) -> Delta:
-        """The next piece: one token or more, or the end."""
+        """Return the next Delta: one token or more, or the end."""
         delta = next(self._stream)
         if delta.finish_reason is not None:
             self._keep()
@@ -135,16 +165,16 @@ class Turn:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more will come."""
+        """True if no more will come."""
         return self._stream.is_finished
 
     def abort(self) -> None:
-        """End the answer here: the conversation keeps what it has said."""
+        """End the answer here.  The conversation keeps the text so far."""
         self._stream.abort()
         self.result()
 
     def result(self) -> Result:
-        """The whole answer, waited for.  Raises what it ended with."""
+        """Wait for the whole answer and return it.  Raises the error that it ended with."""
         for _ in self:
             pass
         return self._keep()
@@ -157,9 +187,9 @@ class Turn:
 
 
 def _without_oldest(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The messages without the oldest turn: a message and what follows it up to the next of a user.
+    """Return the messages without the oldest turn: a message and those after it up to the user's next message.
 
-    System messages stay; None when nothing but the last message could go.
+    System messages stay.  Returns None if only the last message could be dropped.
     """
     first = next((i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), None)
     if first is None or first == len(messages) - 1:

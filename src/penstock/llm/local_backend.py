@@ -9,12 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.pooling import Embedding
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import EngineThread, StepEvent
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
@@ -35,7 +34,7 @@ _MAX_OPEN_EMBEDDINGS: Final = 64
 
 
 def card_of(llm: LLM, name: str, source: str, version: int = 1) -> ModelCard:
-    """What an open LLM is."""
+    """Return the description of an open LLM."""
     info = llm.info
     tokenizer = llm.tokenizer if llm.has_text else None
     return ModelCard(
@@ -55,16 +54,16 @@ def card_of(llm: LLM, name: str, source: str, version: int = 1) -> ModelCard:
 
 
 def score_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent) -> Score:
-    """What a scored prompt's news say."""
+    """Return the score that the last event of a scored prompt brought."""
     if last.finish_reason != "length":
-        raise UnavailableError("the model was closed before the prompt was scored")
+        raise UnavailableError("The model was closed before the prompt was scored.")
     return Score(list(prompt_ids), answer.prompt_logprobs or [])
 
 
 def embedding_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent) -> Embedding:
-    """What an embedded prompt's news say; of a prompt that was cut the end is what was embedded."""
+    """Return the embedding that the last event of a prompt brought.  If the prompt was cut, its end was embedded."""
     if last.vector is None:
-        raise UnavailableError("the model was closed before the prompt was embedded")
+        raise UnavailableError("The model was closed before the prompt was embedded.")
     kept = list(prompt_ids)[-answer.num_prompt_tokens :]
     return Embedding(kept, last.vector, answer.num_cached_tokens)
 
@@ -72,7 +71,7 @@ def embedding_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent
 async def in_order(
     prompts: Sequence[Sequence[int]], embed_one: Callable[[Sequence[int]], asyncio.Future[Embedding]]
 ) -> list[Embedding]:
-    """Embed prompts, a bounded number at a time; the first error, or cancelling the caller, ends the others."""
+    """Embed prompts, a limited number at a time.  The first error, or cancelling the caller, ends the others."""
     done: list[Embedding] = []
     tasks: list[asyncio.Future[Embedding]] = []
     try:
@@ -88,7 +87,7 @@ async def in_order(
 
 
 class LocalBackend:
-    """An open LLM, which this closes, as a Backend.  Use it in one event loop."""
+    """A Backend over an open LLM, which this object closes.  Use it in one event loop."""
 
     def __init__(self, llm: LLM, name: str = "model", source: str = "") -> None:
         self.llm = llm
@@ -100,31 +99,31 @@ class LocalBackend:
         self._keys = count()
         self._answers: dict[int, EventAnswer] = {}
         self._closed = False
-        self._feed = EngineThread(llm, self._hand_over)
+        self._engine_thread = EngineThread(llm, self._hand_over)
 
     @property
     def state(self) -> str:
-        """ "ready" until it is closed."""
+        """One of "ready" and, once it is closed, "draining"."""
         return "draining" if self._closed else "ready"
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request may wait."""
+        """True if one more request may wait."""
         return self._closed or self.llm.engine.has_room
 
     def has_room_for(self, client: str) -> bool:
-        """Whether one more request of a client may wait."""
+        """Return True if one more request of a client may wait."""
         return self._closed or self.llm.engine.has_room_for(client)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the loop turned within STALE_S."""
+        """True if the engine's loop turned within STALE_S seconds."""
         return not self._closed and self.heartbeat_age_s < STALE_S
 
     @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the engine's loop last turned."""
-        return time.monotonic() - self._feed.last_turn
+        return time.monotonic() - self._engine_thread.last_turn
 
     async def submit(
         self,
@@ -134,8 +133,8 @@ class LocalBackend:
         *,
         request_id: str = "",
     ) -> EventAnswer:
-        """Begin answers; as Backend has it.  A local model has no use for ``request_id``, which is for logs."""
-        return self._begin(lambda key: self._feed.submit(key, prompt_ids, params, options))
+        """Begin answers, as Backend defines it.  ``request_id`` is for logs and is not used here."""
+        return self._begin(lambda key: self._engine_thread.submit(key, prompt_ids, params, options))
 
     async def score(
         self,
@@ -146,7 +145,7 @@ class LocalBackend:
         request_id: str = "",
     ) -> Score:
         """Score one prompt."""
-        async with self._begin(lambda key: self._feed.score(key, prompt_ids, num_top, options)) as answer:
+        async with self._begin(lambda key: self._engine_thread.score(key, prompt_ids, num_top, options)) as answer:
             last = await answer.whole()
         return score_of(prompt_ids, answer, last)
 
@@ -162,29 +161,31 @@ class LocalBackend:
         """Embed prompts."""
 
         async def one(ids: Sequence[int]) -> Embedding:
-            async with self._begin(lambda key: self._feed.embed(key, ids, pooling, normalize, options)) as answer:
+            async with self._begin(
+                lambda key: self._engine_thread.embed(key, ids, pooling, normalize, options)
+            ) as answer:
                 last = await answer.whole()
             return embedding_of(ids, answer, last)
 
         return await in_order(prompts, lambda ids: asyncio.ensure_future(one(ids)))
 
     def figures(self) -> EngineStats:
-        """The engine's, of this moment."""
+        """Return the engine's counters of this moment."""
         return self.llm.engine.figures()
 
     def deaths(self) -> dict[str, int]:
-        """None: it runs here."""
+        """Return an empty mapping: the model runs in this process."""
         return {}
 
     def workers(self) -> list[WorkerState]:
-        """None: it runs here."""
+        """Return an empty list: the model runs in this process."""
         return []
 
     async def close(self) -> None:
-        """End every request with "abort" and give the memory back."""
+        """End every request with "abort" and free the memory."""
         if not self._closed:
             self._closed = True
-            await asyncio.to_thread(self._feed.close)
+            await asyncio.to_thread(self._engine_thread.close)
 
     def _begin(self, call: Callable[[int], None]) -> EventAnswer:
         if self._closed:
@@ -200,37 +201,37 @@ class LocalBackend:
 
     def _abort(self, key: int) -> None:
         self._answers.pop(key, None)
-        self._feed.abort(key)
+        self._engine_thread.abort(key)
 
-    def _hand_over(self, news: list[StepEvent]) -> None:
-        """In the engine's thread."""
+    def _hand_over(self, events: list[StepEvent]) -> None:
+        """Pass events to the event loop.  Called in the engine's thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._put, news)
+            self._loop.call_soon_threadsafe(self._put, events)
 
-    def _put(self, news: list[StepEvent]) -> None:
-        for one in news:
-            answer = self._answers.get(one.key)
+    def _put(self, events: list[StepEvent]) -> None:
+        for event in events:
+            answer = self._answers.get(event.key)
             if answer is not None:
-                if one.is_last:
-                    del self._answers[one.key]
-                answer.put(one)
+                if event.is_last:
+                    del self._answers[event.key]
+                answer.put(event)
 
 
 class LocalModels:
-    """Backends of this process by name, given at the start."""
+    """The Backends of this process by name."""
 
     def __init__(self, backends: Sequence[LocalBackend]) -> None:
         self._backends = {one.name: one for one in backends}
         self.is_draining = False
 
     def list(self) -> list[LocalBackend]:
-        """All of them."""
+        """Return all Backends."""
         return [*self._backends.values()]
 
     def get(self, name: str) -> LocalBackend:
-        """The one of that name; NotFoundError."""
+        """Return the Backend of that name.  Raises NotFoundError."""
         if name not in self._backends:
-            raise NotFoundError(f"no model {name!r} here; there are {', '.join(self._backends) or 'none'}")
+            raise NotFoundError(f"no model {name!r}; the models are {', '.join(self._backends) or 'none'}")
         return self._backends[name]
 
     async def load(self, model: str, name: str = "") -> LocalBackend:
@@ -244,13 +245,13 @@ class LocalModels:
         return self._backends[name]
 
     async def unload(self, name: str) -> None:
-        """Close a model; what runs ends with "abort"."""
+        """Close a model.  Its running requests end with "abort"."""
         backend = self.get(name)
         del self._backends[name]
         await backend.close()
 
     async def update(self, name: str, model: str) -> LocalBackend:
-        """Open other weights, then close the old."""
+        """Open other weights, then close the old ones."""
         from penstock.llm.llm import LLM
 
         old = self.get(name)
@@ -260,7 +261,7 @@ class LocalModels:
         return new
 
     async def close(self) -> None:
-        """Close all."""
+        """Close all models."""
         self.is_draining = True
         for backend in self.list():
             await backend.close()

@@ -1,21 +1,22 @@
-"""From what a caller asks of an answer to what a request runs with, whatever runs it."""
+"""From the sampling parameters of a caller to those that a request runs with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.tail import refuse_sampling
 from penstock.errors import UnsupportedError
-from penstock.text.tokenizer import StopRules, TextStream, Tokenizer
+from penstock.text.text_stream import StopRules, TextStream
+from penstock.text.tokenizer import Tokenizer
 from penstock.validation import check_listed, check_vocabulary
 
 __all__ = ["answer_text", "end_ids", "resolve_params"]
 
 
 def end_ids(params: SamplingParams, model_ends: frozenset[int]) -> frozenset[int]:
-    """The tokens that end an answer."""
+    """Return the tokens that end an answer."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else model_ends)
 
 
@@ -28,22 +29,23 @@ def resolve_params(
     tail: str,
     tokenizer: Callable[[], Tokenizer] | None,
 ) -> ResolvedSampling:
-    """What a request runs with; refuses by name what a model of this vocabulary, ending in ``tail``, cannot honour.
+    """Return the parameters that a request runs with.
 
-    ``tokenizer`` None: there is none, and answers have no text.
+    Raises InvalidArgumentError or UnsupportedError naming the field that a model with this vocabulary, ending in
+    ``tail``, cannot do.  ``tokenizer`` is None if the model has none; its answers then have no text.
     """
     if (params.stop or params.bad_words or params.echo) and tokenizer is None:
         name = "stop" if params.stop else "bad_words" if params.bad_words else "echo"
-        raise UnsupportedError(f"{name}: the model has no tokenizer.json, so its answers have no text")
+        raise UnsupportedError(f"{name}: this model has no tokenizer.json, so its answers have no text", param=name)
     if tail:
         refuse_sampling(params, tail)
-    spelled: tuple[tuple[int, ...], ...] = ()
+    bad_ids: tuple[tuple[int, ...], ...] = ()
     if tokenizer is not None and params.bad_words:
-        spelled = tuple(dict.fromkeys(ids for word in params.bad_words for ids in tokenizer().spellings(word)))
+        bad_ids = tuple(dict.fromkeys(ids for word in params.bad_words for ids in tokenizer().spellings(word)))
     check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
     check_listed("prompt_logprobs", params.prompt_logprobs or 0, vocab_size)
     resolved = ResolvedSampling.of(params, defaults)
-    resolved = replace(resolved, bad_words=spelled, end_ids=tuple(sorted(ends)))
+    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)))
     resolved.check_vocabulary(vocab_size)
     return resolved
 
@@ -51,7 +53,7 @@ def resolve_params(
 def answer_text(
     tokenizer: Tokenizer, params: SamplingParams, ends: frozenset[int], prompt: str | Sequence[int]
 ) -> TextStream:
-    """The text that an answer to ``prompt`` grows into."""
+    """Return the text stream of an answer to ``prompt``."""
     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt) if params.echo else ""
     rules = StopRules(params.stop, ends, params.include_stop_str_in_output, params.min_tokens)
     return TextStream(tokenizer, rules, echo=shown if params.echo else "")

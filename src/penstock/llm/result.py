@@ -1,20 +1,27 @@
-"""Finished answers as callers get them."""
+"""The results that callers get."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.engine.prompts import of_prompt
-from penstock.engine.request import Request, SamplingParams, Status, TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
+from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request, Status
 from penstock.errors import PenstockError
+from penstock.llm.prompts import of_prompt
 
-__all__ = ["Choice", "Delta", "Result", "Score", "all_finished", "all_or_error", "make_result", "outcome"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Choice", "Delta", "Embedding", "Result", "Score", "all_finished", "all_or_error", "make_result", "outcome"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the answers to a prompt.  ``seed`` gives it again, alone (``n`` 1)."""
+    """One of the answers to a prompt.  ``seed`` gives the same answer alone (``n`` 1)."""
 
     text: str
     token_ids: list[int]
@@ -27,11 +34,12 @@ class Choice:
 class Result:
     """A finished answer.
 
-    ``token_ids`` are the answer's, an end token included; ``text`` is without special tokens and stop strings.
-    ``finish_reason``: "length", "stop" or "abort".  ``timings`` in seconds, ``decode_tokens_per_s`` after the
-    first token.  ``seed`` gives this answer again (``n`` 1).  ``logprobs`` has one entry per answer token,
-    ``prompt_logprobs`` one per prompt token, None for the first, which nothing comes before.  ``choices`` are all ``n``
-    answers, this one first.  ``num_cached_tokens`` of the prompt were not computed again but shared.
+    ``text`` is without special tokens and stop strings.  ``token_ids`` are those of the answer, including an end token.
+    ``finish_reason``: "length", "stop" or "abort".
+    ``timings``: durations in seconds, and ``decode_tokens_per_s`` after the first token (``Timings.summary``). ``seed``
+    gives this answer again (with ``n`` 1). ``num_cached_tokens`` of the prompt were shared and not computed again.
+    ``logprobs`` has one entry for each token of the answer, ``prompt_logprobs`` one for each token of the prompt.  The
+    first token of the prompt has None, because no token precedes it. ``choices`` are all ``n`` answers, this one first.
     """
 
     text: str
@@ -51,7 +59,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Delta:
-    """What came since the last one; ``finish_reason`` with the last."""
+    """Text and tokens generated since the previous Delta.  ``finish_reason`` is set on the last one."""
 
     text: str
     token_ids: list[int]
@@ -61,18 +69,30 @@ class Delta:
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a text is: one entry per token, None for the first, which nothing comes before."""
+    """The log-probabilities of a text: one entry for each token, None for the first, which no token precedes."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
 
     def total(self, start: int = 1) -> float:
-        """The log-probability of the tokens from ``start`` on, given those before."""
+        """Return the log-probability of the tokens from index ``start`` on, given those before."""
         return sum(one.logprob for one in self.logprobs[max(1, start) :] if one is not None)
 
     def is_greedy(self, start: int = 1) -> bool:
-        """Whether greedy decoding would have made the tokens from ``start`` on."""
+        """Return True if greedy decoding would generate the tokens from index ``start`` on."""
         return all(one.rank == 1 for one in self.logprobs[max(1, start) :] if one is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """A prompt as a vector [hidden_size] float32.
+
+    ``num_cached_tokens`` of its tokens came from the prefix cache and were not computed.
+    """
+
+    token_ids: list[int]
+    vector: NDArray[np.float32]
+    num_cached_tokens: int = 0
 
 
 def _choice(request: Request, params: SamplingParams) -> Choice:
@@ -90,12 +110,12 @@ def _mean_logprob(request: Request) -> float:
 
 
 def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
-    """The result of the requests that answer one prompt; raises the error that one of them ended with."""
+    """Return the result of the requests that answer one prompt.  Raises the error of a request that failed."""
     for request in requests:
         if request.error is not None:
             raise request.error
-    prompt_logprobs = requests[0].prompt_logprobs  # the first answer's, whichever is the likeliest
-    if len(requests) > params.n:  # the likeliest per token, the earlier of equals
+    prompt_logprobs = requests[0].prompt_logprobs  # of the first answer, even if another one is likelier
+    if len(requests) > params.n:  # the likeliest per token; of equal ones the earlier
         requests = sorted(requests, key=_mean_logprob, reverse=True)[: params.n]
     first = requests[0]
     choices = tuple(_choice(request, params) for request in requests)
@@ -114,12 +134,12 @@ def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
 
 
 def all_finished(requests: Sequence[Request]) -> bool:
-    """Whether none of them goes on."""
+    """Return True if all requests have ended."""
     return all(request.status is Status.FINISHED for request in requests)
 
 
 def outcome(requests: Sequence[Request], params: SamplingParams) -> Result | PenstockError:
-    """The result, or the error that one of the requests ended with."""
+    """Return the result, or the error of a request that failed."""
     try:
         return make_result(requests, params)
     except PenstockError as error:
@@ -127,10 +147,10 @@ def outcome(requests: Sequence[Request], params: SamplingParams) -> Result | Pen
 
 
 def all_or_error(outcomes: Sequence[Result | PenstockError], is_one: bool) -> list[Result]:
-    """The results; raises the first error, which says which prompt's it is and how many others were done."""
+    """Return the results.  Raises the first error, with the index of its prompt and how many others are complete."""
     results = [one for one in outcomes if isinstance(one, Result)]
     for index, error in enumerate(outcomes):
         if isinstance(error, PenstockError):
-            lost = f" ({len(results)} of {len(outcomes)} prompts were done; generate_each gives each its own outcome)"
-            raise of_prompt(index, is_one, error, lost)
+            note = f" ({len(results)} of {len(outcomes)} prompts were done; generate_each returns each result or error)"
+            raise of_prompt(index, is_one, error, note)
     return results

@@ -14,7 +14,7 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """An answer as it grows: iterate for Deltas.  ``abort`` may be called from any thread."""
+    """An answer as it grows: iterate for Deltas.  Any thread may call ``abort``."""
 
     def __init__(self, engine: Engine, request: Request, params: SamplingParams) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
-        """The next piece: one token or more, or the end."""
+        """Return the next Delta: one token or more, or the end."""
         if self._ended:
             raise StopIteration
         try:
@@ -55,22 +55,22 @@ class Stream:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt as it runs."""
+        """The token ids of the prompt as it runs."""
         return list(self._request.prompt_ids)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the request has ended, whatever was taken of it."""
+        """True if the request has ended, even if Deltas are left to read."""
         return self._request.status is Status.FINISHED
 
     @property
-    def has_news(self) -> bool:
-        """Whether the next piece is there without a step."""
+    def is_ready(self) -> bool:
+        """True if the next Delta is available without a step."""
         request = self._request
         return self._ended or request.status is Status.FINISHED or len(request.output_ids) > self._num_given
 
     def abort(self) -> None:
-        """End the answer here; its memory is free when the running step ends."""
+        """End the answer here.  Its memory is free when the running step ends."""
         self._is_aborted = True
         self._engine.abort(self._request)
 
@@ -79,12 +79,12 @@ class Stream:
             self._engine.abort(self._request)
 
     def result(self) -> Result:
-        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError.
+        """Return the whole answer once the stream has ended or was aborted; before that, raise InvalidArgumentError.
 
-        After an abort it waits for the end of the step that runs, of which a token may come.
+        After an abort it waits for the end of the running step, which may add a token.
         """
         if self._is_aborted:
             self._engine.await_abort(self._request)
         if self._request.status is not Status.FINISHED:
-            raise InvalidArgumentError("the stream has not ended: iterate over it or abort it first")
+            raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.")
         return make_result([self._request], self._params)

@@ -1,1 +1,1 @@
-"""Text from files without a service: ``penstock.pipeline``, its tasks, and export as a configuration file says."""
+"""Generation without a service: ``penstock.pipeline`` and its tasks, export, and the lm-eval adapter."""

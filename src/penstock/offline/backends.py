@@ -1,4 +1,4 @@
-"""A source opened by one of the backends: what continues prompts of token ids."""
+"""The backends of a pipeline: each opens a model that continues prompts of token ids."""
 
 from __future__ import annotations
 
@@ -32,52 +32,53 @@ __all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "d
 
 BACKENDS: Final = ("graph", "lite", "eager")
 _OTHER_NAMES: Final = {"ms": "graph", "mslite": "lite"}
-"""Those of MindFormers."""
+"""The names of backends in MindFormers."""
 _BATCH: Final = 8
-"""Prompts that the backend lite continues side by side unless the configuration file says."""
-_PIPELINES_OWN: Final = {"seq_len": "tokens come as they are", "logits": "answers need the last row alone"}
+"""The batch size of the backend lite, unless the configuration file sets batch_size."""
+_REFUSED_VALUES: Final = {"seq_len": "prompts have any length", "logits": "only the last row is used"}
+"""Fields of a configuration file that a pipeline sets itself, with the reason."""
 
 
 class Answers(Protocol):
-    """An answer as it grows."""
+    """An answer that is being generated; iterate for its Deltas."""
 
     def __iter__(self) -> Iterator[Delta]: ...
 
     def __next__(self) -> Delta: ...
 
     def abort(self) -> None:
-        """End it here."""
+        """Stop generating."""
 
     def result(self) -> Result:
-        """The whole answer, once it has ended."""
+        """Return the complete answer, once it has ended."""
 
 
 class Generator(Protocol):
-    """What continues prompts; ``penstock.LLM`` and LiteGenerator are ones."""
+    """Continues prompts of token ids.  ``penstock.LLM`` and LiteGenerator implement it."""
 
     tokenizer: Tokenizer
     generation: GenerationConfig
 
     def generate(self, prompts: Any, params: SamplingParams) -> Any:
-        """A list of Results for a list of lists of token ids."""
+        """Return a list of Results for a list of lists of token ids."""
 
     def stream(self, prompt: Any, params: SamplingParams) -> Answers:
-        """The answer to one list of token ids."""
+        """Begin the answer to one list of token ids."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a source is run: ``scheme`` and ``network`` for a checkpoint folder, ``threads`` (0: as many as allowed)."""
+    """How a model is run: ``scheme`` and ``network`` for a checkpoint folder, ``threads`` (0: all allowed cores)."""
 
     backend: str = "graph"
     scheme: str | None = None
     threads: int = 0
     network: str | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    """The configuration file's, and the length as its ``context_len``."""
+    """The values of the configuration file; ``context_len`` includes ``infer_seq_length``."""
     length: int = 0
     """``infer_seq_length``."""
     verify: str = "once"
@@ -85,37 +86,43 @@ class RunOptions:
 
 
 def backend_named(name: object) -> str:
-    """One of BACKENDS; InvalidArgumentError for another."""
-    found = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
-    if found not in BACKENDS:
-        others = ", ".join(f"{other} for {ours}" for other, ours in _OTHER_NAMES.items())
-        raise InvalidArgumentError(f"backend must be one of {', '.join(BACKENDS)} (or {others}), not {name!r:.60}")
-    return str(found)
+    """Return the name in BACKENDS for a name or an alias; InvalidArgumentError for any other."""
+    backend = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+    if backend not in BACKENDS:
+        aliases = ", ".join(f"{alias} for {own}" for alias, own in _OTHER_NAMES.items())
+        raise InvalidArgumentError(
+            f"backend must be one of {', '.join(BACKENDS)} (or {aliases}), not {name!r:.60}", param="backend"
+        )
+    return str(backend)
 
 
 def default_backend(running: object) -> str:
-    """The backend where none is named: that of a model that is open already, else "graph"."""
+    """Return the default backend: that of the open model ``running``, otherwise "graph"."""
     if isinstance(running, LLM):
         return running.info.mode
     return "lite" if isinstance(running, Model) else "graph"
 
 
 def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOptions:
-    """With the values of the configuration file, those that are the pipeline's own to decide refused by name.
+    """Return the options of a run, with the values of the configuration file.
 
-    ``verify`` None leaves it to the file, where True is "always" and False is "never"; without either it is "once".
+    ``verify`` None takes the value of the file (True is "always", False is "never"), or "once" without one.
+    InvalidArgumentError for a value of the file that a pipeline sets itself.
     """
     values = read_values(Path(config.config_path)) if config.config_path else {}
     stored = {True: "always", False: "never", None: "once"}[values.pop("verify", None)]
     verify = options.pop("verify", None)
     options["verify"] = stored if verify is None else check_verify(verify)
-    for name, why in _PIPELINES_OWN.items():
+    for name, why in _REFUSED_VALUES.items():
         if name in values:
-            raise InvalidArgumentError(f"{config.config_path}: {name} is for penstock.lite.Model: in a pipeline {why}")
+            raise InvalidArgumentError(
+                f"{config.config_path}: {name} applies to penstock.lite.Model only: in a pipeline {why}"
+            )
     length = config.infer_seq_length
     if length and values.get("context_len", length) != length:
         raise InvalidArgumentError(
-            f"infer_seq_length is {length}, and {config.config_path} has context_len {values['context_len']}"
+            f"infer_seq_length is {length}, but {config.config_path} has context_len {values['context_len']}",
+            param="infer_seq_length",
         )
     if length:
         values["context_len"] = length
@@ -124,7 +131,7 @@ def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOp
 
 @contextmanager
 def bundle_for(source: Path, options: RunOptions) -> Iterator[Path]:
-    """A bundle, or that which a checkpoint folder makes; either is verified."""
+    """Yield a verified bundle: ``source`` itself, or the bundle made from a checkpoint folder."""
     from penstock.runtime.open import OpenOptions, bundle_of
 
     if not source.is_dir():
@@ -137,12 +144,13 @@ def bundle_for(source: Path, options: RunOptions) -> Iterator[Path]:
 
 
 def open_generator(source: Path, options: RunOptions) -> Generator:
-    """A bundle or a checkpoint folder, opened; an error names the length as the caller has given it."""
+    """Open a bundle or a checkpoint folder.  An error about the length names ``infer_seq_length`` if that set it."""
     try:
         return _open(source, options)
     except InvalidArgumentError as error:
-        if options.length and str(error).startswith("context_len"):
-            raise InvalidArgumentError(f"infer_seq_length{str(error).removeprefix('context_len')}") from None
+        if options.length and error.param == "context_len":
+            name = "infer_seq_length"
+            raise InvalidArgumentError(error.naming(name), param=name, code=error.code) from None
         raise
 
 
@@ -159,19 +167,21 @@ def _open(source: Path, options: RunOptions) -> Generator:
 def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:
     if options.network is not None and not source.is_dir():
         raise InvalidArgumentError(
-            f"network goes with a checkpoint folder; the bundle {bundle} holds its graph already"
+            f"network applies to checkpoint folders only; the bundle {bundle} contains its graph", param="network"
         )
     with native.Model.open(bundle) as model:
-        found = model.info.scheme
-    if options.scheme is not None and options.scheme != found:
-        raise InvalidArgumentError(f"scheme {options.scheme!r} was asked for, but the bundle {bundle} holds {found!r}")
+        scheme = model.info.scheme
+    if options.scheme is not None and options.scheme != scheme:
+        raise InvalidArgumentError(
+            f"scheme: expected {scheme!r}, that of the bundle {bundle}, got {options.scheme!r}", param="scheme"
+        )
 
 
 def _limits(values: dict[str, Any]) -> ProgramLimits:
     names = {"context_len": "context_len", "max_tokens": "max_tokens", "batch_size": "max_requests"}
     names |= {"kv_cache": "kv_layout", "weights": "weights"}
-    limits = ProgramLimits(**{theirs: values[ours] for ours, theirs in names.items() if ours in values})
-    return replace(limits, max_requests=min(limits.max_requests, limits.max_tokens))  # each has a token in a step
+    limits = ProgramLimits(**{theirs: values[own] for own, theirs in names.items() if own in values})
+    return replace(limits, max_requests=min(limits.max_requests, limits.max_tokens))  # a token per request and step
 
 
 def _open_lite(bundle: Path, options: RunOptions) -> LiteGenerator:
@@ -181,16 +191,19 @@ def _open_lite(bundle: Path, options: RunOptions) -> LiteGenerator:
 
 
 def open_accelerated(source: Path, options: RunOptions) -> Generator:
-    """A source whose graph chooses the tokens itself, as an export with ``--tail argmax`` makes it.
+    """Open a source with a graph that chooses the tokens itself, like an export with ``--tail argmax``.
 
-    The weights of a bundle are not copied: the file that is opened has a hole for them, which is filled by the pages of
-    ``source``.  With the weights in huge pages, or where pages are too large to map segments, it is a whole file,
-    for as long as it is read.
+    The weights of a bundle are not copied: a temporary file has a hole in their place, and the pages of ``source`` are
+    mapped there.  If the weights are kept in huge pages, or if pages are too large to map segments, the temporary file
+    is a complete bundle, which is removed once it is open.
     """
     if options.backend == "eager":
-        raise UnsupportedError("is_sample_acceleration: eager mode has no graph to end in tokens: graph and lite have")
+        raise UnsupportedError(
+            "is_sample_acceleration: not supported by the backend eager, which has no graph; use graph or lite",
+            param="is_sample_acceleration",
+        )
     is_hollow = options.values.get("weights") != "huge" and can_map_segments()
-    fixed = replace(options, scheme=None, network=None, verify="never")  # it is made of weights that were verified
+    fixed = replace(options, scheme=None, network=None, verify="never")  # the weights were verified already
     with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / bundle.name
         stamp = replace_tail(bundle, file, "argmax", without_weights=is_hollow)

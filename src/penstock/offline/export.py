@@ -1,4 +1,4 @@
-"""``penstock.export``: a checkpoint folder, a network or a configuration file to bundles."""
+"""``penstock.export``: make a bundle from a checkpoint folder, a network or a configuration file."""
 
 from __future__ import annotations
 
@@ -33,42 +33,44 @@ def export(
 ) -> Path:
     """Make a bundle and return its path.
 
-    ``model``: a checkpoint folder; a network of ``penstock.load_network``, its weights as they are now; or a YAML file
-    or a model folder with one, which say where bundles go (``out`` None).  ``scheme``: how weights are stored, else as
-    in the checkpoint.  ``network``: "file.py:Class", a network script of your own.  ``tail``: "argmax" or "topk:K", to
-    end in token ids.  ``progress`` is called with a ``runtime.build.Progress``.
+    ``model``: a checkpoint folder; a network of ``penstock.load_network``, with its current weights; or a YAML file or
+    a model folder with one, which names the bundles (``out`` must be None).  ``out``: the bundle to write, whose name
+    ends in ".psm".  ``scheme``: how weights are stored (None: as in the checkpoint).  ``network``: your own network
+    script as "file.py:Class".  ``tail``: "argmax" or "topk:K" for a graph that ends in token ids.  ``progress`` is
+    called with a ``runtime.build.Progress``.
 
-    PyTorch does the work in a child process.  The file appears whole or not at all.  Raises InvalidArgumentError,
-    InvalidFileError, UnsupportedError or FileAccessError, naming option or file.
+    PyTorch runs in a child process.  The file appears complete or not at all.  Raises InvalidArgumentError,
+    InvalidFileError, UnsupportedError or FileAccessError, which name the option or the file.
     """
     if scheme is not None:
         find_scheme(scheme)
     if tail is not None:
         check_tail(tail)
-    given = {"scheme": scheme, "network": network, "tail": tail}
+    options = {"scheme": scheme, "network": network, "tail": tail}
     if not isinstance(model, (str, os.PathLike)):
         with _saved(model) as folder:
             return export_config(ExportConfig(folder, _checked_out(out), None, scheme, network, tail), progress)[0]
     path = Path(model)
     if path.suffix in YAML_SUFFIXES or (_has_yaml(path) and out is None):
         if out is not None:
-            raise InvalidArgumentError(f"out must be None: {path} says where bundles go")
-        return export_config(with_options(read_export_config(path), given, path), progress)[0]
+            raise InvalidArgumentError(f"out must be None: {path} names the bundles", param="out")
+        return export_config(with_options(read_export_config(path), options, path), progress)[0]
     return export_config(ExportConfig(path, _checked_out(out), None, scheme, network, tail), progress)[0]
 
 
-def with_options(config: ExportConfig, given: dict[str, str | None], path: Path) -> ExportConfig:
-    """A file's configuration with what the caller said besides; InvalidArgumentError when both say one thing."""
-    for name, value in given.items():
+def with_options(config: ExportConfig, options: dict[str, str | None], path: Path) -> ExportConfig:
+    """Return a file's configuration with further options; InvalidArgumentError for an option that both set."""
+    for name, value in options.items():
         if value is not None and getattr(config, name) is not None:
-            raise InvalidArgumentError(f"{name} must not be given: {path} says {getattr(config, name)}")
-    chosen = {name: value or getattr(config, name) for name, value in given.items()}
+            raise InvalidArgumentError(f"{name} must not be set: {path} sets it to {getattr(config, name)}", param=name)
+    chosen = {name: value or getattr(config, name) for name, value in options.items()}
     return replace(config, scheme=chosen["scheme"], network=chosen["network"], tail=chosen["tail"])
 
 
 def export_config(config: ExportConfig, progress: Callable[[Any], None] | None = None) -> tuple[Path, dict[str, Any]]:
-    """Make the bundle of a configuration, and its second name: a link, so that both are one file; and what
-    ``build_in_child`` reports.
+    """Make the bundle of a configuration; return its path and the report of ``build_in_child``.
+
+    The second name of a bundle is a link to the same file.
     """
     network = config.network or registered_script(config.checkpoint)
     report = build_in_child(
@@ -80,25 +82,25 @@ def export_config(config: ExportConfig, progress: Callable[[Any], None] | None =
 
 
 def _link(file: Path, other: Path) -> None:
-    """``other`` as a second name of ``file``; a copy where the file system has no such links.  It appears whole."""
+    """Make ``other`` a hard link to ``file``, or a copy where hard links are not supported.  It appears complete."""
     if other.exists() and other.samefile(file):
         return
-    making = other.with_name(f".{other.name}.{secrets.token_hex(6)}.part")
+    part = other.with_name(f".{other.name}.{secrets.token_hex(6)}.part")
     try:
         try:
-            making.hardlink_to(file)
+            part.hardlink_to(file)
         except OSError:
-            shutil.copyfile(file, making)
-        making.replace(other)
+            shutil.copyfile(file, part)
+        part.replace(other)
     except OSError as error:
         with contextlib.suppress(OSError):
-            making.unlink()
+            part.unlink()
         raise FileAccessError(f"{other}: {error.strerror}") from error
 
 
 def _checked_out(out: Path | str | None) -> Path:
     if not isinstance(out, (str, os.PathLike)) or Path(out).suffix != ".psm":
-        raise InvalidArgumentError(f"out must be the name of a bundle, which ends in .psm, not {out!r:.100}")
+        raise InvalidArgumentError(f"out must be a file name that ends in .psm, not {out!r:.100}", param="out")
     return Path(out)
 
 
@@ -108,10 +110,10 @@ def _has_yaml(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _saved(network: Any) -> Iterator[Path]:
-    """A network in memory as a checkpoint folder, for as long as it is read."""
+    """Yield a temporary checkpoint folder with the weights of a network in memory."""
     if not callable(getattr(network, "named_parameters", None)):
         raise InvalidArgumentError(
-            f"model must be a path or a network of penstock.load_network, not {type(network).__name__}"
+            f"model must be a path or a network from penstock.load_network, not {type(network).__name__}", param="model"
         )
     from penstock.models.loader import save_network
 

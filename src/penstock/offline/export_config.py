@@ -1,4 +1,4 @@
-"""The configuration file of an export: where the checkpoint lies, and where its bundles go."""
+"""The configuration file of an export, which names the checkpoint and the bundles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL_FIELDS: Final = ("use_past", "is_sample_acceleration")
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """What to export: the checkpoint folder, the bundle, and its second name (None: it has one)."""
+    """What to export: the checkpoint folder, the bundle, and the second name of the bundle, if any."""
 
     checkpoint: Path
     prefill: Path
@@ -34,22 +34,24 @@ class ExportConfig:
 
 
 def check_sections(path: Path, values: Mapping[str, Any]) -> None:
-    """Refuse by name what a configuration file must not say; InvalidFileError or UnsupportedError."""
+    """Check the fields of a configuration file; InvalidFileError or UnsupportedError names the wrong one."""
     if "network" in values:
-        raise UnsupportedError(f"{path}: network: a script is named by --network or network=, never by a file")
+        raise UnsupportedError(
+            f"{path}: network: not allowed in a file, because it names code to run; use --network or network="
+        )
     for name in values:
         if name not in SECTIONS:
-            raise InvalidFileError(f"{path}: it has no field {name!r:.60}: it has {', '.join(SECTIONS)}")
+            raise InvalidFileError(f"{path}: unknown field {name!r:.60}; expected one of {', '.join(SECTIONS)}")
     if values.get("run_mode", "export") != "export":
         raise UnsupportedError(f"{path}: run_mode must be export, not {values['run_mode']!r:.60}")
     if values.get("src_strategy_path_or_dir"):
         raise UnsupportedError(
-            f"{path}: src_strategy_path_or_dir: weights that are cut into ranks must be merged before: a checkpoint "
-            "folder holds them whole"
+            f"{path}: src_strategy_path_or_dir: merge the weights of all ranks first; a checkpoint folder "
+            "has whole weights"
         )
     for name in ("load_checkpoint", "scheme"):
         if not isinstance(values.get(name) or "", str):
-            raise InvalidFileError(f"{path}: {name} must be a text, not {values[name]!r:.60}")
+            raise InvalidFileError(f"{path}: {name} must be a string, not {values[name]!r:.60}")
     for name in ("model", "infer"):
         if not isinstance(values.get(name) or {}, dict):
             raise InvalidFileError(f"{path}: {name} must be a mapping, not {values[name]!r:.60}")
@@ -59,13 +61,15 @@ def check_sections(path: Path, values: Mapping[str, Any]) -> None:
 def _check_model(path: Path, section: Mapping[str, Any]) -> None:
     for name in section:
         if name != "model_config":
-            raise InvalidFileError(f"{path}: model has no field {name!r:.60}: it has model_config")
+            raise InvalidFileError(f"{path}: model: unknown field {name!r:.60}; expected model_config")
     config = section.get("model_config") or {}
     if not isinstance(config, dict):
         raise InvalidFileError(f"{path}: model.model_config must be a mapping, not {config!r:.60}")
     for name, value in config.items():
         if name not in MODEL_FIELDS:
-            raise InvalidFileError(f"{path}: model_config has no field {name!r:.60}: it has {', '.join(MODEL_FIELDS)}")
+            raise InvalidFileError(
+                f"{path}: model_config: unknown field {name!r:.60}; expected one of {', '.join(MODEL_FIELDS)}"
+            )
         if not isinstance(value, bool):
             raise InvalidFileError(f"{path}: model_config.{name} must be true or false, not {value!r:.60}")
     if config.get("use_past") is False:
@@ -73,26 +77,28 @@ def _check_model(path: Path, section: Mapping[str, Any]) -> None:
 
 
 def only_yaml(folder: Path) -> Path:
-    """The one YAML file of a model folder; InvalidFileError when there is none, or are several."""
-    found = sorted(path for path in folder.iterdir() if path.suffix in YAML_SUFFIXES)
-    if len(found) != 1:
-        listed = ", ".join(path.name for path in found) or "none"
+    """Return the only YAML file of a model folder; InvalidFileError for none or several."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in YAML_SUFFIXES)
+    if len(files) != 1:
+        listed = ", ".join(path.name for path in files) or "none"
         raise InvalidFileError(f"{folder}: expected exactly one YAML file, found {listed}")
-    return found[0]
+    return files[0]
 
 
 def read_export_config(path: Path) -> ExportConfig:
-    """What a file, or the one YAML file of a folder, says; relative paths begin where the file lies.
+    """Read a configuration file, or the only YAML file of a folder.  Paths are relative to the file.
 
-    Without ``load_checkpoint`` the checkpoint lies beside the file.  Without an ``infer`` section the bundle goes there
-    too, under the file's name and both suffixes.
+    Without ``load_checkpoint`` the checkpoint is in the folder of the file.  Without an ``infer`` section the bundle is
+    written there too, named after the file with both suffixes.
     """
     file = only_yaml(path) if path.is_dir() else path
     values = read_yaml(file)
     check_sections(file, values)
     base = file.parent
     infer = dict(values.get("infer") or {})
-    infer_config({**infer, "config_path": "", "ge_config_path": ""}, f"{file}: infer")  # for running: checked as there
+    infer_config(
+        {**infer, "config_path": "", "ge_config_path": ""}, f"{file}: infer"
+    )  # fields for running: the same check as when running
     prefill, increment = infer.get("prefill_model_path"), infer.get("increment_model_path")
     if not prefill:
         prefill, increment = f"{file.stem}{PREFILL_SUFFIX}", f"{file.stem}{INCREMENT_SUFFIX}"

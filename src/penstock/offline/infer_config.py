@@ -1,4 +1,4 @@
-"""What a pipeline runs: which files, how long, on what."""
+"""The configuration of a pipeline: files, sequence length, device."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _MAX_SEQ_LENGTH: Final = 1 << 24
 
 @dataclass
 class InferConfig:
-    """What a pipeline runs.
+    """The configuration of a pipeline.
 
-    ``prefill_model_path``: the bundle that reads prompts; ``increment_model_path``: the one that makes token after
-    token, which must hold the same graph and weights (one file does both: leave it "").  ``model_type``: "penstock".
-    ``model_name``: what the model is called; without paths it is looked for under that name.  ``infer_seq_length``:
-    tokens of prompt and answer at most, 0 for as many as the model allows.  ``target``: "cpu".  ``device_id`` and
-    ``rank_id``: 0, there being one of each.  ``config_path``: a file of the fields of ``lite.settings.ModelConfig``;
-    ``ge_config_path`` is its other name.
+    ``prefill_model_path``: the bundle that reads prompts.  ``increment_model_path``: the bundle that generates tokens;
+    it must have the same graph and weights, and "" means the same file.  ``model_type``: "penstock".  ``model_name``:
+    the name of the model, which is searched for if there are no paths.  ``infer_seq_length``: the most tokens of prompt
+    and answer; 0 means as many as the model allows.  ``target``: "cpu".  ``device_id`` and ``rank_id``: 0.
+    ``config_path``: a file with the fields of ``lite.settings.ModelConfig``; ``ge_config_path`` is an alias.
 
-    Raises InvalidArgumentError or UnsupportedError naming the field: of what is set later, when a pipeline is made of
-    it.  A field that does not exist cannot be set.
+    Raises InvalidArgumentError or UnsupportedError, which names the field.  Fields set later are checked when a
+    pipeline is made.  A field that does not exist cannot be set.
     """
 
     prefill_model_path: str = ""
@@ -49,27 +48,35 @@ class InferConfig:
         for name in _PATHS:
             value = getattr(self, name)
             if not isinstance(value, (str, os.PathLike)):
-                raise InvalidArgumentError(f"{name} must be a file name, not {value!r:.60}")
+                raise InvalidArgumentError(f"{name} must be a file name, not {value!r:.60}", param=name)
             setattr(self, name, os.fspath(value))
         if self.ge_config_path:
             if self.config_path:
-                raise InvalidArgumentError("config_path and ge_config_path are one field: give one of them")
+                raise InvalidArgumentError("config_path and ge_config_path are the same field: set only one of them")
             self.config_path, self.ge_config_path = self.ge_config_path, ""
         kind = getattr(self.model_type, "value", self.model_type)
         if kind != "penstock":
-            raise UnsupportedError(f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}")
+            raise UnsupportedError(
+                f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}", param="model_type"
+            )
         if not isinstance(self.model_name, str) or not self.model_name:
-            raise InvalidArgumentError(f"model_name must be a text, not {self.model_name!r:.60}")
+            raise InvalidArgumentError(
+                f"model_name must be a non-empty string, not {self.model_name!r:.60}", param="model_name"
+            )
         check_target([self.target])
-        for name, most in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
+        for name, maximum in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise InvalidArgumentError(f"{name} must be a whole number from 0 to {most}, not {value!r:.60}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+                raise InvalidArgumentError(
+                    f"{name} must be an integer from 0 to {maximum}, not {value!r:.60}", param=name
+                )
         for name in ("device_id", "rank_id"):
             if getattr(self, name):
-                raise UnsupportedError(f"{name} must be 0, not {getattr(self, name)}: the target cpu is one device")
+                raise UnsupportedError(
+                    f"{name} must be 0, not {getattr(self, name)}: the target cpu has one device", param=name
+                )
         if self.increment_model_path and not self.prefill_model_path:
-            raise InvalidArgumentError("increment_model_path goes with a prefill_model_path, which is missing")
+            raise InvalidArgumentError("increment_model_path requires prefill_model_path", param="increment_model_path")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__dataclass_fields__:
@@ -78,7 +85,7 @@ class InferConfig:
 
     @property
     def bundle(self) -> Path:
-        """The bundle that does both."""
+        """The bundle that is opened; it reads prompts and generates tokens."""
         return Path(self.prefill_model_path)
 
 
@@ -86,7 +93,7 @@ FIELDS: Final = tuple(field.name for field in fields(InferConfig))
 
 
 def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferConfig:
-    """An InferConfig of a dictionary; InvalidArgumentError names a field that there is none of."""
+    """Make an InferConfig from a dictionary; InvalidArgumentError names an unknown field."""
     for name in values:
         if name not in FIELDS:
             raise InvalidArgumentError(_no_field(where, name))
@@ -94,11 +101,11 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
 
 
 def checked_copy(config: InferConfig) -> InferConfig:
-    """The configuration as it is now, every field checked again."""
+    """Return a copy of the configuration, with every field checked again."""
     return replace(config)
 
 
 def _no_field(where: str, name: object) -> str:
     near = difflib.get_close_matches(str(name), FIELDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(FIELDS)}"
-    return f"{where} has no field {name!r:.60}: {hint}"
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(FIELDS)}"
+    return f"{where}: unknown field {name!r:.60}; {hint}"

@@ -1,4 +1,4 @@
-"""Answers over ``penstock.lite``: a Model that is asked for one token after another, without an engine."""
+"""Generation over ``penstock.lite``: a Model computes one token after another, without an engine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from penstock.checkpoint.side_files import SIDE_FILES
 from penstock.core import native
 from penstock.core.forked import check_process, is_forked
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
+from penstock.engine.capabilities import check_continues
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.prompts import check_each, check_token_ids
+from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status
 from penstock.engine.sampler import SamplingRows, accept_row
-from penstock.engine.tail import check_continues
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
+from penstock.llm.prompts import check_each
 from penstock.llm.resolve import answer_text, end_ids, resolve_params
 from penstock.llm.result import Delta, Result, make_result
 from penstock.text.tokenizer import Tokenizer
@@ -32,10 +33,10 @@ __all__ = ["LiteGenerator", "LiteStream"]
 
 
 class LiteGenerator:
-    """Continues prompts with a Model: up to ``max_batch`` sequences at a time, each token from the row of the last.
+    """Continues prompts with a Model: up to ``max_batch`` sequences at a time, one token of each per call.
 
-    The tokens are those of the engine, as rows and sampling are.  Several threads may use it: lists of prompts come one
-    after another, and a stream that finds the sequences taken by others computes its own again.
+    Logits, sampling and tokens equal those of the engine.  Several threads may use it.  Lists of prompts run one after
+    another; a stream whose sequences another call has replaced computes them again.
     """
 
     def __init__(self, model: Model, max_batch: int, owns_model: bool = False) -> None:
@@ -62,7 +63,7 @@ class LiteGenerator:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The bundle's own unless another was set; UnsupportedError when it has none."""
+        """The tokenizer that was set, or the bundle's own; UnsupportedError if it has none."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._files)
         return self._tokenizer
@@ -72,7 +73,7 @@ class LiteGenerator:
         self._tokenizer = tokenizer
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Result]:
-        """A Result for each prompt, which are all checked before any runs."""
+        """Return a Result for each prompt.  All prompts are checked before any of them runs."""
         self.check_process()
         groups = check_each(prompts, False, partial(self._requests, params=params))
         requests = [request for group in groups for request in group]
@@ -84,19 +85,19 @@ class LiteGenerator:
         return [make_result(group, params) for group in groups]
 
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> LiteStream:
-        """The answer to one prompt as it grows."""
+        """Begin the answer to one prompt."""
         if (params.best_of or params.n) > 1:
-            raise InvalidArgumentError("n and best_of must be 1 for a stream, which gives one answer")
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which has one answer")
         self.check_process()
         (request,) = self._requests(prompt, params)
         return LiteStream(_Run(self, [request]), self._busy, params)
 
     def check_process(self) -> None:
-        """InvalidArgumentError in a forked child, before it waits for a lock that a thread of the parent held."""
+        """Raise InvalidArgumentError in a forked child, before it waits for a lock that the parent held."""
         check_process(self._pid, "pipeline")
 
     def close(self) -> None:
-        """Give the memory back; that of the model too, when it is nobody else's.  Does nothing in a forked child."""
+        """Free the memory, and that of a model that this object owns.  Does nothing in a forked child."""
         if is_forked(self._pid):
             return
         self._sampler.close()
@@ -107,7 +108,10 @@ class LiteGenerator:
 
     def _requests(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
         if params.prompt_logprobs is not None:
-            raise UnsupportedError("prompt_logprobs: the backend lite keeps the last row alone; graph has them")
+            raise UnsupportedError(
+                "prompt_logprobs: not supported by the backend lite, which keeps only the last row; use graph",
+                param="prompt_logprobs",
+            )
         if self._is_bidirectional:
             check_continues(params.max_tokens or 1)
         ends = end_ids(params, self._ends)
@@ -121,16 +125,16 @@ class LiteGenerator:
             tokenizer=(lambda: self.tokenizer) if has_text else None,
         )
         ids = check_token_ids(prompt, self.vocab_size, self.context_len, 1)
-        most = min(resolved.max_tokens, self.context_len - len(ids))
-        found = []
+        limit = min(resolved.max_tokens, self.context_len - len(ids))
+        requests = []
         for index in range(params.best_of or params.n):
             text = answer_text(self.tokenizer, params, ends, ids) if has_text else None
-            found.append(Request(index, ids, most, resolved.answer(index), ends, text))
-        return found
+            requests.append(Request(index, ids, limit, resolved.answer(index), ends, text))
+        return requests
 
 
 class _Run:
-    """Sequences that go on together until the last has ended."""
+    """Sequences that run in one batch until the last one has ended."""
 
     def __init__(self, generator: LiteGenerator, requests: list[Request]) -> None:
         self.generator = generator
@@ -141,17 +145,17 @@ class _Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether a token is still to come."""
+        """True if any sequence has not ended."""
         return any(request.status is not Status.FINISHED for request in self.requests)
 
     def step(self) -> None:
-        """One token for each request that is open; the caller holds the generator's lock."""
+        """Generate one token for each open request; the caller holds the generator's lock."""
         generator = self.generator
-        goes_on = generator._owner is self
+        continues = generator._owner is self
         generator._owner = self
         waiting = [i for i, request in enumerate(self.requests) if request.status is not Status.FINISHED]
         try:
-            outputs = generator.model.predict(self._inputs(waiting, goes_on))
+            outputs = generator.model.predict(self._inputs(waiting, continues))
         except BaseException:
             generator._owner = None
             raise
@@ -168,22 +172,22 @@ class _Run:
             except PenstockError as error:
                 request.finish("error", error)
 
-    def _inputs(self, waiting: list[int], goes_on: bool) -> list[Tensor]:
-        """The last token of each sequence that is open; or, where others came in between, all that it has."""
-        starts = {i: self.requests[i].num_tokens - 1 if goes_on else 0 for i in waiting}
+    def _inputs(self, waiting: list[int], continues: bool) -> list[Tensor]:
+        """Return the last token of each open sequence, or all its tokens if another run used the model since."""
+        starts = {i: self.requests[i].num_tokens - 1 if continues else 0 for i in waiting}
         fed = {i: self.requests[i].tokens(start, self.requests[i].num_tokens) for i, start in starts.items()}
         num_rows, width = len(self.requests), max(map(len, fed.values()))
         token_ids, counts = np.zeros((num_rows, width), np.int32), np.zeros(num_rows, np.int32)
         for index, ids in fed.items():
             token_ids[index, : len(ids)], counts[index] = ids, len(ids)
-        resets = np.full(num_rows, not goes_on, np.int32)
+        resets = np.full(num_rows, not continues, np.int32)
         inputs = [Tensor(token_ids), Tensor(counts), Tensor(resets)]
         self.generator.model.resize(inputs, [tensor.shape for tensor in inputs])
         return inputs
 
 
 class LiteStream:
-    """An answer as it grows: iterate for Deltas."""
+    """An answer that is being generated; iterate for its Deltas."""
 
     def __init__(self, run: _Run, busy: threading.Lock, params: SamplingParams) -> None:
         self._run, self._busy, self._params = run, busy, params
@@ -193,7 +197,7 @@ class LiteStream:
         return self
 
     def __next__(self) -> Delta:
-        """The next token, or the end."""
+        """Return the next token; StopIteration at the end."""
         if self._ended:
             raise StopIteration
         (request,) = self._run.requests
@@ -213,14 +217,14 @@ class LiteStream:
         return Delta(text, request.output_ids[-1:], request.finish_reason, logprobs)
 
     def abort(self) -> None:
-        """End the answer here."""
+        """Stop generating."""
         (request,) = self._run.requests
         if request.status is not Status.FINISHED:
             request.finish("abort")
         self._ended = True
 
     def result(self) -> Result:
-        """The whole answer, once the stream has ended or was aborted; until then InvalidArgumentError."""
+        """Return the complete answer; InvalidArgumentError before the stream has ended or was aborted."""
         if not self._ended:
-            raise InvalidArgumentError("the stream has not ended: iterate over it or abort it first")
+            raise InvalidArgumentError("the stream has not ended; iterate over it or abort it first")
         return make_result(self._run.requests, self._params)

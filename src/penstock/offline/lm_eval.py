@@ -1,8 +1,8 @@
-"""The three questions of the language model evaluation harness (lm-eval), answered by an LLM in this process.
+"""The three request types of the language model evaluation harness (lm-eval), for an LLM in this process.
 
-Texts in, plain numbers and texts out; ``examples/evaluation/run.py`` makes them a model of lm-eval's.  Contexts and
-continuations become tokens the way the harness has them: a context's trailing spaces go with the continuation, both
-are tokenized as one text, and what is beyond the context's tokens is the continuation.
+Inputs are texts; outputs are plain numbers and texts.  ``examples/evaluation/run.py`` wraps them as a model of lm-eval.
+Contexts and continuations are tokenized as in the harness: trailing spaces of the context move to the continuation,
+both are tokenized as one text, and the tokens after those of the context are the continuation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalt
 class Evaluator:
     """An LLM that scores and continues texts.
 
-    ``add_bos_token``: contexts begin with the begin-of-text token, as the tokenizer puts it; without, they never do.
-    What is too long for the model's context loses its beginning.
+    ``add_bos_token``: begin contexts with the begin-of-text token, as the tokenizer does.  A text that is longer than
+    the model's context loses its beginning.
     """
 
     def __init__(self, llm: LLM, add_bos_token: bool = False) -> None:
@@ -36,36 +36,38 @@ class Evaluator:
 
     @property
     def prefix_id(self) -> int:
-        """What a text is scored behind when nothing comes before it: the begin-of-text token, else the end's."""
+        """The token before a text without a context: the begin-of-text token, or else the end-of-text token."""
         special = self.llm.tokenizer.special_tokens
         for name in ("bos_token", "eos_token"):
-            found = self.llm.tokenizer.token_id(special[name]) if name in special else None
-            if found is not None:
-                return found
-        raise UnsupportedError("the tokenizer names neither bos_token nor eos_token: a text needs one to begin behind")
+            token = self.llm.tokenizer.token_id(special[name]) if name in special else None
+            if token is not None:
+                return token
+        raise UnsupportedError("the tokenizer has neither bos_token nor eos_token, one of which must precede a text")
 
     def loglikelihood(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Of each context and continuation the latter's log-probability, and whether greedy decoding makes it."""
+        """Return, per context and continuation, the continuation's log-probability and whether it is the greedy one."""
         encoded = [self._encode_pair(*pair) for pair in pairs]
         return self._score(encoded)
 
     def loglikelihood_rolling(self, texts: Iterable[str]) -> list[float]:
-        """The log-probability of each whole text.  One that is longer than the context is cut into windows, each token
-        scored once; a window but the first begins behind as much as fits before its tokens.
+        """Return the log-probability of each text.
+
+        A text that is longer than the context is split into windows, and each token is scored once.  Every window after
+        the first begins with as many earlier tokens as fit.
         """
         totals = []
         for text in texts:
             ids = [self.prefix_id, *self.llm.tokenizer.encode(text, add_special_tokens=False)]
-            windows, most = [], self.llm.engine.max_len
-            for start in range(1, len(ids), most - 1):
-                end = min(len(ids), start + most - 1)
-                first = max(0, end - most)
+            windows, max_len = [], self.llm.engine.max_len
+            for start in range(1, len(ids), max_len - 1):
+                end = min(len(ids), start + max_len - 1)
+                first = max(0, end - max_len)
                 windows.append((ids[first:start], ids[start:end]))
             totals.append(sum((total for total, _ in self._score(windows)), 0.0))
         return totals
 
     def generate_until(self, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Continue each context until one of its "until" strings, which is not part of the answer, or its length."""
+        """Continue each context up to its length limit or one of its "until" strings, which the answer excludes."""
         prompts, params = [], []
         for context, wanted in requests:
             params.append(_params(wanted))
@@ -75,17 +77,17 @@ class Evaluator:
         return [result.text for result in results]
 
     def _score(self, encoded: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """(log-probability, greedy) of the second tokens behind the first."""
-        most = self.llm.engine.max_len
+        """Return (log-probability, is greedy) of each continuation after its context."""
+        max_len = self.llm.engine.max_len
         for _, rest in encoded:
-            if len(rest) >= most:
-                raise InvalidArgumentError(f"a continuation has {len(rest)} tokens, but the context holds {most}")
+            if len(rest) >= max_len:
+                raise InvalidArgumentError(f"a continuation has {len(rest)} tokens, but the context holds {max_len}")
         known = [(context, rest) for context, rest in encoded if rest]
-        scores = self.llm.score([(context + rest)[-most:] for context, rest in known]) if known else []
-        found = iter(cast("list[Score]", scores))
+        scores = self.llm.score([(context + rest)[-max_len:] for context, rest in known]) if known else []
+        remaining = iter(cast("list[Score]", scores))
         answers = []
         for _, rest in encoded:
-            score = next(found) if rest else None
+            score = next(remaining) if rest else None
             start = len(score.token_ids) - len(rest) if score is not None else 0
             answers.append((0.0, True) if score is None else (score.total(start), score.is_greedy(start)))
         return answers
@@ -101,22 +103,23 @@ class Evaluator:
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
         whole, head = self._encode(context + continuation), self._encode(context)
-        if not head:  # the context was nothing but spaces
+        if not head:  # the context has only spaces
             return [self.prefix_id], whole
         return whole[: len(head)], whole[len(head) :]
 
 
 def _params(wanted: Mapping[str, Any]) -> SamplingParams:
-    """The harness's words for sampling; InvalidArgumentError names the one that is not known."""
-    given = {name: value for name, value in wanted.items() if value is not None}
-    until = given.pop("until", [])
-    samples = flag("do_sample", given.pop("do_sample", bool(given.get("temperature"))))
-    lengths = [given.pop(name) for name in _LENGTHS if name in given]
-    fields = {name: given.pop(name) for name in _SAMPLING if name in given}
-    if given:
+    """Convert the harness's names of sampling fields; InvalidArgumentError for an unknown one."""
+    values = {name: value for name, value in wanted.items() if value is not None}
+    until = values.pop("until", [])
+    samples = flag("do_sample", values.pop("do_sample", bool(values.get("temperature"))))
+    lengths = [values.pop(name) for name in _LENGTHS if name in values]
+    fields = {name: values.pop(name) for name in _SAMPLING if name in values}
+    if values:
         raise InvalidArgumentError(
-            f"generate_until: {', '.join(sorted(given))}: not known; known are until, do_sample, "
-            f"{', '.join((*_LENGTHS, *_SAMPLING))}"
+            f"generate_until: unknown {', '.join(sorted(values))}; expected until, do_sample, "
+            f"{', '.join((*_LENGTHS, *_SAMPLING))}",
+            param="generate_until",
         )
     if not samples:
         fields["temperature"] = 0.0

@@ -1,4 +1,4 @@
-"""``penstock.pipeline``: from a task and a model to something that is called with prompts."""
+"""``penstock.pipeline``: make a callable for a task and a model."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ def pipeline(
     backend: str | None = None,
     **options: Any,
 ) -> Any:
-    """A pipeline for ``task`` ("text_generation" unless told), which is called with prompts: see TextGeneration.
+    """Return a pipeline for ``task`` (default: "text_generation"), which is called with prompts: see TextGeneration.
 
-    ``model``: a bundle, a checkpoint folder, a pair of bundles (prefill, increment), a model folder (one YAML file,
-    and bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file with an ``infer`` section, an InferConfig,
-    an LLM or ``lite.Model`` that is open, or a name that is looked for in ``search_path`` or ``PENSTOCK_MODELS``.
+    ``model``: a bundle, a checkpoint folder, a pair of bundles (prefill, increment), a model folder (one YAML file, and
+    bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file with an ``infer`` section, an InferConfig, an
+    open LLM or ``lite.Model``, or a name to search for in ``search_path`` or ``PENSTOCK_MODELS``.
 
     ``tokenizer``: None (the bundle's own), a path, or an object with encode and decode.  ``image_processor`` and
-    ``audio_processor`` are for tasks that use them.  ``backend``: "graph", "lite" or "eager" ("ms" and "mslite" are the
-    first two); None is that of a model that is open, else "graph".  ``options``: the fields of InferConfig, and what
-    the task takes besides: ``scheme``, ``network``, ``threads``, ``verify``.
+    ``audio_processor`` are for tasks that use them.  ``backend``: "graph", "lite" or "eager" ("ms" and "mslite" are
+    aliases of the first two); None is the backend of an open model, or "graph".  ``options``: the fields of InferConfig
+    and the options of the task: ``scheme``, ``network``, ``threads``, ``verify``.
 
-    Raises InvalidArgumentError, UnsupportedError, FileAccessError or InvalidFileError naming the field or the file.
+    Raises InvalidArgumentError, UnsupportedError, FileAccessError or InvalidFileError, which names the field or the
+    file.
     """
     values = {name: options.pop(name) for name in FIELDS if name in options}
     search_path = _folders(options.pop("search_path", None))
     if isinstance(model, (LLM, Model)):
-        given = [*values, *(["search_path"] if search_path is not None else [])]
-        if given:
-            raise InvalidArgumentError(f"{given[0]}: a model that is open already has its own")
+        refused = [*values, *(["search_path"] if search_path is not None else [])]
+        if refused:
+            raise InvalidArgumentError(f"{refused[0]}: cannot be set for a model that is already open")
         config, options["running"] = InferConfig(), model
     else:
         config = find_source(model, values, search_path)
@@ -57,7 +58,9 @@ def pipeline(
 def _folders(search_path: object) -> list[Path] | None:
     if search_path is None:
         return None
-    several = [search_path] if isinstance(search_path, (str, os.PathLike)) else search_path
-    if not isinstance(several, Iterable) or not all(isinstance(one, (str, os.PathLike)) for one in several):
-        raise InvalidArgumentError(f"search_path must be a folder or a list of them, not {search_path!r:.60}")
-    return [Path(one) for one in several]
+    folders = [search_path] if isinstance(search_path, (str, os.PathLike)) else search_path
+    if not isinstance(folders, Iterable) or not all(isinstance(folder, (str, os.PathLike)) for folder in folders):
+        raise InvalidArgumentError(
+            f"search_path must be a folder or a list of folders, not {search_path!r:.60}", param="search_path"
+        )
+    return [Path(folder) for folder in folders]

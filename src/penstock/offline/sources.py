@@ -1,4 +1,4 @@
-"""From what a pipeline was given to the files that it runs."""
+"""Find the files that a pipeline runs."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ CONFIG_NAME: Final = "config.ini"
 
 
 def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[Path] | None) -> InferConfig:
-    """The configuration of ``model``: an InferConfig, a pair of bundles, a bundle, a YAML file, a checkpoint folder, a
-    model folder, or a name; with ``values``, the fields that the caller gave beside it.
+    """Return the configuration of ``model``, with ``values`` for further fields.
 
-    ``prefill_model_path`` is then a bundle or a checkpoint folder.  Raises InvalidArgumentError, FileAccessError,
-    InvalidFileError or UnsupportedError, saying what was looked for and where.
+    ``model`` is an InferConfig, a pair of bundles, a bundle, a YAML file, a checkpoint folder, a model folder, or a
+    name. ``prefill_model_path`` of the result is a bundle or a checkpoint folder.  Raises InvalidArgumentError,
+    FileAccessError, InvalidFileError or UnsupportedError, which says what was searched for and where.
     """
     if isinstance(model, InferConfig):
         if values:
-            raise InvalidArgumentError(f"{next(iter(values))}: an InferConfig that is given says it itself")
+            raise InvalidArgumentError(f"{next(iter(values))}: set it in the InferConfig")
         return _of_config(checked_copy(model), search_path)
     for name in ("prefill_model_path", "increment_model_path"):
         if name in values and model is not None:
-            raise InvalidArgumentError(f"{name}: model says already what to run")
+            raise InvalidArgumentError(f"{name}: cannot be combined with model", param=name)
     if model is None:
         return _of_config(infer_config(values), search_path)
     if isinstance(model, (tuple, list)):
         if len(model) != 2 or not all(isinstance(one, (str, os.PathLike)) and str(one) for one in model):
-            raise InvalidArgumentError(f"model: expected a pair of bundles (prefill, increment), found {model!r:.100}")
+            raise InvalidArgumentError(
+                f"model: expected a pair of bundles (prefill, increment), found {model!r:.100}", param="model"
+            )
         paths = {"prefill_model_path": model[0], "increment_model_path": model[1]}
         return _of_config(infer_config({**values, **paths}), search_path)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(f"model: expected a path, a pair of them or a name, found {type(model).__name__}")
+        raise InvalidArgumentError(
+            f"model: expected a path, a pair of paths or a name, found {type(model).__name__}", param="model"
+        )
     path = Path(model)
     is_name = path.name == os.fspath(model) and path.suffix not in (".psm", *YAML_SUFFIXES)
-    if path.exists() and not (is_name and search_path is not None):  # a search path says that a name is meant
+    if path.exists() and not (is_name and search_path is not None):  # with a search path, it is a name
         _refuse_search(search_path, str(path))
         return _of_path(path, values)
     if not is_name:
@@ -56,32 +60,34 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
 def _of_config(config: InferConfig, search_path: Sequence[Path] | None) -> InferConfig:
     if not config.prefill_model_path:
         if config.model_name == InferConfig.model_name:
-            raise InvalidArgumentError("prefill_model_path is missing, and there is no model_name to look for")
-        given = {name: getattr(config, name) for name in ("infer_seq_length", "config_path", "model_name")}
-        given = {name: value for name, value in given.items() if value}
-        return _of_path(_search(config.model_name, search_path), given)
+            raise InvalidArgumentError("prefill_model_path or model_name is required", param="prefill_model_path")
+        fields = {name: getattr(config, name) for name in ("infer_seq_length", "config_path", "model_name")}
+        values = {name: value for name, value in fields.items() if value}
+        return _of_path(_search(config.model_name, search_path), values)
     _refuse_search(search_path, config.prefill_model_path)
     return config
 
 
 def _refuse_search(search_path: Sequence[Path] | None, what: str) -> None:
     if search_path is not None:
-        raise InvalidArgumentError(f"search_path: expected none, since {what} is a path: it goes with a model's name")
+        raise InvalidArgumentError(
+            f"search_path: expected none, because {what} is a path; it applies to names only", param="search_path"
+        )
 
 
 def _of_path(path: Path, values: Mapping[str, Any]) -> InferConfig:
     if path.is_dir() and not is_checkpoint(path):
         return _of_model_folder(path, values)
     if path.suffix in YAML_SUFFIXES:
-        found = _infer_section(path, read_yaml(path))
-        if "prefill_model_path" not in found:
+        section = _infer_section(path, read_yaml(path))
+        if "prefill_model_path" not in section:
             raise InvalidFileError(f"{path}: infer: prefill_model_path is missing")
-        return _of_config(infer_config({**found, **values}, f"{path}: infer"), None)
+        return _of_config(infer_config({**section, **values}, f"{path}: infer"), None)
     return infer_config({**values, "prefill_model_path": path})
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a network to export rather than bundles."""
+    """Return True if a folder is a checkpoint rather than a folder of bundles."""
     return (folder / "config.json").is_file() and not any(folder.glob(f"*{PREFILL_SUFFIX}"))
 
 
@@ -95,9 +101,9 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
     section = _infer_section(yaml, read_yaml(yaml))
     paths = _folder_bundles(folder)
     for name in ("prefill_model_path", "increment_model_path"):
-        told = section.pop(name, "")
-        if told and (name not in paths or not _is_same(Path(told), paths[name])):
-            raise InvalidFileError(f"{yaml}: infer: {name}: {told} is not a bundle that the folder has for it")
+        bundle = section.pop(name, "")
+        if bundle and (name not in paths or not _is_same(Path(bundle), paths[name])):
+            raise InvalidFileError(f"{yaml}: infer: {name}: {bundle} is not the bundle in the folder for this field")
     own_file = [name for name in ("config_path", "ge_config_path") if name in section]
     if "config_path" in values or "ge_config_path" in values:
         for name in own_file:
@@ -108,24 +114,24 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
 
 
 def _folder_bundles(folder: Path) -> dict[str, Path]:
-    """The bundles of a model folder by the field that names them; InvalidFileError when it is not clear which."""
+    """Return the bundles of a model folder by field name; InvalidFileError if they are ambiguous or missing."""
     suffixes = {"prefill_model_path": PREFILL_SUFFIX, "increment_model_path": INCREMENT_SUFFIX}
-    found = {name: sorted(folder.glob(f"*{suffix}")) for name, suffix in suffixes.items()}
-    for name, paths in found.items():
+    bundles = {name: sorted(folder.glob(f"*{suffix}")) for name, suffix in suffixes.items()}
+    for name, paths in bundles.items():
         if len(paths) > 1:
             raise InvalidFileError(f"{folder}: expected one bundle named *{suffixes[name]}, found {_listed(paths)}")
-    others = sorted(set(folder.glob("*.psm")).difference(*found.values()))
+    others = sorted(set(folder.glob("*.psm")).difference(*bundles.values()))
     if others:
         raise InvalidFileError(
             f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, found {_listed(others)}"
         )
-    if not found["prefill_model_path"]:
+    if not bundles["prefill_model_path"]:
         raise InvalidFileError(f"{folder}: expected a bundle named *{PREFILL_SUFFIX}, found none")
-    return {name: paths[0] for name, paths in found.items() if paths}
+    return {name: paths[0] for name, paths in bundles.items() if paths}
 
 
 def _infer_section(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``infer`` section, whose relative paths begin where the file lies; what else is there is for export."""
+    """Return the ``infer`` section; its paths are relative to the file.  The other sections are for export."""
     check_sections(path, values)
     section = dict(values.get("infer") or {})
     for name in ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path"):
@@ -143,23 +149,27 @@ def _listed(paths: Sequence[Path]) -> str:
 
 
 def _search(name: str, search_path: Sequence[Path] | None) -> Path:
-    """Where a model of that name lies: a bundle, a folder or a YAML file with an ``infer`` section."""
+    """Return the path of a model with that name: a bundle, a folder or a YAML file with an ``infer`` section."""
     folders = list(search_path) if search_path is not None else env.model_folders()
     names = (name, f"{name}.psm", *(f"{begin}{name}{end}" for begin in ("", "run_") for end in YAML_SUFFIXES))
     for folder in folders:
-        found = [folder / one for one in names if (folder / one).exists()]
-        if len(found) > 1:
-            raise InvalidArgumentError(f"model {name!r}: {folder} has {_listed(found)}: give the path of one")
-        if found:
-            return found[0]
-    where = ", ".join(str(folder) for folder in folders) or "nowhere, as PENSTOCK_MODELS names no folder"
-    raise FileAccessError(f"model {name!r}: looked for {', '.join(names)} in {where}, and found none of them")
+        paths = [path for file in names if (path := folder / file).exists()]
+        if len(paths) > 1:
+            raise InvalidArgumentError(
+                f"model {name!r}: {folder} has {_listed(paths)}; pass the path of one of them", param="model"
+            )
+        if paths:
+            return paths[0]
+    if not folders:
+        raise FileAccessError(f"model {name!r}: there are no folders to search; set PENSTOCK_MODELS or search_path")
+    where = ", ".join(str(folder) for folder in folders)
+    raise FileAccessError(f"model {name!r}: no {', '.join(names[:-1])} or {names[-1]} found in {where}")
 
 
 def check_pair(prefill: Path, increment: Path) -> None:
-    """See that two bundles hold one graph over the same weights, so that the first does for both.
+    """Check that two bundles have the same graph and the same weights, so that the first can replace the second.
 
-    InvalidArgumentError names what differs.
+    InvalidArgumentError names the first difference.
     """
     if _is_same(prefill, increment):
         return
@@ -171,7 +181,7 @@ def check_pair(prefill: Path, increment: Path) -> None:
     if one.nodes[-1].op != other.nodes[-1].op:
         raise _misfit(prefill, increment, "the end of the graph", one.nodes[-1].op, other.nodes[-1].op)
     if replace(one, properties={}) != replace(other, properties={}):
-        raise _misfit(prefill, increment, "the graph", "one", "another")
+        raise _misfit(prefill, increment, "the graph", "the same", "different")
     sums = [{segment.name: segment.crc32 for segment in each} for each in (segments, others)]
     for name in sorted(sums[0].keys() | sums[1].keys()):
         if sums[0].get(name) != sums[1].get(name):
@@ -180,5 +190,6 @@ def check_pair(prefill: Path, increment: Path) -> None:
 
 def _misfit(prefill: Path, increment: Path, what: str, a: object, b: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"increment_model_path: {increment} does not fit {prefill}: {what} is {b}, and there it is {a}"
+        f"increment_model_path: {increment} does not match {prefill}: {what} is {b} instead of {a}",
+        param="increment_model_path",
     )

@@ -1,4 +1,4 @@
-"""The task text_generation: prompts in, answers out, whole or as they grow."""
+"""The task text_generation: continue prompts and return complete answers or streams."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
-from penstock.engine.prompts import check_each, split_prompts
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.llm.llm import LLM
+from penstock.llm.prompts import check_each, split_prompts
 from penstock.llm.result import Result
 from penstock.offline.backends import (
     Answers,
@@ -37,11 +37,11 @@ __all__ = ["TextGeneration"]
 class TextGeneration:
     """Continues texts; made by ``penstock.pipeline``.
 
-    ``config``: what runs; ``tokenizer``: None takes the bundle's own; ``backend``: "graph" (the engine over the native
-    core), "lite" (``penstock.lite``) or "eager" (PyTorch, for a checkpoint folder), which give the same tokens; None is
-    "graph", or the backend of ``running``; ``scheme`` and ``network`` go with a checkpoint folder; ``threads`` 0
-    takes as many as allowed.  ``verify``: check a bundle's checksums "once" (default), "always" or "never"; None
-    leaves it to the file of ``config_path``.  ``running`` is a model that is open already, and stays so.
+    ``config``: the files to run.  ``tokenizer``: None is the bundle's own.  ``backend``: "graph" (the engine over the
+    native core), "lite" (``penstock.lite``) or "eager" (PyTorch, for a checkpoint folder), which give the same tokens;
+    None is the backend of ``running``, or "graph".  ``scheme`` and ``network`` apply to checkpoint folders.
+    ``threads``: 0 is all allowed cores.  ``verify``: check a bundle's checksums "once", "always" or "never"; None takes
+    the value of the file ``config_path``, or "once".  ``running``: an open model, which ``close`` leaves open.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TextGeneration:
         if running is not None:
             for name, value in (("scheme", scheme), ("network", network), ("threads", threads), ("verify", verify)):
                 if value not in (None, 0):
-                    raise InvalidArgumentError(f"{name}: a model that is open already has its own")
+                    raise InvalidArgumentError(f"{name}: cannot be set for a model that is already open", param=name)
         elif not config.prefill_model_path:
             config = find_source(config, {}, None)
         self.config = config
@@ -84,10 +84,14 @@ class TextGeneration:
             return open_generator(config.bundle, self._options)
         if isinstance(running, LLM):
             if running.info.mode != self.backend:
-                raise InvalidArgumentError(f"backend must be {running.info.mode!r}, as the LLM's, not {self.backend!r}")
+                raise InvalidArgumentError(
+                    f"backend must be {running.info.mode!r}, that of the LLM, not {self.backend!r}", param="backend"
+                )
             return running
         if self.backend != "lite":
-            raise InvalidArgumentError(f"backend must be 'lite' for a lite.Model, not {self.backend!r}")
+            raise InvalidArgumentError(
+                f"backend must be 'lite' for a lite.Model, not {self.backend!r}", param="backend"
+            )
         return LiteGenerator(running, 1)
 
     def __call__(
@@ -100,28 +104,28 @@ class TextGeneration:
         params: SamplingParams | None = None,
         **sampling: Any,
     ) -> Result | list[Result] | Answers:
-        """Continue a prompt (a Result), several (a list of Results), or with ``stream`` one as it grows (Deltas).
+        """Continue one prompt (returns a Result) or several (a list of Results); with ``stream``, one (Deltas).
 
-        A prompt is text or a list of token ids.  ``add_special_tokens``: begin it as the tokenizer begins a text.
-        ``is_sample_acceleration``: True has the graph choose the tokens, always the likeliest: those of ``temperature``
-        0, with less work, whatever the model's own defaults are; None leaves it to the file.  How to continue is
-        ``params`` or its fields as keywords (``max_tokens``, ``temperature``, ``seed`` ...).  Raises
-        InvalidArgumentError or UnsupportedError naming prompt or field.
+        A prompt is a text or a list of token ids.  ``add_special_tokens``: add the tokenizer's special tokens to a
+        text. ``is_sample_acceleration``: True lets the graph choose the likeliest token: the tokens of ``temperature``
+        0 with less work, whatever the model's defaults are; None keeps the graph of the file.  Pass sampling as
+        ``params`` or as its fields (``max_tokens``, ``temperature``, ``seed`` ...).  Raises InvalidArgumentError or
+        UnsupportedError, which names the prompt or the field.
         """
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
             if not isinstance(value, bool):
-                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}")
+                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}", param=name)
         check_process(self._pid, "pipeline")
-        asked = _params(params, sampling)
+        sampling_params = _params(params, sampling)
         generator = self._choose(is_sample_acceleration)
         several, is_one = split_prompts(inputs)
         ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
         if stream:
             if not is_one:
-                raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}")
-            answers: Answers = generator.stream(ids[0], asked)
+                raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}", param="stream")
+            answers: Answers = generator.stream(ids[0], sampling_params)
             return answers
-        results: list[Result] = generator.generate(ids, asked)
+        results: list[Result] = generator.generate(ids, sampling_params)
         return results[0] if is_one else results
 
     def _encode(self, prompt: Any, add_special_tokens: bool) -> Sequence[int]:
@@ -131,18 +135,27 @@ class TextGeneration:
         return ids
 
     def _choose(self, accelerated: bool | None) -> Generator:
-        """The generator whose graph ends as it was asked for; the second is opened when it is first wanted."""
+        """Return the generator with the requested end of the graph; the second one is opened on first use."""
         if accelerated not in (None, True, False):
-            raise InvalidArgumentError(f"is_sample_acceleration must be True, False or None, not {accelerated!r:.60}")
+            raise InvalidArgumentError(
+                f"is_sample_acceleration must be True, False or None, not {accelerated!r:.60}",
+                param="is_sample_acceleration",
+            )
         if self._closed:
             raise InvalidArgumentError("the pipeline is closed")
         tail = tail_of(self._generator)
         if accelerated is False and tail:
-            raise UnsupportedError(f"is_sample_acceleration must be True or None: the bundle ends in {tail}")
+            raise UnsupportedError(
+                f"is_sample_acceleration must be True or None: the bundle ends in {tail}",
+                param="is_sample_acceleration",
+            )
         if not accelerated or tail:
             return self._generator
         if not self._is_owner:
-            raise UnsupportedError("is_sample_acceleration: a model that is open already has logits: give its path")
+            raise UnsupportedError(
+                "is_sample_acceleration: not supported for a model that is already open; pass its path",
+                param="is_sample_acceleration",
+            )
         with self._lock:
             if self._accelerated is None:
                 self._accelerated = open_accelerated(self.config.bundle, self._options)
@@ -151,7 +164,7 @@ class TextGeneration:
             return self._accelerated
 
     def close(self) -> None:
-        """Give the memory back; calling it again does nothing, as in a forked child."""
+        """Free the memory.  Calling it again, or in a forked child, does nothing."""
         if is_forked(self._pid):
             return
         self._closed = True
@@ -171,7 +184,7 @@ class TextGeneration:
 
 
 def tail_of(generator: Generator) -> str:
-    """What the graph ends in; "" for logits."""
+    """Return the tail of the graph, or "" if it ends in logits."""
     return generator.tail if isinstance(generator, LiteGenerator) else generator.info.tail  # type: ignore[attr-defined]
 
 
@@ -179,7 +192,7 @@ def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> Sampl
     if params is None:
         return SamplingParams(**sampling)
     if sampling:
-        raise InvalidArgumentError(f"{next(iter(sampling))}: params that are given say it")
+        raise InvalidArgumentError(f"{next(iter(sampling))}: set it in params")
     if not isinstance(params, SamplingParams):
-        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}")
+        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}", param="params")
     return params

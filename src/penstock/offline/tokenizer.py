@@ -1,4 +1,4 @@
-"""A pipeline's tokenizer: a bundle's own, one of a path, or an object as transformers has them."""
+"""The tokenizer of a pipeline: the bundle's own, one from a path, or an object like those of transformers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 from penstock.checkpoint.side_files import read_side_files, read_small_file
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.text.tokenizer import Detokenizer, Tokenizer, WindowDetokenizer
+from penstock.text.detokenizer import Detokenizer, WindowDetokenizer
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["OtherTokenizer", "open_tokenizer"]
 
 
 def open_tokenizer(tokenizer: object) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, a folder or a bundle; or one that wraps an object with ``encode(text,
-    add_special_tokens=)`` and ``decode(ids, skip_special_tokens=)``.
+    """Return the tokenizer of a ``tokenizer.json``, a folder or a bundle, or wrap a tokenizer object.
 
+    The object has ``encode(text, add_special_tokens=)`` and ``decode(ids, skip_special_tokens=)``.
     InvalidArgumentError for anything else; the errors of ``Tokenizer`` for a path.
     """
     if isinstance(tokenizer, Tokenizer):
@@ -29,13 +30,14 @@ def open_tokenizer(tokenizer: object) -> Tokenizer:
         return Tokenizer(read_side_files(path))
     if not callable(getattr(tokenizer, "encode", None)) or not callable(getattr(tokenizer, "decode", None)):
         raise InvalidArgumentError(
-            f"tokenizer: expected a path, or an object with encode and decode, found {type(tokenizer).__name__}"
+            f"tokenizer: expected a path, or an object with encode and decode, found {type(tokenizer).__name__}",
+            param="tokenizer",
         )
     return OtherTokenizer(tokenizer)
 
 
 class OtherTokenizer(Tokenizer):
-    """Another library's tokenizer, asked for everything; text comes as it decodes ever longer ends of an answer."""
+    """Wraps another library's tokenizer.  Streamed text is found by decoding ever longer ends of an answer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._other = tokenizer
@@ -46,45 +48,49 @@ class OtherTokenizer(Tokenizer):
         self.chat_template = template if isinstance(template, str) else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         if not isinstance(text, str):
-            raise InvalidArgumentError(f"text must be a string, not {type(text).__name__}")
+            raise InvalidArgumentError(f"text must be a string, not {type(text).__name__}", param="text")
         try:
-            found = self._other.encode(text, add_special_tokens=add_special_tokens)
-            return [int(one) for one in found]
+            ids = self._other.encode(text, add_special_tokens=add_special_tokens)
+            return [int(token) for token in ids]
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"tokenizer: encode(text, add_special_tokens=) failed: {error}") from error
+            raise InvalidArgumentError(
+                f"tokenizer: encode(text, add_special_tokens=) failed: {error}", param="tokenizer"
+            ) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         try:
-            found = self._other.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            text = self._other.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"tokenizer: decode(ids, skip_special_tokens=) failed: {error}") from error
-        if not isinstance(found, str):
-            raise InvalidFileError(f"tokenizer: decode gave {type(found).__name__}, not text")
-        return found
+            raise InvalidArgumentError(
+                f"tokenizer: decode(ids, skip_special_tokens=) failed: {error}", param="tokenizer"
+            ) from error
+        if not isinstance(text, str):
+            raise InvalidFileError(f"tokenizer: decode returned {type(text).__name__} instead of a string")
+        return text
 
     def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of several lists of token ids, without special tokens."""
+        """Return the texts of several lists of token ids, without special tokens."""
         return [self.decode(ids) for ids in lists]
 
     def close(self) -> None:
-        """Nothing to end: the object is the caller's."""
+        """Do nothing: the caller owns the wrapped object."""
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh incremental detokenizer."""
+        """Return a new incremental detokenizer."""
         return WindowDetokenizer(self)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token's text; None when there is no such token."""
-        found = self.encode(token, add_special_tokens=False)
-        return found[0] if len(found) == 1 else None
+        """Return the id of a token's text; None if it is not a single token."""
+        ids = self.encode(token, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else None
 
     def is_special(self, token: int) -> bool:
-        """Whether a token is no text."""
+        """Return True if a token is special, so that it has no text."""
         return token in self._specials
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for; nothing for a special one."""
+        """Return the bytes of a token's text; empty for a special token."""
         return b"" if token in self._specials else self.decode([token]).encode("utf-8")

@@ -1,4 +1,4 @@
-"""YAML as configuration files use it: plain values, every key once."""
+"""Reads YAML configuration files: plain values only, no duplicate keys."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["read_yaml"]
 
 _MAX_BYTES: Final = 1 << 16
 _MAX_NODES: Final = 1 << 16
-"""Values of a file whose aliases are written out: a few lines of them can stand for billions."""
+"""Limit on the values of a file after aliases are replaced; a few lines of aliases can expand to billions."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a file holds.
+    """Return the mapping in a YAML file.
 
-    Only plain values are made of it, never objects.  InvalidFileError for what is no YAML, no mapping, or has a key
-    twice; UnsupportedError without PyYAML.
+    Only plain values are created, never objects.  InvalidFileError if the file is not YAML, not a mapping, or has a
+    duplicate key; UnsupportedError without PyYAML.
     """
     data = read_small_file(path, _MAX_BYTES)
     try:
         import yaml
     except ModuleNotFoundError:
-        raise UnsupportedError(f"{path}: reading YAML needs PyYAML: pip install pyyaml") from None
+        raise UnsupportedError(f"{path}: PyYAML is not installed. Run `pip install pyyaml`.") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """The safe loader, which takes the last of equal keys, made to refuse them."""
+        """The safe loader, changed to refuse duplicate keys instead of keeping the last one."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             seen = set()
@@ -37,10 +37,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
                 name = key.value if isinstance(key, yaml.ScalarNode) else str(key)
                 if name in seen:
                     line = key.start_mark.line + 1
-                    raise InvalidFileError(f"{path}: line {line}: {name!r:.60} is there twice")
+                    raise InvalidFileError(f"{path}: line {line}: duplicate key {name!r:.60}")
                 seen.add(name)
-            found: dict[Hashable, Any] = super().construct_mapping(node, deep)
-            return found
+            mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     try:
         loader = Loader(data)
@@ -56,15 +56,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _check_expansion(root: Any, path: Path) -> None:
-    """InvalidFileError when aliases make more than _MAX_NODES values of a file, or one contains itself."""
+    """Raise InvalidFileError if aliases expand to more than _MAX_NODES values, or if one contains itself."""
     sizes: dict[int, int] = {}
     pending = [root]
     while pending:
         node = pending[-1]
-        items = node.value if isinstance(node.value, list) else []  # a scalar's value is its text
+        items = node.value if isinstance(node.value, list) else []  # the value of a scalar is its text
         children = [one for item in items for one in (item if isinstance(item, tuple) else (item,))]
         if id(node) not in sizes:
-            sizes[id(node)] = -1  # its children are being counted
+            sizes[id(node)] = -1  # marks a node whose children are being counted
             pending += [one for one in children if id(one) not in sizes]
             continue
         pending.pop()

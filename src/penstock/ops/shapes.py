@@ -29,7 +29,8 @@ def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Att
 
     Raises InvalidArgumentError ("[op] argument: expected ..., found ...").
     """
-    return _RULES[op]({name: None if shape is None else tuple(shape) for name, shape in shapes.items()}, attrs)
+    given = {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
+    return _RULES[op](given, attrs) if op in _RULES else _elementwise(op, given)
 
 
 def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
@@ -148,31 +149,24 @@ def _attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [q]
 
 
-def _silu_mul(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    return [_same("silu_mul", shapes, "gate", "up", 2)]
-
-
 def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     if attrs["approximate"] not in ("none", "tanh"):
         raise _fail("gelu", "approximate", "none or tanh", repr(attrs["approximate"]))
     return [_tensor("gelu", shapes, "x", 2)]
 
 
-def _add(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    return [_same("add", shapes, "a", "b", 2)]
-
-
-def _mul(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    return [_same("mul", shapes, "a", "b", 2)]
+def _elementwise(op: str, shapes: Shapes) -> list[Shape]:
+    """The rule of an op without one of its own: all arguments have one shape, and so has the output."""
+    first, *others = shapes
+    shape = _tensor(op, shapes, first, 2)
+    for other in others:
+        _same(op, shapes, first, other, 2)
+    return [shape]
 
 
 def _gather_rows(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     x = _tensor("gather_rows", shapes, "x", 2)
     return [(_tensor("gather_rows", shapes, "rows", 1)[0], x[1])]
-
-
-def _all_reduce(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    return [_tensor("all_reduce", shapes, "x", 2)]
 
 
 def _argmax(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -196,12 +190,8 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "rope": _rope,
     "kv_append": _kv_append,
     "attention": _attention,
-    "silu_mul": _silu_mul,
     "gelu": _gelu,
-    "add": _add,
-    "mul": _mul,
     "gather_rows": _gather_rows,
-    "all_reduce": _all_reduce,
     "argmax": _argmax,
     "topk": _topk,
 }

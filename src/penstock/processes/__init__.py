@@ -1,1 +1,1 @@
-"""Child processes: framed messages, supervision, and the end of orphans.  It knows nothing of models."""
+"""Connections between processes, supervision of child processes and removal of orphans.  It knows no models."""

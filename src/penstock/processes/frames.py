@@ -1,7 +1,8 @@
-"""Messages over a socket, each behind its length: how a primary and the workers of its own machine talk.
+"""Messages over a socket, each after its length, plain or encrypted.
 
-The messages are those of gRPC's streams (``wire.proto``).  Here a message is one ``send`` in whichever thread has it,
-and one wake-up of the event loop that reads it; gRPC's threads and loops took three of each (docs/log.md).
+The primary talks to its workers this way (``wire.proto``), and a service to its stage processes (``stages.proto``).  A
+message costs one ``send`` in the thread that has it and one wake-up of the event loop that reads it.  gRPC's threads
+and event loops took three of each (docs/log.md).
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from penstock.errors import InternalError
+
+if TYPE_CHECKING:
+    from penstock.processes.tls import TlsSession
 
 __all__ = ["FIRST_BYTES", "FrameStream"]
 
 _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 1 << 18
 FIRST_BYTES: Final = 1 << 16
-"""Of messages from somebody who has not said yet who it is."""
+"""Limit on the size of a message from a peer that has not been authenticated."""
 
 
 class _Message(Protocol):
@@ -33,64 +37,82 @@ Incoming = TypeVar("Incoming")
 
 
 class FrameStream(Generic[Incoming]):
-    """One end of a stream over ``own``, a connected socket that this closes; ``parse`` makes messages of bytes.
+    """One end of a stream of messages over ``connection``, a connected socket that the stream closes.
 
-    Messages wait for ``read``, or go to ``listen``'s listener as they come.  A longer message than ``max_bytes``, one
-    that ``parse`` or the listener refuses, and a socket that fails end the stream: ``error`` says why, None for an end
-    that the other side chose.  Use it in the event loop in which it was made, but for ``send``.
+    ``parse`` makes a message from bytes.  ``tls``, after its handshake, encrypts the stream.  Messages wait for
+    ``read`` or go to the listener as they arrive.  The stream ends when a message is longer than ``max_bytes``, when
+    ``parse`` or the listener raises, and when the socket fails.  ``error`` has the exception that ended it.  It is None
+    if the peer ended the stream or the socket failed.
+
+    Use it in the event loop in which it was made.  Only ``send`` may be called from any thread.
     """
 
-    def __init__(self, own: socket.socket, parse: Callable[[bytes], Incoming], max_bytes: int) -> None:
-        own.setblocking(False)
+    def __init__(
+        self,
+        connection: socket.socket,
+        parse: Callable[[bytes], Incoming],
+        max_bytes: int,
+        tls: TlsSession | None = None,
+    ) -> None:
+        connection.setblocking(False)
         self.max_bytes = max_bytes
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self.on_room: Callable[[], None] = lambda: None
-        """Called when all that was sent has left, after a time when it had not."""
-        self._socket, self._parse = own, parse
+        """Called when all buffered data has been sent."""
+        self._socket, self._parse, self._tls = connection, parse, tls
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # over what is written, and the socket's end
+        self._lock = threading.Lock()  # guards _unsent, _tls and the end of the socket
         self._unsent = bytearray()
         self._closed = False
-        self._held = bytearray()
+        self._received = bytearray()
         self._unread: deque[Incoming] = deque()
         self._listener: Callable[[Incoming], None] | None = None
-        self._came = asyncio.Event()
-        self._loop.add_reader(own, self._read)
+        self._has_unread = asyncio.Event()
+        self._loop.add_reader(connection, self._read)
+        if tls is not None:  # the end of the handshake may have brought the first message
+            self._loop.call_soon(self._receive, b"")
 
     def send(self, *messages: _Message) -> bool:
-        """Send messages, from any thread and without waiting: what the socket does not take is kept and follows.  Of a
-        stream that has ended nothing is sent: False."""
-        found = [message.SerializeToString() for message in messages]
-        data = b"".join(_LENGTH.pack(len(one)) + one for one in found)
+        """Send messages from any thread without waiting; False if the stream has ended.
+
+        Data that the socket does not accept is buffered and sent later.
+        """
+        payloads = [message.SerializeToString() for message in messages]
+        data = b"".join(_LENGTH.pack(len(payload)) + payload for payload in payloads)
         with self._lock:
             if self._closed:
                 return False
-            if self._unsent:
-                self._unsent += data
-                return True
             try:
-                num_sent = self._socket.send(data)
-            except (BlockingIOError, InterruptedError):
-                num_sent = 0
-            except OSError:  # the reader finds the same
+                return self._transmit(data if self._tls is None else self._tls.encrypt(data))
+            except OSError:  # the reader gets the same error
                 return False
-            if num_sent < len(data):
-                self._unsent += data[num_sent:]
-                with suppress(RuntimeError):  # the event loop is closed
-                    self._loop.call_soon_threadsafe(self._await_room)
+
+    def _transmit(self, data: bytes) -> bool:
+        """Send or buffer bytes, with the lock held; OSError."""
+        if self._unsent:
+            self._unsent += data
             return True
+        try:
+            num_sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            num_sent = 0
+        if num_sent < len(data):
+            self._unsent += data[num_sent:]
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._await_room)
+        return True
 
     @property
     def has_room(self) -> bool:
-        """Whether all that was sent has left: what is sent now is not kept behind it."""
+        """True if nothing is buffered."""
         return not self._unsent
 
     async def read(self) -> Incoming | None:
-        """The next message; None when there is none any more.  Raises what the stream ended with."""
+        """Return the next message, or None at the end of the stream.  Raises ``error`` if that ended it."""
         while not self._unread and not self.ended.is_set():
-            self._came.clear()
-            await self._came.wait()
+            self._has_unread.clear()
+            await self._has_unread.wait()
         if self._unread:
             return self._unread.popleft()
         if self.error is not None:
@@ -98,13 +120,13 @@ class FrameStream(Generic[Incoming]):
         return None
 
     def listen(self, listener: Callable[[Incoming], None]) -> None:
-        """Hand over what came and what comes, instead of keeping it for ``read``."""
+        """Call ``listener`` with each message, including unread ones, instead of keeping them for ``read``."""
         self._listener = listener
         while self._unread and not self._closed:
-            self._give(self._unread.popleft())
+            self._deliver(self._unread.popleft())
 
     def close(self) -> None:
-        """End the stream; what the socket has not taken is dropped.  Calling it again does nothing."""
+        """End the stream and drop buffered data.  Further calls do nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -114,7 +136,7 @@ class FrameStream(Generic[Incoming]):
             self._socket.close()
             self._unsent.clear()
         self.ended.set()
-        self._came.set()
+        self._has_unread.set()
 
     def _read(self) -> None:
         try:
@@ -123,32 +145,53 @@ class FrameStream(Generic[Incoming]):
             return
         except OSError:
             data = b""
-        if not data:
+        if data:
+            self._receive(data)
+        else:
+            self.close()
+
+    def _receive(self, data: bytes) -> None:
+        if self._closed:
+            return
+        if self._tls is None:
+            self._parse_frames(data)
+            return
+        try:
+            with self._lock:
+                data = self._tls.decrypt(data)
+                if replies := self._tls.replies():
+                    self._transmit(replies)
+        except OSError:
             self.close()
             return
-        held, start = self._held, 0
-        held += data
-        while len(held) - start >= _LENGTH.size and not self._closed:
-            (size,) = _LENGTH.unpack_from(held, start)
+        self._parse_frames(data)
+        if self._tls.has_ended:
+            self.close()
+
+    def _parse_frames(self, data: bytes) -> None:
+        received, start = self._received, 0
+        received += data
+        while len(received) - start >= _LENGTH.size and not self._closed:
+            (size,) = _LENGTH.unpack_from(received, start)
             if size > self.max_bytes:
-                self._fail(InternalError(f"a message of {size} bytes came, where {self.max_bytes} may"))
+                self._fail(InternalError(f"received a message of {size} bytes; the maximum is {self.max_bytes}"))
                 return
             first = start + _LENGTH.size
-            if len(held) - first < size:
+            if len(received) - first < size:
                 break
             start = first + size
             try:
-                message = self._parse(bytes(held[first:start]))
+                message = self._parse(bytes(received[first:start]))
             except Exception as error:
                 self._fail(error)
                 return
-            self._give(message)
-        del held[:start]
+            self._deliver(message)
+        del received[:start]
 
-    def _give(self, message: Incoming) -> None:
+    def _deliver(self, message: Incoming) -> None:
         if self._listener is None:
             self._unread.append(message)
-            self._came.set()
+            self._has_unread.set()
             return
         try:
             self._listener(message)

@@ -1,4 +1,4 @@
-"""Supervision of child processes: how one ended, and how long to wait for it and before the next."""
+"""Supervision of child processes: how a process ended, and the times to wait for it and before the next one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Final
 __all__ = ["CAUSES", "LOOP_DEATHS", "QUICK_DEATH_S", "Death", "SupervisionPolicy"]
 
 CAUSES: Final = ("signal", "exit", "hang", "start")
-"""Of a worker's death: a signal ended it, it ended itself, its engine's loop stood still, it never was ready."""
+"""Causes of a worker's end: a signal, its own exit, an engine without progress, a start that failed."""
 QUICK_DEATH_S: Final = 10.0
+"""A process that ends within this time of its start counts as crashing repeatedly."""
 LOOP_DEATHS: Final = 3
+"""Number of such ends in a row after which the process counts as failing."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """How a process ended.  ``cause``: "signal", "exit", "hang", "stream"; ``why`` is for people.
+    """How a process ended.
 
-    "stream": the process sent something that does not belong there.
+    ``cause``: one of ``CAUSES``, or "stream" for a process that sent an invalid message.  ``why`` is a sentence for
+    people.
     """
 
     cause: str
@@ -26,9 +29,11 @@ class Death:
 
 @dataclass(frozen=True)
 class SupervisionPolicy:
-    """Seconds.  ``hang_s``: an engine whose loop has not turned for so long is killed; a step may take no longer.
-    ``load_s``: a model that loads longer has failed.  ``drain_s``: open requests get so long to end.
-    ``min_pause_s``, ``max_pause_s``: between restarts after the first, doubling.
+    """Limits in seconds.
+
+    ``hang_s``: an engine that makes no progress for this long is killed; no step may take longer.  ``load_s``: loading
+    a model fails after this time.  ``drain_s``: how long open requests may take to end.  ``min_pause_s``,
+    ``max_pause_s``: the pause before the second restart in a row, and the limit to which it doubles.
     """
 
     hang_s: float = 30.0

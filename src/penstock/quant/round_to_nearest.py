@@ -63,7 +63,9 @@ def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
     tensor = tensor.detach().cpu().contiguous()
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise InvalidArgumentError(f"weight: expected float32, float16 or bfloat16, found {tensor.dtype}")
+        raise InvalidArgumentError(
+            f"weight: expected float32, float16 or bfloat16, found {tensor.dtype}", param="weight"
+        )
     return (tensor if dtype == "f32" else tensor.view(torch.uint16)).numpy(), dtype
 
 
@@ -105,7 +107,9 @@ class RoundToNearest:
                     head = any(_is_a(layer, "LMHead") for layer in layers)
                     self._round(context, name, find_scheme(scheme.head) if head else scheme, layers)
         if not self._quantized:
-            raise InvalidArgumentError("network: expected linear layers with float weights, found none")
+            raise InvalidArgumentError(
+                "network: expected linear layers with float weights, found none", param="network"
+            )
         self._network = network
         return network
 
@@ -135,7 +139,7 @@ class RoundToNearest:
 
     def _check_applied(self, network: nn.Module) -> None:
         if self._network is None or network is not self._network:
-            raise InvalidArgumentError("network: expected the network that apply was called with")
+            raise InvalidArgumentError("network: expected the network that apply was called with", param="network")
 
     def save(self, path: Path | str, side_files: Mapping[str, bytes] | None = None) -> None:
         """Write a folder that loads wherever a checkpoint does; ``path`` must not exist.
@@ -144,11 +148,11 @@ class RoundToNearest:
         the files that ``penstock.load_network`` stored in the network.  The folder appears complete or not at all.
         """
         if self._network is None:
-            raise InvalidArgumentError("save: expected a network that apply has quantized, found none")
+            raise InvalidArgumentError("save: expected a network that apply has quantized, found none", param="save")
         if side_files is None:
             side_files = getattr(self._network, "side_files", {})
         if "config.json" not in side_files:
-            raise InvalidArgumentError("side_files: expected config.json, found none")
+            raise InvalidArgumentError("side_files: expected config.json, found none", param="side_files")
         config = ConfigReader.parse(side_files["config.json"])
         if config.has("quantization_config"):
             raise InvalidFileError(

@@ -59,7 +59,7 @@ def find_scheme(name: str) -> Scheme:
     """Return the scheme called ``name``; InvalidArgumentError lists those that exist."""
     scheme = SCHEMES.get(name)
     if scheme is None:
-        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}")
+        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}", param="scheme")
     return scheme
 
 
@@ -68,12 +68,14 @@ def quantizing_scheme(name: str) -> Scheme:
     scheme = find_scheme(name)
     if not scheme.quantized:
         names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
-        raise InvalidArgumentError(f"scheme: expected one of {names}, found {name!r}, which does not quantize")
+        raise InvalidArgumentError(
+            f"scheme: expected one of {names}, found {name!r}, which does not quantize", param="scheme"
+        )
     return scheme
 
 
 def default_scheme(dtype: str) -> str:
     """Return the scheme that keeps the element type ``dtype`` ("f32", "f16", "bf16") of a checkpoint."""
     if dtype not in ("f32", "f16", "bf16"):
-        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}")
+        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}", param="dtype")
     return dtype

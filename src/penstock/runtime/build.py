@@ -157,7 +157,7 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
     """Return the child's error.  ``names`` are the file's temporary and final names; the message gets the final one."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(str(last.get("message")).replace(*names))
+        return kind(str(last.get("message")).replace(*names), param=last.get("param"))
     if code < 0:
         reason = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

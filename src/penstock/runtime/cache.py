@@ -79,7 +79,7 @@ def _script_digest(network: str | None) -> str:
         return ""
     file, colon, name = network.rpartition(":")
     if not colon or not name or not file:
-        raise InvalidArgumentError(f"network: expected file.py:Class, found {network!r}")
+        raise InvalidArgumentError(f"network: expected file.py:Class, found {network!r}", param="network")
     try:
         data = Path(file).read_bytes()
     except OSError as error:

@@ -17,7 +17,7 @@ from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 
-__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "open_program", "registered_script"]
+__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
 MODES = ("graph", "eager")
 EAGER_CONTEXT = 4096
@@ -59,9 +59,13 @@ class OpenOptions:
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
         if not isinstance(self.use_cache, bool):
-            raise InvalidArgumentError(f"use_cache: expected True or False, found {self.use_cache!r:.60}")
+            raise InvalidArgumentError(
+                f"use_cache: expected True or False, found {self.use_cache!r:.60}", param="use_cache"
+            )
         if self.progress is not None and not callable(self.progress):
-            raise InvalidArgumentError(f"progress: expected a function, found {type(self.progress).__name__}")
+            raise InvalidArgumentError(
+                f"progress: expected a function, found {type(self.progress).__name__}", param="progress"
+            )
         check_verify(self.verify)
 
 
@@ -85,12 +89,14 @@ def open_program(
     from penstock.core.context import MAX_THREADS
 
     if mode not in MODES:
-        raise InvalidArgumentError(f"mode: expected graph or eager, found {mode!r}")
+        raise InvalidArgumentError(f"mode: expected graph or eager, found {mode!r}", param="mode")
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(f"model: expected the path of a checkpoint folder or a .psm bundle, found {model!r}")
+        raise InvalidArgumentError(
+            f"model: expected the path of a checkpoint folder or a .psm bundle, found {model!r}", param="model"
+        )
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise InvalidArgumentError(f"limits: expected ProgramLimits, found {type(limits).__name__}")
+        raise InvalidArgumentError(f"limits: expected ProgramLimits, found {type(limits).__name__}", param="limits")
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
@@ -98,13 +104,16 @@ def open_program(
         if mode == "eager":
             if options.verify == "always":
                 raise UnsupportedError(
-                    f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums"
+                    f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
+                    param="verify",
                 )
             return _open_eager(path, scheme, threads, limits, network)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
-        raise FileAccessError(f"{path}: no such file or folder; expected a local checkpoint folder or a .psm bundle")
+        raise FileAccessError(
+            f"{path}: no such file or folder; expected a local checkpoint folder or a .psm bundle", param="model"
+        )
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits, options.verify)
 
@@ -116,7 +125,9 @@ def check_network(network: object) -> None:
     hint = ""
     if isinstance(network, type):
         hint = f"; to use a class, call penstock.register_network(model_type, {network.__name__})"
-    raise InvalidArgumentError(f"network: expected a string such as 'file.py:Class', found {network!r:.80}{hint}")
+    raise InvalidArgumentError(
+        f"network: expected a string such as 'file.py:Class', found {network!r:.80}{hint}", param="network"
+    )
 
 
 def registered_script(folder: Path) -> str | None:
@@ -137,9 +148,13 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
             f"{path.suffix} file"
         )
     if mode == "eager":
-        raise UnsupportedError(f"{path}: expected a checkpoint folder for eager mode, found a bundle; use mode graph")
+        raise UnsupportedError(
+            f"{path}: expected a checkpoint folder for eager mode, found a bundle; use mode graph", param="model"
+        )
     if network is not None:
-        raise InvalidArgumentError(f"network: expected none for the bundle {path}, which already contains its graph")
+        raise InvalidArgumentError(
+            f"network: expected none for the bundle {path}, which already contains its graph", param="network"
+        )
 
 
 def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
@@ -156,7 +171,8 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
             find_scheme(scheme)
             raise InvalidArgumentError(
                 f"scheme: expected {program.info.scheme!r}, the scheme of the bundle {path}, found {scheme!r}; "
-                f"for another scheme export the checkpoint folder with --scheme {scheme}"
+                f"for another scheme export the checkpoint folder with --scheme {scheme}",
+                param="scheme",
             )
         files = {}
         for name in (*SIDE_FILES, TOKENIZER_SEGMENT):
@@ -246,7 +262,8 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
 
     if limits.weights != "mmap":
         raise UnsupportedError(
-            f"weights: expected mmap in eager mode, which keeps weights in PyTorch's memory, found {limits.weights!r}"
+            f"weights: expected mmap in eager mode, which keeps weights in PyTorch's memory, found {limits.weights!r}",
+            param="weights",
         )
     checkpoint = Checkpoint.open(folder)
     context_len = limits.context_len or EAGER_CONTEXT

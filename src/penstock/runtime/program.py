@@ -63,13 +63,18 @@ class ProgramLimits:
             check_integer(name, getattr(self, name), low, MAX_REQUESTS if name == "max_requests" else 2**31 - 1)
         if 0 < self.max_rows < self.max_requests:
             raise InvalidArgumentError(
-                f"max_rows: expected 0 or at least max_requests ({self.max_requests}), found {self.max_rows}"
+                f"max_rows: expected 0 or at least max_requests ({self.max_requests}), found {self.max_rows}",
+                param="max_rows",
             )
         if self.kv_layout not in KV_LAYOUTS:
             layouts = ", ".join(KV_LAYOUTS)
-            raise InvalidArgumentError(f"kv_layout (--kv-cache): expected one of {layouts}, found {self.kv_layout!r}")
+            raise InvalidArgumentError(
+                f"kv_layout (--kv-cache): expected one of {layouts}, found {self.kv_layout!r}", param="kv_layout"
+            )
         if self.weights not in WEIGHTS:
-            raise InvalidArgumentError(f"weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}")
+            raise InvalidArgumentError(
+                f"weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}", param="weights"
+            )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ second change within it leaves no trace."""
 def check_verify(value: object) -> str:
     """Return a mode of VERIFY_MODES; InvalidArgumentError for anything else."""
     if not isinstance(value, str) or value not in VERIFY_MODES:
-        raise InvalidArgumentError(f"verify: expected one of {', '.join(VERIFY_MODES)}, found {value!r:.60}")
+        raise InvalidArgumentError(
+            f"verify: expected one of {', '.join(VERIFY_MODES)}, found {value!r:.60}", param="verify"
+        )
     return value
 
 

@@ -1,1 +1,5 @@
-"""Networks and Python functions as a service.  It may import engines and LLMs, but neither HTTP nor gRPC."""
+"""Networks and Python functions as a service.
+
+May import the engine and ``llm``, but no HTTP and no gRPC.  Each sub-package may import only those before it:
+``api``, ``process``, ``schedule``, ``lifecycle``.
+"""

@@ -1,4 +1,4 @@
-"""Requests that are about to come, as far as a door can tell: so that those which come together begin together."""
+"""Expected requests: requests that arrive together are held back for a moment, so that they start together."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Final
 __all__ = ["FRESH_S", "MAX_S", "Arrivals"]
 
 FRESH_S: Final = 0.005
-"""A connection that was opened a shorter time ago and has sent nothing is likely to send a request."""
+"""A silent connection that was opened more recently than this is likely to send a request."""
 MAX_S: Final = 0.01
-"""Nobody is kept waiting for longer."""
+"""The longest time that a request is held back."""
 _LOOK_S: Final = 0.0003
 _NUM_ROUNDS: Final = 3
-"""Of the event loop, from the bytes of a request to its place in a worker's stream."""
+"""Turns of the event loop between receiving the bytes of a request and writing it to a worker's stream."""
 
 
 class Arrivals:
-    """Connections that are fresh and silent, and who waits until there are none.
+    """Tracks new, silent connections, and calls back when there are none.
 
-    Without it the first of many requests to a resting worker has a step of its own, which takes as long as one of all
-    of them, and the others wait for its end.
+    Otherwise the first of many requests to an idle worker would run in a step of its own, which takes as long as a step
+    of all of them, and the others would wait for its end.
     """
 
     def __init__(self) -> None:
         self._fresh: dict[object, float] = {}
 
     def opened(self, connection: object) -> None:
-        """A client has connected."""
+        """Note that a client has connected."""
         self._fresh[connection] = asyncio.get_running_loop().time() + FRESH_S
 
     def spoke(self, connection: object) -> None:
-        """It has sent something, or is gone."""
+        """Note that a connection has sent something or was closed."""
         self._fresh.pop(connection, None)
 
     @property
     def num_expected(self) -> int:
-        """Connections that are likely to send a request now."""
+        """The number of connections that are likely to send a request soon."""
         now = asyncio.get_running_loop().time()
         for connection, until in [*self._fresh.items()]:
-            if until > now:  # and so are those behind it
+            if until > now:  # later entries expire later
                 break
             del self._fresh[connection]
         return len(self._fresh)
 
     def settle(self, callback: Callable[[], None]) -> None:
-        """Call it once nothing more is expected and what is here already has gone its way, MAX_S from now at last."""
+        """Call back when no request is expected and all received ones were passed on, or at the latest after MAX_S."""
         loop = asyncio.get_running_loop()
         loop.call_soon(self._look, callback, loop.time() + MAX_S, 1)
 

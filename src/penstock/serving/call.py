@@ -1,4 +1,4 @@
-"""One HTTP request on its way through the service, and the two kinds of answers: whole, and a stream of events."""
+"""One HTTP request, and the two kinds of responses: a whole body, and a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.llm.backend import known_card
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
     from penstock.serving.metrics import Metrics
+    from penstock.serving.request_trace import RequestTrace
     from penstock.serving.settings import GatewaySettings
-    from penstock.serving.traces import Trace
     from penstock.tensors import Methods
 
 __all__ = [
@@ -47,8 +47,8 @@ Receive = Callable[[], Coroutine[Any, Any, Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
 
-encoded: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # a value as JSON
-quoted: Final = json.encoder.encode_basestring_ascii  # a text as JSON, in C
+encoded: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # encodes a value as JSON
+quoted: Final = json.encoder.encode_basestring_ascii  # encodes a string as JSON, in C
 DONE: Final = b"data: [DONE]\n\n"
 DIRECT_BODY: Final = "penstock.body"
 FIXED_HEADERS: Final[Headers] = [
@@ -63,16 +63,16 @@ _ids: list[str] = []
 
 
 def new_id() -> str:
-    """Of a request: 24 random digits of base 16, which the system is asked for by the hundred."""
+    """Return a new request id: 24 random hexadecimal digits.  Random bytes are read for 100 ids at a time."""
     if not _ids:
-        found = os.urandom(_ID_BYTES * 100).hex()
-        _ids.extend(found[at : at + 2 * _ID_BYTES] for at in range(0, len(found), 2 * _ID_BYTES))
+        digits = os.urandom(_ID_BYTES * 100).hex()
+        _ids.extend(digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES))
     return _ids.pop()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     body: bytes
@@ -81,18 +81,19 @@ class Reply:
 
 
 def json_reply(value: Any) -> Reply:
-    """200 with a value as JSON."""
+    """Return a response with status 200 and a value as JSON."""
     return Reply(200, encoded(value).encode())
 
 
 @dataclass
 class Call:
-    """A request that was let in: its checked ``body``, what the path holds, and where answers go.
+    """An admitted request: its checked ``body``, the variable parts of its path, and the function that sends messages.
 
-    ``origin`` is that of a page of another host that may call.  ``facts`` go into the log line.  ``is_gone`` says that
-    the client went away.  ``trace`` is there when spans are made of requests, ``body_now`` where the server has it.
-    ``data`` is the body of an operation that reads it itself, ``headers`` are all of them by name; ``methods`` are the
-    servables, where there are any.  ``client`` is whose request it is (``Admission.client_of``).
+    ``origin``: the allowed Origin of a page of another host, or "".  ``facts``: fields for the log line.  ``is_gone``:
+    the client has disconnected.  ``trace``: set if tracing is on.  ``body_now``: the direct way to write the response,
+    if the server offers it.  ``data``: the raw body, for operations that parse it themselves.  ``headers``: all request
+    headers by name.  ``methods``: the servables, if there are any.  ``client``: the client that the request is
+    accounted to (``Admission.client_of``).
     """
 
     request_id: str
@@ -107,7 +108,7 @@ class Call:
     has_begun: bool = False
     is_gone: bool = False
     origin: str = ""
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     body_now: Body | None = None
     data: bytes = b""
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
@@ -115,18 +116,18 @@ class Call:
     client: str = ""
 
     def model(self) -> Backend:
-        """The model that the body names; the only one where it names none."""
+        """Return the model that the body names, or the only model if it names none."""
         if self.models.is_draining:
-            raise RefusalError(503, "the service is stopping", code="draining")
+            raise RefusalError(503, "The service is stopping.", code="draining")
         name = self.body.get("model")
         if name is None:
             known = self.models.list()
-            # One that loads for the first time may come to nothing: it changes nobody's requests before it is there.
+            # A model in its first load does not count: the load may fail.
             served = [one for one in known if known_card(one) is not None] or known
             if len(served) != 1:
                 raise RefusalError(
                     400,
-                    "model is missing: /v1/models lists the names",
+                    "model: missing, and several models are served. /v1/models lists their names.",
                     param="model",
                     code="missing_required_parameter",
                 )
@@ -139,20 +140,20 @@ class Call:
         return backend
 
     def is_ready(self) -> bool:
-        """Whether a model or a servable takes requests."""
+        """Return True if a model or a servable accepts requests."""
         if self.models.is_draining:
             return False
         methods = self.methods.list() if self.methods is not None else ()
         return any(one.is_ready for one in self.models.list()) or any(one.is_ready for one in methods)
 
     def fixed(self) -> Headers:
-        """Headers of every answer."""
+        """Return the headers that each response has."""
         if not self.origin:
             return FIXED_HEADERS
         return [*FIXED_HEADERS, (b"access-control-allow-origin", self.origin.encode()), (b"vary", b"Origin")]
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer."""
+        """Send a whole response."""
         headers = [
             (b"content-type", reply.content_type),
             (b"content-length", b"%d" % len(reply.body)),
@@ -169,10 +170,10 @@ class Call:
             await self.write({"type": "http.response.body", "body": reply.body})
 
     async def write(self, message: Message) -> None:
-        """Send a piece; a reader who takes nothing of it for ``write_s`` is given up as gone."""
+        """Send a message; a client that reads nothing of it for ``write_s`` is treated as disconnected."""
         sending = self.send(message)
         try:
-            waits_for = sending.send(None)  # nearly always done at once: no clock is set for that
+            waits_for = sending.send(None)  # this nearly always completes, so that no timeout has to be set up
         except StopIteration:
             return
         try:
@@ -188,7 +189,7 @@ class Call:
 
 @types.coroutine
 def rest_of(begun: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """What is left of a coroutine that was begun by hand and ``waits_for`` something; its result."""
+    """Await the rest of a coroutine that was started with ``send(None)`` and yielded ``waits_for``."""
     while True:
         try:
             answer = yield waits_for
@@ -204,42 +205,45 @@ def rest_of(begun: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any
 
 
 class Body(Protocol):
-    """A request's answer past ASGI: ``DIRECT_BODY`` of a scope, where the server has it."""
+    """Writes a response without ASGI: ``DIRECT_BODY`` of a scope, if the server offers it."""
 
     on_gone: Callable[[], None] | None
-    """Called when the client goes away before the end of the answer."""
+    """Called when the client disconnects before the end of the response."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has gone away already."""
+        """True if the client has disconnected."""
 
     def whole(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Write a whole answer; False, and nothing is written, where that would have to wait or nobody reads it."""
+        """Write a whole response; return False, with nothing written, if that would block or the client is gone."""
 
     def together(self) -> AbstractContextManager[None]:
-        """What is sent inside goes out in one piece."""
+        """Combine all writes inside the context into one."""
 
     def break_off(self) -> None:
-        """End the connection in the middle of the answer; what was not read is dropped."""
+        """Close the connection in the middle of the response; unread data is dropped."""
 
     @property
     def is_free(self) -> bool:
-        """Whether a piece can be written now, without waiting for the reader."""
+        """True if a chunk can be written now without waiting for the client."""
 
     def write(self, piece: bytes) -> None:
-        """Write a piece, in order with those that were sent."""
+        """Write a chunk behind those that were written before."""
 
 
 class Events:
-    """A stream of server-sent events.  It begins with the first, so that what fails before is a plain refusal."""
+    """A stream of server-sent events.  The response begins with the first event, so an earlier error has a status."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._body = call.body_now
 
     def write_now(self, make: Callable[[], bytes]) -> bool:
-        """Send the events that ``make`` gives, without waiting; False, and it is not called, when the answer has not
-        begun, its reader is behind, or the server knows nothing else than ASGI."""
+        """Send the events that ``make`` returns, without waiting.
+
+        Returns False, without calling ``make``, if the response has not begun, the client is slow to read, or the
+        server offers only ASGI.
+        """
         body = self._body
         if body is None or not self._call.has_begun or not body.is_free:
             return False
@@ -249,7 +253,7 @@ class Events:
         return True
 
     async def write(self, events: bytes) -> None:
-        """Send events, complete with ``data: `` and the empty line; nothing is sent for none."""
+        """Send encoded events, each with ``data: `` and the empty line; empty bytes send nothing."""
         if not events:
             return
         call = self._call
@@ -265,6 +269,6 @@ class Events:
         await call.write({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, last: bytes = DONE) -> None:
-        """Send the last events and end the answer."""
+        """Send the last events and end the response."""
         await self.write(last)
         await self._call.write({"type": "http.response.body", "body": b""})

@@ -1,7 +1,7 @@
-"""The door of the service, an ASGI application: nothing reaches a route before it was checked here.
+"""The gateway of the service, an ASGI application: it checks each request before a route handles it.
 
-In this order: Host and Origin, the key, the route, the body's length, type, JSON and fields.  Every answer carries the
-request's id; every refusal is OpenAI's error with a status of the table in ``refusals``.
+The order of checks is: Host and Origin, the key, the route, the body's length, type, JSON and fields.  Each response
+carries the request's id; each error has OpenAI's format and a status of the table in ``penstock.api_errors``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["LOG", "REQUEST_ID", "Gateway"]
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _HOST: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,255})|\[(?P<address>[0-9A-Fa-f:.]{2,45})\])(?::[0-9]{0,5})?")
-"""A Host header (RFC 9110 section 7.2) that names no user, path or zone."""
+"""A Host header (RFC 9110 section 7.2) without a user, path or zone."""
 _GRACE_S: Final = 5.0
 _SINGLE_HEADERS: Final = (
     b"host", b"authorization", b"content-type", b"content-length", b"origin", b"content-encoding",
@@ -45,9 +45,11 @@ _SINGLE_HEADERS: Final = (
 
 
 class Gateway:
-    """Lets requests in.  ``admission``: who is known; everybody unless given.  ``metrics``: those of another door of
-    the service.  ``traces``: where spans of the requests go.  ``methods``: servables beside the models.
-    ``arrivals``: who is told of connections.
+    """Admits requests, decodes their bodies and runs the handlers of their routes.
+
+    ``admission``: the API keys; without it, all clients are admitted.  ``metrics``: the metrics of another gateway of
+    the service, to share them.  ``traces``: exports spans of requests.  ``methods``: the servables.  ``arrivals``: is
+    notified of connections.
     """
 
     def __init__(
@@ -72,17 +74,17 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            raise RuntimeError(f"the service speaks HTTP alone, not {scope['type']}")
+            raise RuntimeError(f"Unsupported protocol: {scope['type']}. This server accepts HTTP only.")
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else new_id()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
-        call.body_now = scope.pop(DIRECT_BODY, None)  # which else would hold its own scope
+        call.body_now = scope.pop(DIRECT_BODY, None)  # popped, to avoid a reference cycle with the scope
         call.headers, call.methods = headers, self.methods
         call.client = self.admission.client_of(headers.get(b"authorization"), (scope.get("client") or ("",))[0])
         if self.traces is not None:
             call.trace = self.traces.begin(headers)
-        operation, status = None, 499  # unless answered: the client went away, or the service ends
+        operation, status = None, 499  # the status if there is no response: the client left, or the service stops
         self.num_open += 1
         try:
             try:
@@ -99,7 +101,7 @@ class Gateway:
             self._note(call, operation, scope, status)
 
     def _let_in(self, call: Call, scope: Scope, headers: Mapping[bytes, bytes]) -> Operation:
-        """The operation that is asked for, once everything but the body is seen to be in order."""
+        """Return the requested operation after all checks that do not need the body."""
         call.origin = self._check_host(scope, headers)
         path = scope["path"]
         methods, call.path_values = self.routes.find(path)
@@ -109,22 +111,19 @@ class Gateway:
         is_open = operation is not None and operation.is_open
         authorization = headers.get(b"authorization")
         if not is_open and not self.admission.lets_in(authorization):
-            raise RefusalError(
-                401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
-            )
+            raise RefusalError(401, "API key required. Send `Authorization: Bearer KEY`.", code="invalid_api_key")
         if not methods:
             near = self.routes.nearest(path)
-            hint = f"; {near} is the nearest" if near else ""
-            raise RefusalError(404, f"there is no such route: /openapi.json lists them{hint}", code="unknown_route")
+            hint = f" Did you mean {near}?" if near else ""
+            raise RefusalError(404, f"Unknown route. /openapi.json lists all routes.{hint}", code="unknown_route")
         if operation is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
-            failure = RefusalError(405, f"this route has {allowed} alone", code="method_not_allowed")
+            failure = RefusalError(405, f"Method not allowed. Use {allowed}.", code="method_not_allowed")
             failure.headers.append((b"allow", allowed.encode()))
             raise failure
         if self.num_open > self.settings.limits.num_open and not operation.is_open:
-            raise RefusalError(
-                429, "as many requests are open already as may be: come back later", code="too_many_requests"
-            )
+            most = self.settings.limits.num_open
+            raise RefusalError(429, f"Too many open requests (limit {most}). Retry later.", code="too_many_requests")
         if operation.is_admin:
             self.admission.check_admin(authorization)
         if operation.is_work:
@@ -132,48 +131,49 @@ class Gateway:
         return operation
 
     def check_room(self, client: str) -> None:
-        """QueueFullError where every model's queue is full for a client: raised before the request is read.
+        """Raise QueueFullError if every model's queue is full for a client, before the body is read.
 
-        With servables, or with room at any model, that is said where the request has named who is to answer.
+        With servables, or with room at any model, the check happens later, when the body has named the model.
         """
         models = self.models.list()
         if not models or self.models.is_draining or any(one.has_room_for(client) for one in models):
             return
         if self.methods is None or not self.methods.list():
-            raise QueueFullError("as many requests wait already as may, at every model")
+            raise QueueFullError("The request queue of every model is full. Retry later.")
 
     def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """Refuse what a page of another host would send: by Host (DNS rebinding) and by Origin (cross-site calls).
+        """Refuse requests that web pages of other hosts send: by Host (DNS rebinding) and by Origin (cross-site calls).
 
-        Returns the Origin that is let in although it is another host's; empty for all others.
+        Returns the Origin if it is an allowed origin of another host, else "".
         """
         if len(headers) != len(scope["headers"]):
             names = [name for name, _ in scope["headers"]]
             for single in _SINGLE_HEADERS:
                 if names.count(single) < 2:
                     continue
-                raise RefusalError(400, f"the header {single.decode()} appears twice", code="invalid_header")
+                raise RefusalError(400, f"The header {single.decode()} appears more than once.", code="invalid_header")
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
-            raise RefusalError(400, "the Host header is missing", code="invalid_header")
+            raise RefusalError(400, "The Host header is missing.", code="invalid_header")
         name = _name_of(host)
         if not name:
             message = "Malformed Host header. Expected a name or an address, and a port if it is not the default."
             raise RefusalError(400, message, code="invalid_header")
         if self._hosts and name not in self._hosts:
-            raise RefusalError(403, "this service does not answer to that Host", code="host_not_allowed")
+            message = "Host not allowed. The server's --allowed-host option adds names."
+            raise RefusalError(403, message, code="host_not_allowed")
         origin = headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1").lower()
             if text in self.origins:
                 return text
             if text.partition("://")[2] != host:
-                message = "this service does not answer to pages of that Origin"
+                message = "Origin not allowed. The server's --allowed-origin option adds origins."
                 raise RefusalError(403, message, code="origin_not_allowed")
         return ""
 
     async def _read(self, operation: Operation, call: Call, receive: Receive) -> None:
-        """The body, checked, or its bytes for an operation that reads those; nothing where none is taken."""
+        """Read and check the body; keep only its bytes if the operation parses it itself."""
         body, media = operation.body, operation.media
         if body is None:
             return
@@ -200,7 +200,7 @@ class Gateway:
 
     async def _collect(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         limits = self.settings.limits
-        too_large = RefusalError(413, f"the body has more than {limits.body_bytes} bytes", code="body_too_large")
+        too_large = RefusalError(413, f"The body has more than {limits.body_bytes} bytes.", code="body_too_large")
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limits.body_bytes:
             raise too_large
@@ -208,7 +208,7 @@ class Gateway:
         num_bytes = 0
 
         def take(message: Message) -> bool:
-            """Whether more is to come."""
+            """Add a message; return True if more messages follow."""
             nonlocal num_bytes
             if message["type"] == "http.disconnect":
                 raise _GoneError
@@ -220,7 +220,7 @@ class Gateway:
 
         first, is_waiting, more = receive(), True, True
         try:
-            waits_for = first.send(None)  # nearly always all of it is here: no clock is set for that
+            waits_for = first.send(None)  # the body is nearly always complete, so that no timeout has to be set up
         except StopIteration as done:
             is_waiting, more = False, take(done.value)
         try:
@@ -231,11 +231,12 @@ class Gateway:
                     while more:
                         more = take(await receive())
         except TimeoutError:
-            raise RefusalError(408, f"the body did not arrive in {limits.body_s:g} s", code="body_too_slow") from None
+            message = f"The body did not arrive within {limits.body_s:g} s."
+            raise RefusalError(408, message, code="body_too_slow") from None
         return b"".join(parts)
 
     async def _run(self, operation: Operation, call: Call, receive: Receive) -> int:
-        """Run the handler; it is cancelled when the client goes."""
+        """Run the handler; it is cancelled if the client disconnects."""
         task, body = asyncio.current_task(), call.body_now
 
         def gone() -> None:
@@ -259,12 +260,11 @@ class Gateway:
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
                 reply = await operation.handler(call)
-        except DeadlineError:  # the engine's own, which is a TimeoutError, too
+        except DeadlineError:  # the engine's error, which is also a TimeoutError
             raise
         except TimeoutError:
-            raise RefusalError(
-                504, f"no answer within {seconds:g} s", param="timeout", code="deadline_exceeded"
-            ) from None
+            message = f"timeout: no complete response within {seconds:g} s"
+            raise RefusalError(504, message, param="timeout", code="deadline_exceeded") from None
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -276,13 +276,13 @@ class Gateway:
         return reply.status
 
     async def _refuse(self, call: Call, error: Exception, is_oip: bool) -> int:
-        """Answer with an error: as a status, or as an event when the answer has begun."""
+        """Send an error: as a status, or as an event if the response has begun."""
         if isinstance(error, _GoneError):
             call.is_gone = True
             return 499
         failure = refusal_of(error, call.request_id)
         call.facts["error"] = str(error)[:1000]
-        if failure.status == 500 and failure is not error:  # a stage's failure has its own line
+        if failure.status == 500 and failure is not error:  # the failure of a stage is logged where it happens
             LOG.error("request %s failed", call.request_id, exc_info=error)
         if call.has_begun:
             await call.write(
@@ -294,13 +294,15 @@ class Gateway:
         return failure.status
 
     def _note(self, call: Call, operation: Operation | None, scope: Scope, status: int) -> None:
-        """Count the request, and write its line of the log."""
+        """Count the request and write its log line."""
         seconds = time.perf_counter() - call.arrived
         route = operation.path if operation is not None else "none"
         self.metrics.http(scope["method"], route, status, seconds)
         if self.traces is not None and call.trace is not None and operation is not None:
             self.traces.end(call, call.trace, operation, status)
-        level = logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO  # probes come each second
+        level = (
+            logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO
+        )  # health probes are frequent
         if LOG.isEnabledFor(level):
             client = scope.get("client") or ("", 0)
             line = {
@@ -316,7 +318,7 @@ class Gateway:
 
 
 def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
-    """What a browser asks before a page of another host may call: without a key, and told nothing but the methods."""
+    """Return the operation that answers a CORS preflight: it needs no key, and lists only the methods of the route."""
 
     async def answer(call: Call) -> Reply:
         headers = [
@@ -330,29 +332,27 @@ def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
 
 
 def _encoding(headers: Mapping[bytes, bytes], media: Media) -> str:
-    """How a body is compressed, "" for not at all; 415 for a type or an encoding that it may not have."""
+    """Return the compression of the body, or ""; raise a 415 error for a type or an encoding that is not accepted."""
     kind, _, rest = headers.get(b"content-type", b"").partition(b";")
     is_known = kind.strip().lower().decode("latin-1") in media.types
     if not is_known or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
         known = " or ".join(filter(None, media.types))
-        message = f"the body must be JSON in UTF-8, sent with the header Content-Type: {known}"
+        message = f"Unsupported media type. Send JSON in UTF-8 with `Content-Type: {known}`."
         raise RefusalError(415, message, code="unsupported_media_type")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if encoding == "identity":
         return ""
     if encoding not in media.encodings:
-        message = f"the body may be compressed by {' or '.join(media.encodings)} alone" if media.encodings else (
-            "the body must not be compressed"
-        )  # fmt: skip
-        raise RefusalError(415, message, code="unsupported_media_type")
+        hint = f"Use {' or '.join(media.encodings)}." if media.encodings else "Send the body uncompressed."
+        raise RefusalError(415, f"Unsupported Content-Encoding. {hint}", code="unsupported_media_type")
     return encoding
 
 
 class _GoneError(Exception):
-    """The client went away while it was sending."""
+    """Raised when the client disconnects while it sends its request."""
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a Host header, without port and brackets; empty when the header is malformed."""
+    """Return the name or address in a Host header without port and brackets; empty if the header is malformed."""
     found = _HOST.fullmatch(host)
     return "" if found is None else found["name"] or found["address"]

@@ -1,4 +1,4 @@
-"""Prompts through the engine for the completion routes: begun, read as they grow, counted."""
+"""Submit the prompts of a request to the engine, read their answers as they grow, and count them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["USAGE", "Generation", "Take", "TakeNow", "refuse_together", "usage"]
 
 Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
-"""What is done with a piece: the prompt's number, its answer, the piece."""
+"""Handles a delta; its arguments are the index of the prompt, the prompt's answer and the delta."""
 TakeNow = Callable[[int, "Answer", "Delta"], bool]
-"""The same without waiting; False, and nothing is done, where it would have to wait."""
+"""Like Take, but without waiting: it returns False, and does nothing, if it would have to wait."""
 
 MAX_AT_ONCE: Final = 32
-"""Prompts of one HTTP request that are open at a time: the others wait here, not in the engine's queue."""
+"""The most prompts of one HTTP request that are open at a time; the others wait here, not in the engine's queue."""
 _RETRY_S: Final = 0.05
 _COUNT: Final = Whole(0, 2**53)
 
@@ -42,7 +42,7 @@ USAGE: Final = Members(
 
 
 def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
-    """Tokens as OpenAI counts them."""
+    """Return token counts in OpenAI's format."""
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -52,7 +52,7 @@ def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
 
 
 class Generation:
-    """The prompts of one HTTP request.  ``num_*`` are sums over them."""
+    """Runs the prompts of one HTTP request.  ``num_*`` are sums over the prompts."""
 
     def __init__(self, call: Call, backend: Backend, params: SamplingParams, options: RequestOptions) -> None:
         self._call, self._backend, self._params, self._options = call, backend, params, options
@@ -61,9 +61,9 @@ class Generation:
         self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
 
     async def run(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None = None) -> None:
-        """Answer all prompts; each piece goes to ``take``, one at a time.  The first error ends all of them.
+        """Answer all prompts; pass each delta to ``take``, one at a time.  The first error cancels the other prompts.
 
-        ``take_now`` gets pieces instead where it need not wait: then no task is woken for them.
+        A delta goes to ``take_now`` instead if that need not wait, which saves waking a task.
         """
         try:
             if len(prompts) == 1:
@@ -93,7 +93,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self, ids: Sequence[int], is_first: bool) -> Answer:
-        """Only a request's first prompt is refused by a full queue; the others wait for a place."""
+        """Submit a prompt.  A full queue refuses only the first prompt of a request; the others wait for room."""
         while True:
             try:
                 call = self._call
@@ -136,7 +136,7 @@ class Generation:
                 note(delta)
                 if delta.finish_reason is not None:
                     if delta.finish_reason == "abort":
-                        raise UnavailableError("the model was closed before the answer was done")
+                        raise UnavailableError("The model was closed before the answer was complete.")
                     metrics.finished[delta.finish_reason] += 1
                 async with self._taking:
                     await take(index, answer, delta)
@@ -151,6 +151,6 @@ class Generation:
 
 
 def refuse_together(is_wrong: bool, message: str, param: str) -> None:
-    """400 for fields that do not go together."""
+    """Raise a 400 error if a combination of fields is wrong."""
     if is_wrong:
         raise RefusalError(400, message, param=param, code="invalid_value")

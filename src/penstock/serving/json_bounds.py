@@ -1,7 +1,7 @@
-"""Bounds on JSON bodies that are small and yet slow to parse, checked before they are parsed.
+"""Bounds on JSON bodies that are small yet slow to parse, checked before parsing.
 
-The parser works on a whole body without letting another thread run.  8 MiB of distinct keys held the event loop for
-0.8 s, short strings or escapes for 0.15 s.  Counting takes place in slices, between which other threads run.
+The parser holds the interpreter lock for a whole body: 8 MiB of distinct keys blocked the event loop for 0.8 s, short
+strings or escapes for 0.15 s.  Counting works in slices, between which other threads can run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["LARGE_BODY", "MAX_ESCAPES", "MAX_KEYS", "MAX_NESTS", "MAX_STRINGS", 
 
 T = TypeVar("T")
 LARGE_BODY: Final = 1 << 16
-"""Bytes from which on a body is decoded in a thread.  A smaller one cannot exceed a bound."""
+"""Bodies of at least this many bytes are decoded in a thread.  A smaller body cannot exceed a bound."""
 MAX_VALUES: Final = 1 << 20
 MAX_NESTS: Final = 1 << 16
 """Lists and objects."""
 MAX_KEYS: Final = 1 << 15
-"""Members of objects, all objects together: 4,096 messages of a conversation have 8,192."""
+"""Members of all objects together; a conversation of 4,096 messages has 8,192."""
 MAX_STRINGS: Final = 1 << 17
 """Keys included."""
 MAX_ESCAPES: Final = 1 << 19
@@ -32,9 +32,9 @@ _THREAD: Final = ThreadPoolExecutor(1, "penstock-decode")
 
 
 async def decode(num_bytes: int, call: Callable[[], T]) -> T:
-    """Return what ``call`` makes of a body of ``num_bytes``: at once, or in a thread where it is large.
+    """Return the result of ``call``, which decodes a body of ``num_bytes``; a large body is decoded in a thread.
 
-    There is one such thread: the event loop waits for at most one parser, however many bodies come at once.
+    There is only one such thread, so at most one parser competes with the event loop.
     """
     if num_bytes < LARGE_BODY:
         return call()
@@ -42,9 +42,9 @@ async def decode(num_bytes: int, call: Callable[[], T]) -> T:
 
 
 def check_counts(data: bytes, file: str) -> None:
-    """Raise InvalidFileError for JSON with more of something than the bounds allow; ``file`` names it.
+    """Raise InvalidFileError if JSON exceeds a bound; ``file`` is its name in the message.
 
-    Characters inside of strings do not count.  Text that is not JSON may pass: the parser refuses it.
+    Characters inside strings do not count.  Text that is not JSON may pass, because the parser will refuse it.
     """
     if len(data) < LARGE_BODY:
         return
@@ -52,11 +52,11 @@ def check_counts(data: bytes, file: str) -> None:
     found = {"values": 1, "lists and objects": 0, "keys": 0, "strings": 0, "escapes": 0}
     while at < len(data):
         piece = data[at : at + _SLICE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape goes on in the next slice
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the slice ends inside an escape: extend it
             piece = data[at : at + _SLICE + 1]
         at += len(piece)
         without_pairs = piece.replace(b"\\\\", b"")
-        parts = without_pairs.replace(b'\\"', b"").split(b'"')  # now every quote begins or ends a string
+        parts = without_pairs.replace(b'\\"', b"").split(b'"')  # each remaining quote begins or ends a string
         between = b"".join(parts[quotes % 2 :: 2])
         quotes += len(parts) - 1
         found["values"] += between.count(b",")

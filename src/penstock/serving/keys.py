@@ -1,4 +1,4 @@
-"""API keys: read from a file, kept as hashes, compared in constant time."""
+"""API keys: read from a file, stored as hashes, compared in constant time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 class ApiKeys:
-    """The keys of a service.  Only salted hashes stay in memory."""
+    """The API keys of a service.  Only salted hashes stay in memory."""
 
     def __init__(self, keys: list[str]) -> None:
         self._salt = os.urandom(32)
@@ -32,22 +32,22 @@ class ApiKeys:
 
     @classmethod
     def read(cls, path: Path) -> ApiKeys:
-        """Keys of a file, one a line; empty lines and those that begin with # are left out.
+        """Read keys from a file, one per line; empty lines and lines that begin with # are skipped.
 
-        InvalidFileError for a file that others may read, that holds no key, or a key that is short or not printable
-        ASCII without spaces.
+        Raises InvalidFileError for a file that other users may access, for a file without keys, and for a key that is
+        too short or not printable ASCII without spaces.
         """
         data = read_secret(path)
         keys = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
         keys = [key for key in keys if key and not key.startswith("#")]
         if not keys or len(data) > MAX_FILE_BYTES or len(keys) > MAX_KEYS:
-            raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one a line, found {len(keys)}")
+            raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one per line, found {len(keys)}")
         for number, key in enumerate(keys, 1):
             is_plain = key.isascii() and key.isprintable() and " " not in key
             if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or not is_plain:
                 raise InvalidFileError(
-                    f"{path}: key {number} must be {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable characters of ASCII "
-                    f"without spaces, not {len(key)} characters"
+                    f"{path}: key {number} must be {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable ASCII characters "
+                    f"without spaces, got {len(key)} characters"
                 )
         return cls(keys)
 
@@ -55,11 +55,11 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
     def id_of(self, authorization: bytes) -> str:
-        """An opaque id of the key that an Authorization header names; it says nothing about the key."""
+        """Return an opaque id of the key in an Authorization header, which reveals nothing about the key."""
         return self._hash(authorization.partition(b" ")[2].strip())[:8].hex()
 
     def knows(self, authorization: bytes | None) -> bool:
-        """Whether an Authorization header names one of the keys: all are compared, each in constant time."""
+        """Return True if an Authorization header has one of the keys; each key is compared in constant time."""
         if authorization is None or len(authorization) > 2 * MAX_KEY_CHARS:
             return False
         scheme, _, key = authorization.partition(b" ")
@@ -70,7 +70,7 @@ class ApiKeys:
 
 
 def _network_of(address: str) -> str:
-    """The address, or the /64 network of one of IPv6, all of which belongs to one host; "" for what is not one."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address, which one host owns; "" for anything else."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -83,8 +83,10 @@ def _network_of(address: str) -> str:
 
 
 def read_secret(path: Path) -> bytes:
-    """The beginning of a file, up to a byte more than MAX_FILE_BYTES; InvalidFileError for one that others may read or
-    write, FileAccessError."""
+    """Return up to MAX_FILE_BYTES + 1 bytes of a secret file.
+
+    Raises InvalidFileError if other users may read or write the file, FileAccessError if it cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -92,15 +94,15 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror}") from error
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidFileError(f"{path}: others may read or write it: chmod 600 it")
+        raise InvalidFileError(f"{path}: the key file must not be accessible to other users. Run `chmod 600 {path}`.")
     return data
 
 
 class Admission:
-    """Who is known: by API keys, and by the keys of admins, who may do what others may and more.
+    """Decides who may send requests: by API keys, and by admin keys, which allow everything that API keys allow.
 
-    Either is None where nobody has such keys; without API keys everybody is let in, but nobody as an admin.
-    ``keys_file`` and ``admin_keys_file`` are where they were read from.
+    Without API keys all clients are admitted; without admin keys there are no admins.  ``keys_file`` and
+    ``admin_keys_file`` are the files that the keys were read from.
     """
 
     def __init__(
@@ -115,27 +117,26 @@ class Admission:
 
     @classmethod
     def read(cls, keys_file: Path | None, admin_keys_file: Path | None) -> Admission:
-        """The keys of the files; the errors of ``ApiKeys.read``."""
+        """Read the keys of both files.  Raises the errors of ``ApiKeys.read``."""
         keys, admin_keys = (None if file is None else ApiKeys.read(file) for file in (keys_file, admin_keys_file))
         return cls(keys, admin_keys, keys_file, admin_keys_file)
 
     def reread(self) -> None:
-        """Read the files again and log it.  A file that cannot be read, or is wrong, leaves its old keys in use."""
+        """Read the files again and log the result.  If a file is unreadable or invalid, its old keys stay in use."""
         self.keys = _reread(self._keys_file, self.keys)
         self.admin_keys = _reread(self._admin_keys_file, self.admin_keys)
 
     def lets_in(self, authorization: bytes | None) -> bool:
-        """Whether a request may come in at all."""
+        """Return True if a request with this Authorization header is admitted."""
         return self.keys is None or self.keys.knows(authorization) | self.is_admin(authorization)
 
     def is_admin(self, authorization: bytes | None) -> bool:
-        """Whether it may change what is served."""
+        """Return True if the header has an admin key."""
         return self.admin_keys is not None and self.admin_keys.knows(authorization)
 
     def client_of(self, authorization: bytes | None, address: str) -> str:
-        """Whose request it is, for the fair order: an id of its key, or its address where there are no API keys.
-
-        A key is worth nothing here without API keys: anybody could send a new one with each request.  "" for a unix
+        """Return the client of a request for fair scheduling: an id of its key, or its address without API keys.
+        Without API keys a sent key is ignored, because a client could send a new one with each request.  "" for a unix
         socket.
         """
         if self.keys is not None and authorization is not None:
@@ -143,12 +144,14 @@ class Admission:
         return _network_of(address)
 
     def check_admin(self, authorization: bytes | None) -> None:
-        """403 for who may not."""
+        """Raise a 403 error unless the header has an admin key."""
         if self.admin_keys is None:
-            message = "nobody may do this here: the service was started without --admin-key-file"
+            message = "This operation needs an admin key, and the server was started without --admin-key-file."
             raise RefusalError(403, message, code="admin_only")
         if not self.is_admin(authorization):
-            raise RefusalError(403, "only a key of --admin-key-file may do this", code="admin_only")
+            raise RefusalError(
+                403, "This operation needs an admin key from the server's --admin-key-file.", code="admin_only"
+            )
 
 
 def _reread(file: Path | None, old: ApiKeys | None) -> ApiKeys | None:
@@ -157,7 +160,7 @@ def _reread(file: Path | None, old: ApiKeys | None) -> ApiKeys | None:
     try:
         keys = ApiKeys.read(file)
     except (FileAccessError, InvalidFileError) as error:
-        message = f"Failed to reload keys, the old ones stay in use: {error}"
+        message = f"Failed to reload keys. The old ones stay in use: {error}"
         tell("reload_failed", message, logging.ERROR, file=str(file))
         return old
     tell("reloaded", f"Reloaded the keys of {file}.", file=str(file))

@@ -1,7 +1,7 @@
-"""``/metrics`` in Prometheus' text format, under the names that vLLM uses, so that its dashboards work.
+"""``/metrics`` in Prometheus' text format, with vLLM's metric names, so that its dashboards work.
 
-Latencies are taken at the door: from the moment a request was let in to the moment a piece of its answer is handed to
-the connection.  What the engines count comes from their figures.
+Latencies are measured in the gateway: from the arrival of a request until a delta of its answer is passed to the
+connection.  The engines' counters come from their statistics.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.engine.stats import STEP_TOKENS
 if TYPE_CHECKING:
     from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Models
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
 
 __all__ = ["CONTENT_TYPE", "WINDOW", "Metrics", "ModelMetrics"]
 
 WINDOW: Final = 1000
-"""Of how many latest values the percentiles of ``/status`` are."""
+"""The number of latest values that the percentiles of ``/status`` are computed from."""
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _SHORT: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 _TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -31,24 +31,24 @@ _COUNTS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3
 _FEW: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 _HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
-    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SHORT),
-    "inter_token_latency_seconds": ("Between the tokens of an answer.", _TOKEN),
+    "time_to_first_token_seconds": ("Time from arrival to the first token.", _SHORT),
+    "inter_token_latency_seconds": ("Time between the tokens of an answer.", _TOKEN),
     "request_time_per_output_token_seconds": ("Mean time between the tokens of an answer.", _TOKEN),
-    "e2e_request_latency_seconds": ("From a request's arrival to its last token.", _LONG),
-    "request_queue_time_seconds": ("From a request's arrival in the engine to its first step.", _LONG),
-    "request_prefill_time_seconds": ("From a request's first step to its first token.", _LONG),
-    "request_decode_time_seconds": ("From a request's first token to its last.", _LONG),
-    "request_inference_time_seconds": ("From a request's first step to its last token.", _LONG),
-    "request_prompt_tokens": ("Tokens of a prompt.", _COUNTS),
-    "request_generation_tokens": ("Tokens of an answer.", _COUNTS),
-    "request_max_num_generation_tokens": ("Tokens of the longest answer to a prompt.", _COUNTS),
-    "request_params_max_tokens": ("Tokens that an answer may have at most, as a request says.", _COUNTS),
-    "request_params_n": ("Answers asked for by a request.", _FEW),
+    "e2e_request_latency_seconds": ("Time from arrival to the last token.", _LONG),
+    "request_queue_time_seconds": ("Time in the engine's queue, until the first step.", _LONG),
+    "request_prefill_time_seconds": ("Time from the first step to the first token.", _LONG),
+    "request_decode_time_seconds": ("Time from the first token to the last.", _LONG),
+    "request_inference_time_seconds": ("Time from the first step to the last token.", _LONG),
+    "request_prompt_tokens": ("Number of tokens of a prompt.", _COUNTS),
+    "request_generation_tokens": ("Number of tokens of an answer.", _COUNTS),
+    "request_max_num_generation_tokens": ("Number of tokens of the longest answer to a prompt.", _COUNTS),
+    "request_params_max_tokens": ("The max_tokens of a request.", _COUNTS),
+    "request_params_n": ("The n of a request: its number of answers.", _FEW),
 }
 
 
 class _Histogram:
-    """Counts of values by upper bound."""
+    """Counts values by upper bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -56,12 +56,12 @@ class _Histogram:
         self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Note a value, ``times`` times."""
+        """Count a value ``times`` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def lines(self, name: str, labels: str) -> Iterable[str]:
-        """As text: cumulative counts, sum and count."""
+        """Return the lines of the text format: cumulative counts, sum and count."""
         seen = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             seen += count
@@ -72,7 +72,7 @@ class _Histogram:
 
 
 class ModelMetrics:
-    """What the door notes of one model's requests."""
+    """The counts and latencies of one model's requests, as the gateway measures them."""
 
     def __init__(self) -> None:
         self.histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
@@ -88,24 +88,27 @@ class ModelMetrics:
         self.last_ended_ms = 0
 
     def first_token(self, seconds: float) -> None:
-        """The first token of a request came."""
+        """Record the time to the first token of a request."""
         self._first_token.add(seconds)
         self._latest["first_token_s"].append(seconds)
 
     def between(self, seconds: float, num_tokens: int) -> None:
-        """Further tokens came together, so long after those before them."""
+        """Record ``num_tokens`` that arrived together, ``seconds`` after the previous ones."""
         self._between.add(seconds / num_tokens, num_tokens)
         self._latest_between.append(seconds / num_tokens)
 
     def percentiles(self, name: str) -> dict[str, float] | None:
-        """The median and the 99th percentile of the latest values; None before the first."""
+        """Return the median and the 99th percentile of the latest values, or None if there are none."""
         values = sorted(self._latest[name])
         if not values:
             return None
         return {"p50": values[len(values) // 2], "p99": values[min(len(values) - 1, len(values) * 99 // 100)]}
 
     def ended(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
-        """A prompt's answers are done: tokens of prompt and of all answers, seconds since arrival, the engine's own."""
+        """Record a prompt whose answers are complete.
+
+        ``num_output``: tokens of all its answers.  ``seconds``: since arrival.  ``timings``: measured by the engine.
+        """
         note = self.histograms
         note["e2e_request_latency_seconds"].add(seconds)
         self._latest["e2e_s"].append(seconds)
@@ -124,7 +127,7 @@ class ModelMetrics:
         self.output_tokens += num_output
 
     def asked(self, n: int, max_tokens: int | None, longest: int) -> None:
-        """What a request said, and the tokens of its longest answer."""
+        """Record the parameters of a request, and the number of tokens of its longest answer."""
         note = self.histograms
         note["request_params_n"].add(n)
         note["request_max_num_generation_tokens"].add(longest)
@@ -137,7 +140,7 @@ def _escaped(text: str) -> str:
 
 
 class Metrics:
-    """All that ``/metrics`` shows.  Routes and models bound its size: no label holds what a client wrote."""
+    """All metrics of the service.  Labels never contain a client's input, so routes and models bound the size."""
 
     def __init__(self, models: Models) -> None:
         self.started = time.perf_counter()
@@ -147,17 +150,17 @@ class Metrics:
         self._http_seconds: dict[str, _Histogram] = {}
         self._grpc: Counter[tuple[str, str]] = Counter()
         self._grpc_seconds: dict[str, _Histogram] = {}
-        self.servables: Servables | None = None
+        self.servables: ServableRepository | None = None
 
     def of_model(self, name: str) -> ModelMetrics:
-        """Those of one model, which is loaded."""
+        """Return the metrics of a loaded model."""
         found = self._of_model.get(name)
         if found is None:
             found = self._of_model[name] = ModelMetrics()
         return found
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Record an answered HTTP request."""
         self._http[(method if route != "none" else "", route, status)] += 1
         histogram = self._http_seconds.get(route)
         if histogram is None:
@@ -165,7 +168,7 @@ class Metrics:
         histogram.add(seconds)
 
     def grpc(self, path: str, code: str, seconds: float) -> None:
-        """A request over gRPC was answered: the method's path, and the code's name."""
+        """Record an answered gRPC request, by the path of its method and the name of its code."""
         self._grpc[path, code] += 1
         histogram = self._grpc_seconds.get(path)
         if histogram is None:
@@ -173,7 +176,7 @@ class Metrics:
         histogram.add(seconds)
 
     def text(self) -> bytes:
-        """The page, as Prometheus' text format 0.0.4 has it."""
+        """Return all metrics in Prometheus' text format 0.0.4."""
         out: list[str] = []
         served = self._models.list()
         figures = {one.name: one.figures() for one in served}
@@ -184,16 +187,16 @@ class Metrics:
             _head(out, f"vllm:{name}", "histogram", note)
             for model, of_model in self._of_model.items():
                 out += of_model.histograms[name].lines(f"vllm:{name}", labels[model])
-        _head(out, "vllm:prompt_tokens_total", "counter", "Tokens of prompts.")
+        _head(out, "vllm:prompt_tokens_total", "counter", "Number of prompt tokens.")
         out += [
             f"vllm:prompt_tokens_total{{{labels[name]}}} {one.prompt_tokens}" for name, one in self._of_model.items()
         ]
-        _head(out, "vllm:generation_tokens_total", "counter", "Tokens of answers.")
+        _head(out, "vllm:generation_tokens_total", "counter", "Number of generated tokens.")
         out += [
             f"vllm:generation_tokens_total{{{labels[name]}}} {one.output_tokens}"
             for name, one in self._of_model.items()
         ]
-        _head(out, "vllm:request_success_total", "counter", "Answers that ended, by reason.")
+        _head(out, "vllm:request_success_total", "counter", "Number of finished answers, by reason.")
         for name, one in self._of_model.items():
             for reason in ("stop", "length", "abort", "error"):
                 line = f'vllm:request_success_total{{{labels[name]},finished_reason="{reason}"}} {one.finished[reason]}'
@@ -207,44 +210,64 @@ class Metrics:
 
     def _engines(self, out: list[str], figures: Mapping[str, EngineStats]) -> None:
         rows = (
-            ("num_requests_running", "gauge", "Requests that take part in steps.", "num_running"),
-            ("num_requests_waiting", "gauge", "Requests that wait for a place.", "num_waiting"),
-            ("kv_cache_usage_perc", "gauge", "Share of pages that requests hold; 1 is all.", "page_use"),
-            ("num_preemptions_total", "counter", "Requests that gave up their pages.", "num_preemptions"),
-            ("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", "num_prompt_tokens"),
-            ("prefix_cache_hits_total", "counter", "Prompt tokens that were shared.", "num_cached_tokens"),
+            ("num_requests_running", "gauge", "Number of running requests.", "num_running"),
+            ("num_requests_waiting", "gauge", "Number of waiting requests.", "num_waiting"),
+            ("kv_cache_usage_perc", "gauge", "Fraction of KV cache pages in use, from 0 to 1.", "page_use"),
+            ("num_preemptions_total", "counter", "Number of preempted requests.", "num_preemptions"),
+            (
+                "prefix_cache_queries_total",
+                "counter",
+                "Prompt tokens looked up in the prefix cache.",
+                "num_prompt_tokens",
+            ),
+            (
+                "prefix_cache_hits_total",
+                "counter",
+                "Prompt tokens found in the prefix cache.",
+                "num_cached_tokens",
+            ),
         )
         for name, kind, note, field in rows:
             _head(out, f"vllm:{name}", kind, note)
             out += [f"vllm:{name}{{{labels}}} {getattr(found, field)}" for labels, found in figures.items()]
-        _head(out, "vllm:iteration_tokens_total", "histogram", "Tokens that a step computes.")
+        _head(out, "vllm:iteration_tokens_total", "histogram", "Number of tokens computed in a step.")
         for labels, found in figures.items():
             steps = _Histogram(tuple(map(float, STEP_TOKENS)))
             steps.counts = [found.num_steps_by.get(name, 0) for name in (*map(str, STEP_TOKENS), "")]
             steps.total = float(found.num_step_tokens)
             out += steps.lines("vllm:iteration_tokens_total", labels)
-        _head(out, "penstock:steps_total", "counter", "Steps of the engine.")
+        _head(out, "penstock:steps_total", "counter", "Number of engine steps.")
         out += [f"penstock:steps_total{{{labels}}} {found.num_steps}" for labels, found in figures.items()]
 
     def _service(self, out: list[str]) -> None:
-        _head(out, "penstock:model_ready", "gauge", "1 while the model's engine turns and takes requests.")
+        _head(out, "penstock:model_ready", "gauge", "1 if the model accepts requests, else 0.")
         for one in self._models.list():
             out.append(f'penstock:model_ready{{model_name="{_escaped(one.name)}"}} {int(one.is_ready)}')
-        _head(out, "penstock:worker_restarts_total", "counter", "Workers that ended unasked, by cause.")
+        _head(out, "penstock:worker_restarts_total", "counter", "Number of worker crashes and hangs, by cause.")
         for one in self._models.list():
             for cause, count in one.deaths().items():
                 labels = f'model_name="{_escaped(one.name)}",cause="{cause}"'
                 out.append(f"penstock:worker_restarts_total{{{labels}}} {count}")
-        _head(out, "http_requests_total", "counter", "HTTP requests by route and status; 499: the client went away.")
+        _head(
+            out,
+            "http_requests_total",
+            "counter",
+            "HTTP requests by route and status. 499: the client disconnected.",
+        )
         for (method, route, status), count in self._http.items():
             out.append(f'http_requests_total{{method="{method}",handler="{route}",status="{status}"}} {count}')
-        _head(out, "http_request_duration_seconds", "histogram", "From arrival to the end of the answer.")
+        _head(out, "http_request_duration_seconds", "histogram", "Time from arrival to the end of the response.")
         for route, histogram in self._http_seconds.items():
             out += histogram.lines("http_request_duration_seconds", f'handler="{route}"')
-        _head(out, "grpc_server_handled_total", "counter", "gRPC requests by method and code, those of streams too.")
+        _head(
+            out,
+            "grpc_server_handled_total",
+            "counter",
+            "gRPC requests by method and code, including each of a stream.",
+        )
         for (path, code), count in self._grpc.items():
             out.append(f'grpc_server_handled_total{{{_grpc_labels(path)},grpc_code="{code}"}} {count}')
-        _head(out, "grpc_server_handling_seconds", "histogram", "From arrival to the end of the answer.")
+        _head(out, "grpc_server_handling_seconds", "histogram", "Time from arrival to the end of the response.")
         for path, histogram in self._grpc_seconds.items():
             out += histogram.lines("grpc_server_handling_seconds", _grpc_labels(path))
 

@@ -1,4 +1,4 @@
-"""Changes of a service's models while it runs: one at a time of each model, none past the service's end."""
+"""Changes of a running service's models: one at a time per model, and none once the service stops."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _Result = TypeVar("_Result")
 
 
 class Changes:
-    """Loads, updates and unloads, each in a task of its own.  Errors are those of Models, and UnavailableError while
-    another change of the same model is under way, during its first load, and once the service ends.
+    """Loads, updates and unloads models, each in a task of its own.
+
+    Raises the errors of Models, and UnavailableError if the model is being changed or loaded for the first time, or if
+    the service is stopping.
     """
 
     def __init__(self, models: Models) -> None:
@@ -29,21 +31,21 @@ class Changes:
         self._is_closed = False
 
     async def load(self, path: str, name: str = "") -> Backend:
-        """``Models.load``; cancelling the caller gives it up and leaves nothing of it."""
+        """Call ``Models.load``; cancelling the caller cancels the load and undoes it."""
         return await self._begin(lambda: self._models.load(path, name))
 
     async def update(self, name: str, path: str) -> Backend:
-        """``Models.update``; cancelling the caller gives it up, unless requests go to the new weights already."""
+        """Call ``Models.update``; cancelling the caller cancels it, unless requests already use the new weights."""
         self._check(name)
         return await self._begin(lambda: self._models.update(name, path), name)
 
     async def unload(self, name: str) -> None:
-        """``Models.unload``, which goes on when the caller is cancelled."""
+        """Call ``Models.unload``, which continues if the caller is cancelled."""
         self._check(name)
         await self._begin(lambda: self._models.unload(name), name, goes_on=True)
 
     async def close(self) -> None:
-        """Give up what is under way, and take no more."""
+        """Cancel running changes and refuse further ones."""
         self._is_closed = True
         tasks = [*self._tasks]
         for task in tasks:
@@ -53,14 +55,14 @@ class Changes:
     def _check(self, name: str) -> None:
         backend = self._models.get(name)
         if name in self._changing:
-            raise UnavailableError(f"{name} is being changed already", 1.0)
-        _ = backend.card  # not there during its first load
+            raise UnavailableError(f"{name} is already being changed. Retry later.", 1.0)
+        _ = backend.card  # raises UnavailableError during the first load
 
     async def _begin(
         self, work: Callable[[], Coroutine[Any, Any, _Result]], name: str = "", *, goes_on: bool = False
     ) -> _Result:
         if self._is_closed:
-            raise UnavailableError("the service is about to end", 5.0)
+            raise UnavailableError("The service is stopping.", 5.0)
         task = asyncio.ensure_future(work())
         self._tasks.add(task)
         if name:
@@ -70,7 +72,7 @@ class Changes:
             return await (asyncio.shield(task) if goes_on else task)
         except asyncio.CancelledError:
             if self._is_closed:
-                raise UnavailableError("the service is about to end", 5.0) from None
+                raise UnavailableError("The service is stopping.", 5.0) from None
             raise
 
     def _note_done(self, name: str, task: asyncio.Task[Any]) -> None:

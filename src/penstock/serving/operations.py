@@ -1,4 +1,4 @@
-"""The routes of the service in one table: who answers, what the body is, what comes back, who may ask."""
+"""The descriptions of routes: handler, request body, responses, and required key; and the lookup of a route."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["JSON", "Media", "Operation", "Routes"]
 
 Handler = Callable[[Call], Awaitable[Reply | None]]
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"
-"""What a name in a path may be: no separator, nothing that begins with a dot."""
+"""The pattern of a name in a path: no separator, no leading dot."""
 MAX_NEAREST_CHARS: Final = 100
-"""Of a path that is compared with the routes: the time goes with its square."""
+"""The longest path for which a similar route is suggested; the search takes quadratic time."""
 COMMON_REFUSALS: Final = (400, 401, 403, 431)
 
 
 @dataclass(frozen=True)
 class Media:
-    """How a body may come.
+    """The accepted formats of a request body.
 
-    ``types``: what Content-Type may say, "" that it is missing.  ``encodings``: how it may be compressed.
-    ``is_optional``: an empty body is an empty object.  ``is_raw``: the handler reads ``Call.data`` itself, and the
-    body's shape is that of its JSON.  ``headers``: JSON schemas of headers that say more about it.
+    ``types``: accepted values of Content-Type; "" accepts a missing header.  ``encodings``: accepted compressions.
+    ``is_optional``: an empty body counts as an empty object.  ``is_raw``: the handler parses ``Call.data`` itself, and
+    the body's shape describes its JSON part.  ``headers``: JSON schemas of further headers that describe the body.
     """
 
     types: tuple[str, ...] = ("application/json",)
@@ -44,10 +44,10 @@ JSON: Final = Media()
 class Operation:
     """One method of one path.
 
-    ``handler`` returns a Reply, or None when it has answered itself.  ``answer`` is the shape of a JSON answer, or
-    other content types.  ``refusals`` are statuses of the table beside those that every route has.  With
-    ``events`` the answer may be a stream of those.  ``is_open``: no key is asked for.  ``is_admin``: an admin's key
-    is.  ``media``: how the body may come.  ``binary``: the answer may be bytes, too, behind its JSON.
+    ``handler`` returns a Reply, or None after it has sent the response itself.  ``answer``: the shape of a JSON
+    response, or a tuple of other content types.  ``refusals``: error statuses beside those that all routes share.
+    ``events``: the shape of an event, if the response may be a stream.  ``is_open``: needs no key.  ``is_admin``: needs
+    an admin key.  ``media``: the accepted formats of the body.  ``binary``: the response may have bytes after its JSON.
     """
 
     method: str
@@ -66,28 +66,28 @@ class Operation:
 
     @property
     def is_work(self) -> bool:
-        """Whether an engine answers it, in its turn and within its time."""
+        """True if the request runs in an engine or a servable, and so can wait in a queue and time out."""
         return 504 in self.refusals
 
     @property
     def is_oip(self) -> bool:
-        """Whether it is of the Open Inference Protocol, which has another form of errors."""
+        """True for a route of the Open Inference Protocol, whose errors have another format."""
         return is_oip(self.path)
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """All refusals that it answers with."""
+        """All error statuses of the route."""
         with_body = (408, 413, 415) if self.body is not None else ()
         return tuple(sorted({*COMMON_REFUSALS, *with_body, *self.refusals, 500}))
 
 
 def is_oip(path: str) -> bool:
-    """Whether a path is one of the Open Inference Protocol's, or could be."""
+    """Return True for a path under ``/v2``, the prefix of the Open Inference Protocol."""
     return path == "/v2" or path.startswith("/v2/")
 
 
 class Routes:
-    """Finds the operation of a method and path.  What the table does not have, nobody reaches."""
+    """Finds the operation of a method and path; only operations of the table can be reached."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = tuple(operations)
@@ -102,7 +102,7 @@ class Routes:
                 self._named.append((re.compile(pattern), methods))
 
     def find(self, path: str) -> tuple[dict[str, Operation], dict[str, str]]:
-        """The operations of a path by method, and what its variable parts are; empty for a path that is not there."""
+        """Return the operations of a path by method, and its variable parts; both are empty for an unknown path."""
         methods = self._plain.get(path)
         if methods is not None and "{" not in path:
             return methods, {}
@@ -113,7 +113,7 @@ class Routes:
         return {}, {}
 
     def nearest(self, path: str) -> str:
-        """The route that a path that is not there may have meant; empty when none is like it."""
+        """Return the route that is most similar to an unknown path; empty if none is similar."""
         if len(path) > MAX_NEAREST_CHARS:
             return ""
         tail = path.rstrip("/")

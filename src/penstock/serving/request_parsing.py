@@ -1,27 +1,23 @@
-"""From a checked body to what the engine is asked: token ids, SamplingParams, RequestOptions."""
+"""Translate a checked body into an engine request: token ids, SamplingParams, RequestOptions."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
 from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnsupportedError
 from penstock.serving.request_fields import SAMPLING
+from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "beside",
-    "beside_if",
     "chat_ids",
     "check_count",
     "check_fits",
@@ -34,55 +30,28 @@ __all__ = [
     "tokenizer_of",
 ]
 
-_LONG_TEXT: Final = 2000
-"""Characters from which on text is tokenized beside the event loop."""
 MAX_ANSWERS: Final = 1024
-_LONG_CALLS: Final = ThreadPoolExecutor(2, "penstock-text")
-"""Threads of their own: long texts must not keep templates waiting."""
-_isolated_calls: Final[WeakKeyDictionary[Tokenizer, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 def tokenizer_of(backend: Backend) -> Tokenizer:
-    """A model's tokenizer; UnsupportedError when it has none."""
+    """Return a model's tokenizer.  Raises UnsupportedError if it has none."""
     if backend.tokenizer is None:
-        raise UnsupportedError("the model has no tokenizer: give token ids")
+        raise UnsupportedError("This model has no tokenizer. Pass token ids instead of text.")
     return backend.tokenizer
 
 
-async def beside(tokenizer: Tokenizer, num_items: int, call: Any, *arguments: Any, **named: Any) -> Any:
-    """A call that uses a tokenizer and whose time goes with ``num_items`` characters or tokens.
-
-    It runs here when it is short, else in one of two threads.  A tokenizer of another process, which may be slow or
-    end, has a thread of its own, so that other models' requests never wait for it.
-    """
-    if tokenizer.is_isolated:
-        pool = _isolated_calls.get(tokenizer)
-        if pool is None:
-            pool = _isolated_calls[tokenizer] = ThreadPoolExecutor(1, "penstock-tokenizer")
-    elif num_items < _LONG_TEXT:
-        return call(*arguments, **named)
-    else:
-        pool = _LONG_CALLS
-    return await asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments, **named))
-
-
 def isolated_tokenizer(backend: Backend) -> Tokenizer | None:
-    """A model's tokenizer when it runs in another process, which the event loop must not wait for; else None."""
+    """Return a model's tokenizer if it runs in another process, which the event loop must not wait for; else None."""
     tokenizer = backend.tokenizer
     return tokenizer if tokenizer is not None and tokenizer.is_isolated else None
-
-
-async def beside_if(slow: Tokenizer | None, call: Any, *arguments: Any) -> Any:
-    """A short call: in the thread of ``slow``, a tokenizer of another process, if there is one."""
-    return call(*arguments) if slow is None else await beside(slow, 0, call, *arguments)
 
 
 async def prompts_of(
     backend: Backend, given: Any, field: str, body: Mapping[str, Any]
 ) -> list[tuple[list[int], str | None]]:
-    """Each prompt as token ids, cut where ``truncate_prompt_tokens`` says so, with its text where that is all of it.
+    """Return each prompt as token ids, truncated by ``truncate_prompt_tokens``, and its text if it was not truncated.
 
-    What no context holds is refused before anybody spends time on it.
+    Prompts that cannot fit into the context are refused before they are tokenized.
     """
     several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     found: list[tuple[list[int], str | None]] = []
@@ -92,11 +61,11 @@ async def prompts_of(
         whole = await text_ids(backend, one, body, field) if isinstance(one, str) else one
         ids = cut(whole, backend.card.max_len, body)
         if not ids:
-            message = f"{name} is empty: it must have at least one token"
+            message = f"{name} is empty. It must have at least one token."
             raise RefusalError(400, message, param=field, code="invalid_value")
         check_fits(backend, ids, name)
         if max(ids) >= backend.card.vocab_size:
-            message = f"{name} holds token id {max(ids)}, but the model has {backend.card.vocab_size}"
+            message = f"{name}: token id {max(ids)} is out of range. The model has {backend.card.vocab_size} tokens."
             raise RefusalError(400, message, param=field, code="invalid_value")
         found.append((ids, text if len(ids) == len(whole) else None))
     return found
@@ -105,28 +74,32 @@ async def prompts_of(
 async def text_ids(
     backend: Backend, text: str, body: Mapping[str, Any], field: str = "prompt", **named: Any
 ) -> list[int]:
-    """A text's token ids; of one that no context holds the end, when it is to be cut, else 400 with ``field``."""
+    """Return the token ids of a text.
+
+    A text that cannot fit into the context is cut to its end if ``truncate_prompt_tokens`` is set; otherwise the
+    request is refused with 400 and ``field``.
+    """
     tokenizer = tokenizer_of(backend)
     bound = await _bound(backend, tokenizer, len(text))
     if len(text) > bound:
         if "truncate_prompt_tokens" not in body:
-            raise _too_long(f"a text has {len(text)} characters", backend, field)
+            raise _too_long(f"{field}: the text has {len(text)} characters", backend, field)
         text = text[-bound:]
-    ids: list[int] = await beside(tokenizer, len(text), tokenizer.encode, text, **named)
+    ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, **named)
     return ids
 
 
 async def _bound(backend: Backend, tokenizer: Tokenizer, num_chars: int) -> int:
-    """Characters that no context holds more of; the vocabulary is looked at for a text that comes near."""
-    most = 2 * backend.card.max_len  # twice as many: a normalizer may make a text shorter
+    """Return the most characters that can fit into the context; the vocabulary is only scanned for long texts."""
+    most = 2 * backend.card.max_len  # twice, because a normalizer may shorten a text
     if num_chars <= most:
         return most
-    longest: int = await beside(tokenizer, num_chars, lambda: tokenizer.longest_token)
+    longest: int = await call_tokenizer(tokenizer, num_chars, lambda: tokenizer.longest_token)
     return most * longest
 
 
 def check_fits(backend: Backend, ids: Sequence[int], name: str) -> None:
-    """400 for a prompt that the context does not hold, before it goes to a worker."""
+    """Refuse a prompt that is longer than the context with 400, before it is sent to a worker."""
     if len(ids) > backend.card.max_len:
         raise _too_long(f"{name} has {len(ids)} tokens", backend, name.partition("[")[0])
 
@@ -137,21 +110,21 @@ def _too_long(what: str, backend: Backend, field: str) -> RefusalError:
 
 
 async def chat_ids(backend: Backend, messages: Sequence[Mapping[str, Any]], is_open: bool) -> list[int]:
-    """The token ids of a conversation, with the opening of an answer when ``is_open``."""
+    """Return the token ids of a conversation; ``is_open`` adds the beginning of the assistant's message."""
     tokenizer = tokenizer_of(backend)
     if tokenizer.chat_template is None:
-        raise UnsupportedError("the model has no chat template: use /v1/completions")
+        raise UnsupportedError("This model has no chat template. Use /v1/completions.")
     num_chars = sum(len(_text(one["content"])) for one in messages)
     if num_chars > await _bound(backend, tokenizer, num_chars):
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")
     plain = [{**one, "role": _role(one["role"]), "content": _text(one["content"])} for one in messages]
-    text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # a template's time is not its text's
-    ids: list[int] = await beside(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
+    text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # rendering may be slow for a short text
+    ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ids
 
 
 def _role(role: str) -> str:
-    """Templates know no developer, who is OpenAI's system."""
+    """Return the role for the template, which knows OpenAI's ``developer`` as ``system``."""
     return "system" if role == "developer" else role
 
 
@@ -167,7 +140,7 @@ def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], is_open: bool)
 
 
 def sampling_of(body: Mapping[str, Any], **beyond: Any) -> SamplingParams:
-    """The sampling fields of a body; ``beyond`` are those that a route has under other names."""
+    """Return the sampling parameters of a body; ``beyond`` are fields that a route has under other names."""
     values = {name: body[name] for name in SAMPLING if name in body}
     if values.get("top_k") == -1:
         values["top_k"] = 0
@@ -175,7 +148,7 @@ def sampling_of(body: Mapping[str, Any], **beyond: Any) -> SamplingParams:
 
 
 def options_of(body: Mapping[str, Any], request_s: float, client: str) -> RequestOptions:
-    """How a request of ``client`` is served; it ends after ``request_s`` if not earlier."""
+    """Return the options of a request of ``client``; its deadline is at most ``request_s`` seconds."""
     return RequestOptions(
         priority=body.get("priority", 0),
         deadline_s=min(body.get("timeout", request_s), request_s),
@@ -186,7 +159,7 @@ def options_of(body: Mapping[str, Any], request_s: float, client: str) -> Reques
 
 
 def cut(ids: list[int], max_len: int, body: Mapping[str, Any]) -> list[int]:
-    """The end of a prompt that ``truncate_prompt_tokens`` keeps; for -1 the engine cuts what is left of a context."""
+    """Return the part of a prompt that ``truncate_prompt_tokens`` keeps; for -1 the engine makes the final cut."""
     keep = body.get("truncate_prompt_tokens")
     if keep is None:
         return ids
@@ -194,9 +167,9 @@ def cut(ids: list[int], max_len: int, body: Mapping[str, Any]) -> list[int]:
 
 
 def check_count(num_prompts: int, body: Mapping[str, Any]) -> None:
-    """Refuse a body that asks for more answers than one request may."""
+    """Refuse a body that asks for more answers than a request may have."""
     wanted = num_prompts * max(body.get("n", 1), body.get("best_of", 1))
     if wanted > MAX_ANSWERS:
         raise RefusalError(
-            400, f"{wanted} answers are asked for; one request may have {MAX_ANSWERS}", param="n", code="invalid_value"
+            400, f"n: {wanted} answers requested, but the maximum is {MAX_ANSWERS}", param="n", code="invalid_value"
         )

@@ -1,4 +1,4 @@
-"""A service: the HTTP door, the models behind it and their workers, from the first line to the last request."""
+"""The life of a service: open its listeners, load its models and servables, serve, drain and stop."""
 
 from __future__ import annotations
 
@@ -9,60 +9,39 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from penstock.errors import InvalidFileError
 from penstock.logs import tell
-from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.http.listener import Listener, check_tls
 from penstock.serving.http.open_files import fitting_connections, raise_limit
 from penstock.serving.model_changes import Changes
+from penstock.serving.service_settings import ServiceSettings
 from penstock.serving.settings import GatewaySettings
-from penstock.serving.startup_banner import greeting
-from penstock.serving.workers.primary import Primary, WorkerListener
+from penstock.serving.startup_banner import startup_banner
+from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
-from penstock.serving.workers.worker_config import ModelOptions
 
 if TYPE_CHECKING:
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc.listener import GrpcListener
     from penstock.serving.traces import Traces
 
-__all__ = ["ServiceSettings", "run_service"]
+__all__ = ["run_service"]
 
 _DESCRIPTORS_OF_WORKER: Final = 8
-"""Descriptors that a worker process takes here: its standard input and its socket, twice while it is replaced."""
+"""File descriptors in this process per worker: its standard input and its socket, twice during a replacement."""
 _DESCRIPTORS_OF_SERVABLES: Final = 128
-"""Descriptors for the processes of a folder of servables."""
-
-
-@dataclass(frozen=True)
-class ServiceSettings:
-    """``models`` are pairs of a name ("" for that of the file) and a path; ``num_workers`` processes run each.
-    ``worker_door``: where workers of other machines join.  ``admin_socket``: where models are loaded and unloaded.
-    ``otlp_traces_endpoint``: the URL that spans of requests are sent to; "" makes none.  ``servables``: folders that
-    hold some.
-    """
-
-    models: tuple[tuple[str, str], ...]
-    num_workers: int = 1
-    options: ModelOptions = field(default_factory=ModelOptions)
-    door: GatewaySettings = field(default_factory=GatewaySettings)
-    supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
-    worker_door: WorkerListener | None = None
-    admin_socket: Path | None = None
-    otlp_traces_endpoint: str = ""
-    servables: tuple[Path, ...] = ()
+"""File descriptors reserved for the processes of a folder of servables."""
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C: the first one drains, the second one ends at once.  SIGHUP reloads keys and certificates.
+    """Handles SIGTERM and SIGINT: the first drains, the second stops at once.  SIGHUP reloads keys and TLS files.
 
-    A signal to end that was ignored when the process began stays ignored.
+    A signal that was ignored when the process started stays ignored.
     """
 
     def __init__(self, on_second: Callable[[], None], reload: Callable[[], None]) -> None:
@@ -90,18 +69,18 @@ class _Signals:
 
 
 async def run_service(settings: ServiceSettings) -> int:
-    """Serve until a signal asks to end, then let open requests end; the exit status.
+    """Serve until a signal arrives, then drain; return the exit status.
 
-    Raises what opening the address or loading a model raised; nothing is left then.
+    Raises the error of opening an address or loading a model, after everything that was started has been stopped.
     """
     limit = raise_limit()
     settings = _within(settings, limit)
-    primary = Primary(settings.supervision, door=settings.worker_door)
+    primary = Primary(settings.supervision, remote=settings.worker_listener)
     models = RemoteModels(primary, settings.options, settings.num_workers)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
-    # This reads keys and certificate: nothing runs yet.
+    # This reads keys and certificates before anything runs.
     listeners, changes = _listeners(models, servables, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
@@ -110,7 +89,7 @@ async def run_service(settings: ServiceSettings) -> int:
         for listener in listeners.values():
             listener.stop(at_once=True)
 
-    signals = _Signals(hurry, lambda: _reload(listeners, primary, settings.door))
+    signals = _Signals(hurry, lambda: _reload(listeners, primary, settings.gateway))
     tasks: list[asyncio.Future[Any]] = []
     try:
         await primary.open()
@@ -122,13 +101,13 @@ async def run_service(settings: ServiceSettings) -> int:
         await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            gc.freeze()  # what the start made is here to stay: else each full collection looks at it for 0.1 s
-            _say(greeting(urls, models, servables, settings, primary.port, limit), sys.stdout)
+            gc.freeze()  # the objects of the start-up live on: scanning them in each full collection would take 0.1 s
+            _say(startup_banner(urls, models, servables, settings, primary.port, limit), sys.stdout)
             await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         if signals.first is not None:
-            _say(f"penstock: {signals.first.name}: open requests end, then the service", sys.stderr)
+            _say(f"penstock: {signals.first.name}. Stopping: waiting for open requests.", sys.stderr)
         loading.cancel()
         await changes.close()
         await _drain(models, servables, stop_now)
@@ -152,47 +131,46 @@ async def run_service(settings: ServiceSettings) -> int:
 
 
 def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
-    """The settings with as many connections as the limit on open files leaves room for."""
-    door = settings.door
+    """Return the settings with ``num_connections`` reduced to what the limit on open files allows."""
+    gateway = settings.gateway
     others = _DESCRIPTORS_OF_WORKER * settings.num_workers * max(1, len(settings.models))
     others += _DESCRIPTORS_OF_SERVABLES * len(settings.servables)
     if settings.admin_socket is not None:
         from penstock.serving.http import admin
 
         others += admin.MAX_CONNECTIONS
-    if settings.worker_door is not None:
+    if settings.worker_listener is not None:
         from penstock.serving.workers import remote_worker_server
 
         others += remote_worker_server.MAX_CONNECTIONS
-    num_listeners = 1 if door.grpc_port is None else 2
-    fitting = fitting_connections(door.limits.num_connections, limit, num_listeners, others)
-    return replace(settings, door=replace(door, limits=replace(door.limits, num_connections=fitting)))
+    num_listeners = 1 if gateway.grpc_port is None else 2
+    fitting = fitting_connections(gateway.limits.num_connections, limit, num_listeners, others)
+    return replace(settings, gateway=replace(gateway, limits=replace(gateway.limits, num_connections=fitting)))
 
 
 def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, settings: GatewaySettings) -> None:
-    """Read the files of keys, certificate and TLS key again; a file that is wrong changes nothing but the log."""
+    """Read keys, certificate and TLS key again; an invalid file is logged, and the old contents stay in use."""
     public = listeners["http"]
     if isinstance(public, Listener):
-        public.door.admission.reread()
+        public.gateway.admission.reread()
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return
     try:
         check_tls(settings)
-        pair = key.read_bytes(), certificate.read_bytes()
         for name, listener in listeners.items():
             if name != "admin":
                 listener.reload_tls()
-        primary.replace_tls(*pair)
+        primary.reload_tls()
     except (OSError, InvalidFileError) as error:
-        message = f"Failed to reload the TLS certificate, the old one stays in use: {error}"
+        message = f"Failed to reload the TLS certificate. The old one stays in use: {error}"
         tell("reload_failed", message, logging.ERROR, file=str(certificate))
         return
     tell("reloaded", f"Reloaded the TLS certificate {certificate}.", file=str(certificate))
 
 
 def _say(text: str, where: TextIO) -> None:
-    """What cannot be written, to a full disk or a pipe that nobody reads, ends no service."""
+    """Print a text; a full disk or a closed pipe must not end the service."""
     with suppress(OSError):
         print(text, file=where, flush=True)
 
@@ -205,56 +183,58 @@ def _traces(settings: ServiceSettings) -> Traces | None:
     return Traces(settings.otlp_traces_endpoint)
 
 
-def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> Servables | None:
+def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings) -> ServableRepository | None:
     if not settings.servables:
         return None
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.workers.private_models import PrivateModels
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
         return RemoteBackend(name, primary, options, settings.num_workers)
 
-    found = Servables(settings.supervision, PrivateModels(models, make), lambda: [one.name for one in models.list()])
+    found = ServableRepository(
+        settings.supervision, PrivateModels(models, make), lambda: [one.name for one in models.list()]
+    )
     models.taken_by = found.taken_by
     return found
 
 
 def _listeners(
     models: RemoteModels,
-    servables: Servables | None,
+    servables: ServableRepository | None,
     settings: ServiceSettings,
     traces: Traces | None,
     arrivals: Arrivals,
 ) -> tuple[dict[str, Listener | GrpcListener], Changes]:
-    """The public doors, the admin's where it is asked for, and the changes that come through that one."""
+    """Return the public listeners, the admin listener if it is configured, and the changes of models for the latter."""
     from penstock.serving.http.app import make_app
 
-    door, changes = make_app(models, settings.door, traces, arrivals, methods=servables), Changes(models)
-    door.metrics.servables = servables
-    listeners: dict[str, Listener | GrpcListener] = {"http": Listener(door, door.settings)}
-    if settings.door.grpc_port is not None:
+    gateway, changes = make_app(models, settings.gateway, traces, arrivals, methods=servables), Changes(models)
+    gateway.metrics.servables = servables
+    listeners: dict[str, Listener | GrpcListener] = {"http": Listener(gateway, gateway.settings)}
+    if settings.gateway.grpc_port is not None:
         from penstock.serving.grpc.listener import GrpcListener
 
-        listeners["grpc"] = GrpcListener(door)
+        listeners["grpc"] = GrpcListener(gateway)
     if settings.admin_socket is not None:
         from penstock.serving.http.admin import make_admin
 
-        admin = make_admin(changes, models, door.metrics)
+        admin = make_admin(changes, models, gateway.metrics)
         listeners["admin"] = Listener(admin, admin.settings, settings.admin_socket)
     return listeners, changes
 
 
-async def _load(models: RemoteModels, servables: Servables | None, settings: ServiceSettings) -> None:
-    """Models first: servables may ask them."""
+async def _load(models: RemoteModels, servables: ServableRepository | None, settings: ServiceSettings) -> None:
+    """Load models, then servables, which may use the models."""
     await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
     if servables is not None:
         for root in settings.servables:
             await servables.open(root)
 
 
-async def _drain(models: RemoteModels, servables: Servables | None, stop_now: asyncio.Event) -> None:
-    """Until everything has ended, or a second signal came."""
+async def _drain(models: RemoteModels, servables: ServableRepository | None, stop_now: asyncio.Event) -> None:
+    """Wait until all requests have ended, or until a second signal arrives."""
     closing = asyncio.ensure_future(_close(models, servables))
     hurried = asyncio.ensure_future(stop_now.wait())
     try:
@@ -266,14 +246,14 @@ async def _drain(models: RemoteModels, servables: Servables | None, stop_now: as
             await closing
 
 
-async def _close(models: RemoteModels, servables: Servables | None) -> None:
+async def _close(models: RemoteModels, servables: ServableRepository | None) -> None:
     models.is_draining = True
-    if servables is not None:  # before the models that they ask
+    if servables is not None:  # before the models that they use
         await servables.close()
     await models.close()
 
 
-async def _stop(models: RemoteModels, servables: Servables | None) -> None:
+async def _stop(models: RemoteModels, servables: ServableRepository | None) -> None:
     if servables is not None:
         await servables.stop()
     await models.stop()

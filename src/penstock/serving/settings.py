@@ -1,4 +1,4 @@
-"""What the door of the service allows: addresses, sizes, times."""
+"""The settings of the gateway: addresses, keys, and limits on sizes and times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_KEYS: Final = 10_000
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return True if an address to listen on can be reached only from this machine."""
     if host == "localhost":
         return True
-    return _is_address(host) and ip_address(host).is_loopback  # a name is none, whatever it begins with
+    return _is_address(host) and ip_address(host).is_loopback  # False for other names, even for 127.example.com
 
 
 def _is_address(host: str) -> bool:
@@ -35,12 +35,12 @@ def _is_address(host: str) -> bool:
 
 @dataclass(frozen=True)
 class GatewayLimits:
-    """Sizes in bytes, times in seconds.
+    """Limits of the gateway: sizes in bytes, times in seconds.
 
-    ``body_bytes`` and ``header_bytes`` of one request; ``num_headers``.  ``header_s`` and ``body_s`` to send them in;
-    ``write_s`` for a reader to take a piece of an answer; ``keep_alive_s`` between requests of one connection;
-    ``request_s`` for a whole answer, unless the request's own ``timeout`` is shorter.  ``num_connections`` at once;
-    ``num_open`` requests at once.
+    ``body_bytes``, ``header_bytes``, ``num_headers``: sizes of one request.  ``header_s``, ``body_s``: time for the
+    client to send headers and body.  ``write_s``: time for the client to read a chunk of a response.
+    ``keep_alive_s``: time between the requests of a connection.  ``request_s``: time for a whole response, unless the
+    request's ``timeout`` is shorter.  ``num_connections``: connections at a time.  ``num_open``: requests at a time.
     """
 
     body_bytes: int = 8 << 20
@@ -55,21 +55,21 @@ class GatewayLimits:
     num_open: int = 1024
 
     def __post_init__(self) -> None:
-        """Refuse limits that would let nothing in."""
+        """Check that each limit is a positive number."""
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1 << 40:
-                raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}")
+                raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}", param=name)
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """Where the service listens and to whom it answers.
+    """Addresses, keys and limits of the gateway.
 
-    ``port`` 0 takes a free one.  ``keys_file`` holds API keys, one a line; without it nobody is asked for one, which
-    is refused for a ``host`` that others reach unless ``insecure``.  ``hosts`` are further names for the Host header,
-    "*" for any; ``origins`` are pages of other hosts that browsers may call from.  ``tls_certificate`` and ``tls_key``
-    are PEM files.  ``grpc_port``: where gRPC is spoken, at the same host; None: nowhere.  ``admin_keys_file`` holds
-    the keys of those who may load and unload servables over it; None: nobody may.
+    ``port``: 0 picks a free one.  ``keys_file``: a file of API keys, one per line; None disables keys, which requires
+    ``insecure`` if ``host`` is reachable from other machines.  ``hosts``: further accepted names in the Host header,
+    "*" for any.  ``origins``: origins of other hosts whose pages may call the service.  ``tls_certificate``,
+    ``tls_key``: PEM files.  ``grpc_port``: the port of gRPC on the same host; None disables gRPC.
+    ``admin_keys_file``: a file of keys that may load and unload servables; None disables these operations.
     """
 
     host: str = "127.0.0.1"
@@ -85,30 +85,33 @@ class GatewaySettings:
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     def __post_init__(self) -> None:
-        """Refuse what would open the service to the world, or not at all."""
+        """Check the fields; refuse a public address without keys."""
         for name, port in (("port", self.port), ("grpc_port", 0 if self.grpc_port is None else self.grpc_port)):
             if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-                raise InvalidArgumentError(f"{name} must be a whole number from 0 to 65535, not {port!r}")
+                raise InvalidArgumentError(f"{name} must be a whole number from 0 to 65535, not {port!r}", param=name)
         if not is_loopback(self.host) and self.keys_file is None and not self.insecure:
             raise InvalidArgumentError(
-                f"host {self.host} is reached by others: give --api-key-file, or --insecure to serve everybody"
+                f"host {self.host} is reachable from other machines. Set --api-key-file, or --insecure to run without.",
+                param="host",
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise InvalidArgumentError("tls_certificate and tls_key must be given together")
+            present, missing = ("tls_certificate", "tls_key")[:: 1 if self.tls_key is None else -1]
+            raise InvalidArgumentError(f"{present} must be given together with {missing}", param=present)
         for name in self.hosts:
             if _HOST.fullmatch(name) is None or (":" in name and not _is_address(name)):
                 raise InvalidArgumentError(
-                    f"allowed host {name!r:.200} can match nothing: expected a name without a port"
+                    f"allowed host {name!r:.200} can never match. Expected a name without a port.", param="hosts"
                 )
         for origin in self.origins:
             if _ORIGIN.fullmatch(origin) is None:
                 raise InvalidArgumentError(
-                    f"origin {origin!r} can match no page: expected https://host or https://host:port, in lower case"
+                    f"origin {origin!r} can never match. Expected https://host or https://host:port in lower case.",
+                    param="origins",
                 )
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
-        """Names that the Host header may have; empty for any."""
+        """The accepted names in the Host header; empty for any."""
         if "*" in self.hosts:
             return ()
         if is_loopback(self.host):

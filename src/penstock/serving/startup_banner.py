@@ -1,4 +1,4 @@
-"""What a service says when it is ready: where it answers, what it runs, what that takes, and something to try."""
+"""The text that a service prints when it is ready: addresses, models, memory, and a request to try."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.servables.lifecycle.repository import Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.proto import wire_pb2 as pb
-    from penstock.serving.service import ServiceSettings
+    from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.workers.remote_model import RemoteBackend
     from penstock.serving.workers.remote_models import RemoteModels
     from penstock.tensors import Method
 
-__all__ = ["greeting"]
+__all__ = ["startup_banner"]
 
 _MIB: Final = 1 << 20
 _MAX_OF_TRIAL: Final = 128
-"""Numbers of a request to try: a line of more is no help."""
+"""The most numbers in the example request: a longer command line does not help."""
 
 
-def greeting(
+def startup_banner(
     urls: Mapping[str, str],
     models: RemoteModels,
-    servables: Servables | None,
+    servables: ServableRepository | None,
     settings: ServiceSettings,
     worker_port: int,
     max_files: int,
 ) -> str:
-    """The lines; ``urls`` by the names of the doors.  ``max_files`` is the limit on open files."""
-    url, door, context_len = urls["http"], settings.door, settings.options.limits.context_len
+    """Return the text.  ``urls``: addresses by the names of the listeners.  ``max_files``: the limit on open files."""
+    url, gateway, context_len = urls["http"], settings.gateway, settings.options.limits.context_len
     lines = [f"penstock {__version__} serves at {url}"]
     for backend in models.list():
         lines.append(f"  {backend.name}: {_described(backend, context_len)}")
@@ -42,28 +42,28 @@ def greeting(
     methods = [] if servables is None else [*servables.list()]
     lines += [f"  {_method(one)}" for one in methods]
     if "grpc" in urls:
-        tls = "" if door.tls_certificate is None else ", over TLS"
-        lines.append(f"  gRPC, the Open Inference Protocol v2, at {urls['grpc']}{tls}")
+        tls = "" if gateway.tls_certificate is None else " with TLS"
+        lines.append(f"  gRPC (Open Inference Protocol v2) at {urls['grpc']}{tls}")
     if "admin" in urls:
-        lines.append(f"  models are loaded, updated and unloaded at {urls['admin']}")
+        lines.append(f"  admin socket for loading, updating and unloading models: {urls['admin']}")
     each = " each" if "grpc" in urls else ""
-    lines.append(f"  up to {door.limits.num_connections:,} connections{each}; the limit on open files is {max_files:,}")
+    lines.append(f"  up to {gateway.limits.num_connections:,} connections{each}; limit on open files: {max_files:,}")
     if worker_port:
-        lines.append(f"  workers of other machines join at port {worker_port}")
+        lines.append(f"  workers of other machines connect to port {worker_port}")
     trials: list[tuple[str, Any]] = []
     if models.list():
         trial = {"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32}
         trials.append(("/v1/completions", trial))
     trials += [one for one in map(_trial, methods) if one is not None][:1]
-    key = " -H 'Authorization: Bearer KEY'" if door.keys_file is not None else ""
+    key = " -H 'Authorization: Bearer KEY'" if gateway.keys_file is not None else ""
     for path, body in trials:
-        told = shlex.quote(json.dumps(body))
-        lines.append(f"  try: curl {url}{path}{key} -H 'Content-Type: application/json' -d {told}")
+        data = shlex.quote(json.dumps(body))
+        lines.append(f"  try: curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}")
     return "\n".join(lines)
 
 
 def _method(method: Method) -> str:
-    """A method with what it takes and gives, without the batch dimension."""
+    """Return a method's name, version, inputs and outputs; shapes are without the batch dimension."""
     inputs, outputs = (
         ", ".join(f"{one.name} {one.datatype}{[*one.shape[1:]]}" for one in ones)
         for ones in (method.inputs, method.outputs)
@@ -72,7 +72,7 @@ def _method(method: Method) -> str:
 
 
 def _trial(method: Method) -> tuple[str, Any] | None:
-    """A request of one instance; None for one that would be long."""
+    """Return an example request of one instance, or None if it would be too long."""
     tensors = []
     for one in method.inputs:
         shape = [1, *(max(1, size) for size in one.shape[1:])]
@@ -88,18 +88,18 @@ def _described(backend: RemoteBackend, context_len: int) -> str:
     card, plans = backend.card, backend.plans()
     text = f"{card.source}, {card.network}, {card.scheme}, context {card.max_len}"
     if context_len > card.max_len:
-        text += f" (the model's; {context_len} was asked for)"
+        text += f" (the model's maximum; {context_len} requested)"
     if plans:
         workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
         threads = "1 thread" if plans[0].num_threads == 1 else f"{plans[0].num_threads} threads"
         each = "" if len(plans) == 1 else " each"
-        text += f"; {workers}, {threads}{each}, {plans[0].max_requests} requests a step"
+        text += f"; {workers}, {threads}{each}, up to {plans[0].max_requests} requests per step"
     return text
 
 
 def _plan(plan: pb.Plan) -> str:
     rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes
     return (
-        f"{plan.total_bytes / _MIB:,.0f} MiB: weights {plan.weight_bytes / _MIB:,.0f}, keys and values "
-        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), the rest {rest / _MIB:,.0f}"
+        f"{plan.total_bytes / _MIB:,.0f} MiB: weights {plan.weight_bytes / _MIB:,.0f}, KV cache "
+        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), other {rest / _MIB:,.0f}"
     )

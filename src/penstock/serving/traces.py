@@ -1,7 +1,8 @@
 """OpenTelemetry traces: a span per request, and below it its time in the queue, in prefill and in decode.
 
-Names are vLLM's and those of OpenTelemetry's conventions for generative AI.  Spans are made when a request has ended,
-of what was noted meanwhile, and sent by a thread of the SDK's; a collector that is away costs spans, never a request.
+Names are those of vLLM and of OpenTelemetry's semantic conventions for generative AI.  Spans are created from the
+request's RequestTrace when it has ended, and sent by a thread of the SDK.  If the collector is down, spans are lost;
+requests are not affected.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from penstock.api_errors import grpc_code
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.serving.request_trace import RequestTrace
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call
     from penstock.serving.operations import Operation
 
-__all__ = ["Trace", "Traces", "check_endpoint"]
+__all__ = ["Traces", "check_endpoint"]
 
 _HEADERS: Final = ("traceparent", "tracestate")
 _KINDS: Final = {
@@ -30,48 +31,27 @@ _KINDS: Final = {
     **{f"{name}{version}": "text_completion" for name in ("infer", "generate", "generate_stream")
        for version in ("", "_version")},
 }  # fmt: skip
-"""Operations that have spans, and what the conventions call them."""
+"""The operations that have spans, and their names in the conventions."""
 _ASKED: Final = ("max_tokens", "temperature", "top_p", "n")
 _EXPORT_S: Final = 5.0
 _CLOSE_S: Final = 5.0
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """One prompt's way through the engine: when it was sent (perf_counter), and ``Timings.summary``."""
-
-    sent: float
-    timings: Mapping[str, float]
-    num_answers: int
-
-
-@dataclass
-class Trace:
-    """What is noted of a request while it runs; ``carrier`` is who asked for it (W3C Trace Context)."""
-
-    carrier: dict[str, str]
-    answered: list[_Answered] = field(default_factory=list)
-
-    def note(self, sent: float, timings: Mapping[str, float], num_answers: int) -> None:
-        """The answers to a prompt that was sent then are done."""
-        if timings:
-            self.answered.append(_Answered(sent, timings, num_answers))
-
-
 def check_endpoint(endpoint: str) -> str:
-    """The URL that spans are sent to, with OTLP's path where it has none; InvalidArgumentError."""
+    """Return the URL that spans are sent to, with OTLP's default path if it has none.  Raises InvalidArgumentError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidArgumentError(
-            f"otlp_traces_endpoint must be OTLP's URL over HTTP, as http://localhost:4318/v1/traces, not {endpoint!r}"
+            f"otlp_traces_endpoint must be an OTLP/HTTP URL such as http://localhost:4318/v1/traces, not {endpoint!r}",
+            param="otlp_traces_endpoint",
         )
     return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
 class Traces:
-    """Sends spans to an OTLP collector; its environment variables (OTEL_...) hold, but for what is given here.
+    """Sends spans to an OTLP collector.  The OTEL_... environment variables apply, except where ``endpoint`` overrides.
 
-    UnsupportedError when OpenTelemetry is not installed.
+    Raises UnsupportedError if OpenTelemetry is not installed.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -85,7 +65,8 @@ class Traces:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise UnsupportedError(
-                f"otlp_traces_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})"
+                f"otlp_traces_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})",
+                param="otlp_traces_endpoint",
             ) from error
         about = {SERVICE_VERSION: __version__}
         if "OTEL_SERVICE_NAME" not in os.environ:
@@ -96,17 +77,17 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_EXPORT_S)))
         self._tracer: Any = self._provider.get_tracer("penstock.serving", __version__)
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Trace:
-        """For a request with these headers."""
+    def begin(self, headers: Mapping[bytes, bytes]) -> RequestTrace:
+        """Return a new record for a request with these headers."""
         names = [name for name in _HEADERS if name.encode() in headers]
-        return Trace({name: headers[name.encode()].decode("latin-1") for name in names})
+        return RequestTrace({name: headers[name.encode()].decode("latin-1") for name in names})
 
-    def end(self, call: Call, trace: Trace, operation: Operation, status: int) -> None:
-        """Make the spans of a request that was answered with ``status``; its ``trace_id`` goes into the log."""
+    def end(self, call: Call, trace: RequestTrace, operation: Operation, status: int) -> None:
+        """Create the spans of a request that ended with ``status``, and add ``trace_id`` to its log line."""
         if operation.name not in _KINDS:
             return
         ended = time.perf_counter()
-        offset_ns = time.time_ns() - int(ended * 1e9)  # from perf_counter to the time of day
+        offset_ns = time.time_ns() - int(ended * 1e9)  # converts perf_counter to wall-clock time
         span = self._tracer.start_span(
             "infer_request" if "version" in call.facts else "llm_request",
             context=self._propagator.extract(trace.carrier),
@@ -118,7 +99,7 @@ class Traces:
         if status >= 400:
             span.set_status(self._api.Status(self._api.StatusCode.ERROR, str(call.facts.get("error", status))))
         parent = self._api.set_span_in_context(span)
-        for one in trace.answered:
+        for one in trace.answers:
             for name, start_s, end_s in _parts(one.timings):
                 at = int(one.sent * 1e9) + offset_ns
                 child = self._tracer.start_span(name, context=parent, start_time=at + int(start_s * 1e9))
@@ -126,14 +107,14 @@ class Traces:
         span.end(int(ended * 1e9) + offset_ns)
 
     def close(self) -> None:
-        """Send what is left, for up to five seconds; beside an event loop."""
+        """Send the remaining spans, for up to five seconds; call it outside the event loop."""
         thread = threading.Thread(target=self._provider.shutdown, name="penstock-traces", daemon=True)
         thread.start()
         thread.join(_CLOSE_S)
 
 
 def _parts(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Name, begin and end of what an answer's time went to, in seconds since it was sent."""
+    """Return the phases of a prompt: name, start and end, in seconds since it was submitted."""
     queued, first, total = timings["queued_s"], timings["first_token_s"], timings["total_s"]
     if not first:
         return [("queue", 0.0, queued)]
@@ -141,7 +122,7 @@ def _parts(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _protocol(operation: Operation, status: int) -> dict[str, Any]:
-    """What the conventions say of HTTP's requests, and of gRPC's."""
+    """Return the attributes that the conventions define for HTTP and gRPC requests."""
     if operation.method == "gRPC":
         service, _, method = operation.path.removeprefix("/").rpartition("/")
         return {
@@ -155,9 +136,9 @@ def _protocol(operation: Operation, status: int) -> dict[str, Any]:
     }
 
 
-def _attributes(call: Call, trace: Trace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
-    """Of a request's span: what was asked, what came, how long it took (seconds; of several prompts the slowest)."""
-    if "version" in call.facts:  # of a servable, of which the conventions know nothing
+def _attributes(call: Call, trace: RequestTrace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
+    """Return the attributes of a request's span: parameters, usage and times (seconds; the slowest of its prompts)."""
+    if "version" in call.facts:  # a servable, for which there are no conventions
         own = {"penstock.servable": call.facts["model"], "penstock.servable.version": call.facts["version"]}
         error = {"error.type": str(status)} if status >= 400 else {}
         return {**own, **error, "penstock.request.id": call.request_id, **_protocol(operation, status)}
@@ -179,13 +160,13 @@ def _attributes(call: Call, trace: Trace, operation: Operation, status: int, end
     ):
         if fact in call.facts:
             found |= {f"gen_ai.usage.{name}": call.facts[fact] for name in names}
-    if trace.answered:
-        found["gen_ai.usage.num_sequences"] = sum(one.num_answers for one in trace.answered)
-        firsts = [one.sent - call.arrived + one.timings["first_token_s"] for one in trace.answered]
-        prefills = [one.timings["prefill_s"] for one in trace.answered]
-        decodes = [max(0.0, one.timings["total_s"] - one.timings["first_token_s"]) for one in trace.answered]
+    if trace.answers:
+        found["gen_ai.usage.num_sequences"] = sum(one.num_answers for one in trace.answers)
+        firsts = [one.sent - call.arrived + one.timings["first_token_s"] for one in trace.answers]
+        prefills = [one.timings["prefill_s"] for one in trace.answers]
+        decodes = [max(0.0, one.timings["total_s"] - one.timings["first_token_s"]) for one in trace.answers]
         found |= {
-            "gen_ai.latency.time_in_queue": max(one.timings["queued_s"] for one in trace.answered),
+            "gen_ai.latency.time_in_queue": max(one.timings["queued_s"] for one in trace.answers),
             "gen_ai.latency.time_to_first_token": min(firsts),
             "gen_ai.latency.time_in_model_prefill": max(prefills),
             "gen_ai.latency.time_in_model_decode": max(decodes),

@@ -1,1 +1,1 @@
-"""Text: tokenizer, detokenizer, stop strings, chat templates.  It knows no engine."""
+"""Text: tokenizer, detokenizers, stop strings and chat templates.  May not import the engine."""

@@ -1,7 +1,7 @@
-"""Chat templates: messages to a prompt, and a conversation's prompts, each of which goes on from the one before.
+"""Chat templates: turn messages into a prompt, and keep the token ids of a conversation from turn to turn.
 
-A template comes with the model and is therefore hostile until proven otherwise: it runs in jinja2's immutable
-sandbox, with bounds on its size, on every value that it builds and on the time it takes.
+A template comes with the model and is treated as hostile: it runs in jinja2's immutable sandbox, with limits on its
+size, on every value that it builds, and on its time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_SECONDS: Final = 5.0
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """SecurityError in this thread when the block takes longer: looked at on every line that runs inside."""
+    """Raise SecurityError in this thread if the block takes longer; checked on every line that runs in it."""
     end = time.monotonic() + seconds
     before = sys.gettrace()
 
@@ -47,17 +47,25 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages as a list of dicts with a role; InvalidArgumentError names the one that is wrong."""
+    """Return messages as a list of dicts with a role.  An InvalidArgumentError names the message that is wrong."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise InvalidArgumentError("messages must be a list of {'role': ..., 'content': ...} and not empty")
+        raise InvalidArgumentError(
+            "messages must be a list of {'role': ..., 'content': ...} and not empty", param="messages"
+        )
     checked = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidArgumentError(f"messages[{index}] must be an object with a role, not {message!r}")
+            raise InvalidArgumentError(
+                f"messages[{index}] must be an object with a role, not {message!r}", param="messages"
+            )
         if "content" not in message and "tool_calls" not in message:
-            raise InvalidArgumentError(f"messages[{index}] has no content: it has {', '.join(map(repr, message))}")
+            raise InvalidArgumentError(
+                f"messages[{index}] has no content: it has {', '.join(map(repr, message))}", param="messages"
+            )
         if not isinstance(message.get("content"), (str, list, type(None))):
-            raise InvalidArgumentError(f"messages[{index}]: content must be text, not {message['content']!r}")
+            raise InvalidArgumentError(
+                f"messages[{index}]: content must be a string, not {message['content']!r}", param="messages"
+            )
         checked.append(dict(message))
     return checked
 
@@ -69,10 +77,10 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt that a template makes of messages.
+    """Return the prompt that a template makes of messages.
 
-    ``special_tokens`` maps "bos_token", "eos_token" ... to their text.  InvalidFileError when the template is
-    damaged or breaks a bound; InvalidArgumentError when it refuses the messages.
+    ``special_tokens`` maps "bos_token", "eos_token" and so on to their text.  Raises InvalidFileError if the template
+    is damaged or exceeds a limit, and InvalidArgumentError if it refuses the messages.
     """
     checked = check_messages(messages)
     if len(template) > MAX_TEMPLATE_CHARS:
@@ -86,22 +94,25 @@ def render_chat(
     except jinja2.TemplateSyntaxError as error:
         raise InvalidFileError(f"chat template: line {error.lineno}: {error.message}") from error
     except SecurityError as error:
-        raise InvalidFileError(f"chat template: {error}") from error
+        raise InvalidFileError(f"chat template: {error}", param="messages") from error
     except jinja2.TemplateError as error:
-        raise InvalidArgumentError(f"messages: the chat template refuses them: {error}") from error
-    except Exception as error:  # whatever the code that a template becomes may raise
-        raise InvalidFileError(f"chat template: {type(error).__name__}: {error}") from error
+        raise InvalidArgumentError(f"messages: the chat template refuses them: {error}", param="messages") from error
+    except Exception as error:  # the code of a template may raise any exception
+        raise InvalidFileError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
     return text
 
 
 def _template(tokenizer: Tokenizer) -> str:
     if tokenizer.chat_template is None:
-        raise UnsupportedError("the model has no chat template: give it a plain prompt to continue")
+        raise UnsupportedError("This model has no chat template. Pass a plain prompt instead of messages.")
     return tokenizer.chat_template
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The token ids that messages become; UnsupportedError without a template, else errors are ``render_chat``'s."""
+    """Return the token ids of messages.
+
+    Raises UnsupportedError if the model has no template, and the errors of ``render_chat``.
+    """
     text = render_chat(_template(tokenizer), messages, tokenizer.special_tokens)
     return tokenizer.encode(text, add_special_tokens=False)
 
@@ -109,49 +120,52 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> 
 class TurnTokens:
     """The token ids of a conversation, kept from turn to turn.
 
-    A sampled answer often spells its text with other tokens than the tokenizer would, and the pages of what is spelt
-    anew are computed anew.  So the ids of the last prompt and of its answer stay for as far as the next prompt's text
-    begins with theirs, and only the rest is encoded::
+    The tokens of a sampled answer often differ from those that the tokenizer makes of its text, and pages are shared
+    only for equal tokens.  So the ids of the last prompt and of its answer are kept as far as the text of the next
+    prompt begins with theirs, and only the rest is encoded::
 
         prompt = tokens.prompt(messages)
         result = llm.generate(prompt, params)
         tokens.answered(result.token_ids)
 
-    UnsupportedError when the model has no chat template.
+    Raises UnsupportedError if the model has no chat template.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._template = _template(tokenizer)
-        self._asked: tuple[str, list[int]] = ("", [])
-        self._known: tuple[str, list[int], list[int]] = ("", [], [])  # a prompt's text, its ids, those of the answer
+        self._last_prompt: tuple[str, list[int]] = ("", [])
+        self._known: tuple[str, list[int], list[int]] = ("", [], [])  # text of a prompt, its ids, ids of the answer
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of the messages, the opening of the answer included.  Errors are ``render_chat``'s."""
+        """Return the ids of the messages, including the opening of the answer.
+
+        Raises the errors of ``render_chat``.
+        """
         text = render_chat(self._template, messages, self._tokenizer.special_tokens)
         whole = self._tokenizer.encode(text, add_special_tokens=False)
-        ids = self._go_on(text)
-        # Some tokenizers write the beginning of a text as they do not write its middle.
-        if self._spelt(ids) != self._spelt(whole):
+        ids = self._extend_known(text)
+        # Some tokenizers encode the beginning of a text differently.
+        if self._decode(ids) != self._decode(whole):
             ids = whole
-        self._asked = text, ids
+        self._last_prompt = text, ids
         return list(ids)
 
     def answered(self, token_ids: Sequence[int]) -> None:
-        """The last ``prompt``'s answer, an end token included.  A turn without an answer needs no call."""
-        self._known = (*self._asked, list(token_ids))
+        """Note the answer to the last ``prompt``, including an end token.  A turn without an answer needs no call."""
+        self._known = (*self._last_prompt, list(token_ids))
 
-    def _go_on(self, text: str) -> list[int]:
-        """What is known of ``text``, and its rest encoded."""
+    def _extend_known(self, text: str) -> list[int]:
+        """Return the known ids of the beginning of ``text``, and the rest encoded."""
         start, prompt_ids, answer_ids = self._known
         if not text.startswith(start):
             return self._tokenizer.encode(text, add_special_tokens=False)
-        num_answer, num_chars = self._follow(answer_ids, text[len(start) :])
+        num_answer, num_chars = self._match(answer_ids, text[len(start) :])
         rest = self._tokenizer.encode(text[len(start) + num_chars :], add_special_tokens=False)
         return [*prompt_ids, *answer_ids[:num_answer], *rest]
 
-    def _follow(self, ids: Sequence[int], text: str) -> tuple[int, int]:
-        """As many of ``ids`` as write the beginning of ``text``, whole characters, and how long that is."""
+    def _match(self, ids: Sequence[int], text: str) -> tuple[int, int]:
+        """Return how many of ``ids`` write the beginning of ``text`` in whole characters, and how many characters."""
         detokenizer, num_chars, ends = self._tokenizer.detokenizer(), 0, [0]
         for token in ids:
             piece = detokenizer.push(token)
@@ -159,16 +173,16 @@ class TurnTokens:
                 break
             num_chars += len(piece)
             ends.append(num_chars)
-        while len(ends) > 1 and self._is_open(ids[: len(ends) - 1]):
+        while len(ends) > 1 and self._ends_within_character(ids[: len(ends) - 1]):
             ends.pop()
         return len(ends) - 1, ends[-1]
 
-    def _is_open(self, ids: Sequence[int]) -> bool:
-        """Whether a character is begun that the next token may complete."""
+    def _ends_within_character(self, ids: Sequence[int]) -> bool:
+        """Return True if the ids end within a character that the next token may complete."""
         detokenizer = self._tokenizer.detokenizer()
         for token in ids:
             detokenizer.push(token)
         return detokenizer.flush() != ""
 
-    def _spelt(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,8 +1,8 @@
-"""The sandbox that chat templates run in: jinja2's immutable one, with a bound on every value that a template makes.
+"""The sandbox of chat templates: jinja2's immutable sandbox, with a limit on every value that a template creates.
 
-A deadline is not enough, since one call into C can take hours or all memory, and not every hostile value is long:
-a list of lists of lists, forty deep, stands for more text than any machine holds.  So numbers, texts and containers
-are measured where they are made, written out in full.
+A deadline is not enough, because one call into C can take hours or all memory.  Not every hostile value is long: a list
+of lists of lists, forty deep, stands for more text than any machine can hold.  So numbers, strings and containers are
+measured where they are created, as they would be written out in full.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from jinja2.utils import Namespace
 __all__ = ["template_environment"]
 
 MAX_OUTPUT_CHARS: Final = 16 << 20
-"""Of a text, or of all the texts of a container."""
+"""Limit on the length of a string, or of all strings in a container."""
 MAX_TOTAL_CHARS: Final = 1 << 29
-"""Of all the texts made by one rendering."""
+"""Limit on the total length of the strings that one rendering creates."""
 MAX_ITEMS: Final = 1 << 17
 MAX_BITS: Final = 1024
 MAX_SEARCH: Final = 1 << 30
-"""Steps of a search that compares every place of a text with all of another."""
+"""Limit on the steps of a search that compares every position of one string with all of another."""
 
 _DIGITS: Final = re.compile(r"\d{5,}")
 _STARRED: Final = re.compile(r"%[#0\- +\d.]*\*")
@@ -61,7 +61,7 @@ _SEARCHES: Final = frozenset(("lstrip", "rfind", "rindex", "rpartition", "rsplit
 
 def _bounded(num_chars: int) -> None:
     if num_chars > MAX_OUTPUT_CHARS:
-        raise SecurityError(f"it builds a text of more than {MAX_OUTPUT_CHARS} characters")
+        raise SecurityError(f"it builds a string of more than {MAX_OUTPUT_CHARS} characters")
 
 
 def _bounded_items(count: int) -> None:
@@ -70,7 +70,7 @@ def _bounded_items(count: int) -> None:
 
 
 def _measure(value: object) -> int:
-    """The characters of a text, or of all texts in a container, each as often as it would be written out."""
+    """Return the characters of a string, or of all strings in a container, each as often as it would be written."""
     if isinstance(value, (str, bytes)):
         _bounded(len(value))
         return len(value)
@@ -104,7 +104,7 @@ def _join(pieces: Iterable[str]) -> str:
 
 
 class _BoundedCode(CodeGenerator):
-    """Compiles ``a ~ b`` and literals of containers to bounded calls; everything else as jinja2 does."""
+    """Compiles ``a ~ b`` and container literals to bounded calls, and everything else as jinja2 does."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
         self.write("environment.bounded_concat((")
@@ -127,12 +127,12 @@ class _BoundedCode(CodeGenerator):
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
         if node.ctx == "load":
             self._bounded(super().visit_Tuple, node, frame)
-        else:  # what is assigned to
+        else:  # the target of an assignment
             super().visit_Tuple(node, frame)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with every way to a large value bounded."""
+    """The sandbox, with a limit on every way to a large value."""
 
     code_generator_class = _BoundedCode
     intercepted_binops = frozenset(["*", "**", "+", "%", "//"])
@@ -140,12 +140,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     total_chars = 0
 
     def made(self, value: Any) -> Any:
-        """``value``, measured and counted."""
+        """Measure and count ``value``, and return it."""
         chars = _measure(value)
         if isinstance(value, str):
             self.total_chars += chars
             if self.total_chars > MAX_TOTAL_CHARS:
-                raise SecurityError(f"it builds texts of more than {MAX_TOTAL_CHARS} characters in all")
+                raise SecurityError(f"it builds strings of more than {MAX_TOTAL_CHARS} characters in total")
         return value
 
     def bounded_concat(self, values: Sequence[object]) -> str:
@@ -185,7 +185,7 @@ def _check_percent(text: str, right_chars: int) -> None:
 
 
 def _check_method(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Bound what a text's method would build; returns the arguments to call it with."""
+    """Limit what a string method would build.  Returns the arguments to call it with."""
     first = args[0] if args else None
     if name not in _TEXT_METHODS:
         raise SecurityError(f"it calls str.{name}")
@@ -208,7 +208,7 @@ def _check_method(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str
 
 def _check_search(text: str, other: object) -> None:
     if isinstance(other, str) and len(text) * len(other) > MAX_SEARCH:
-        raise SecurityError("it searches for a text that is too long")
+        raise SecurityError("it searches for a string that is too long")
 
 
 def _raise_exception(message: str) -> None:
@@ -271,7 +271,7 @@ def _round(value: float, precision: int = 0, method: str = "common") -> Any:
 
 
 def _measured(environment: _Environment, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)  # keeps the mark that asks jinja2 for a context
+    @functools.wraps(function)  # keeps the attribute by which jinja2 passes a context
     def run(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             _measure(value)
@@ -288,7 +288,7 @@ def _sum(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0)
 
 
 def template_environment() -> jinja2.Environment:
-    """A fresh environment, for one rendering."""
+    """Return a new environment for one rendering."""
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     own = {"tojson": _tojson, "replace": _replace, "indent": _indent, "join": _join_filter, "trim": _trim,
            "round": _round, "sum": _sum}  # fmt: skip

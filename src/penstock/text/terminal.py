@@ -1,4 +1,4 @@
-"""Text of a model on a terminal."""
+"""Write a model's text to a terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final, TextIO
 
 __all__ = ["write_text"]
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
 
 def write_text(text: str, file: TextIO | None = None) -> None:
-    """Write what a model wrote to ``file`` (standard output), at once.
+    """Write text to ``file`` (default: standard output) and flush it.
 
-    On a terminal control characters are replaced: what a model writes never drives it.  So is what the file's encoding
-    cannot say.
+    On a terminal control characters are replaced, so that a model cannot control the terminal.  Characters that the
+    file's encoding does not have are replaced as well.
     """
     out = sys.stdout if file is None else file
     if out.isatty():

@@ -67,7 +67,7 @@ def asked_less(found: pb.ModelInferRequest, size: int, more: int) -> bytes:
 
 def test_no_request_begins_as_a_packed_message_does(service: Service) -> None:
     """In any order of its fields: what is a number there has another number."""
-    requests = {one.request.DESCRIPTOR for one in service.grpc.door._methods.values()}
+    requests = {one.request.DESCRIPTOR for one in service.grpc.gateway._methods.values()}
     assert len(requests) > 10
     for kind in requests:
         numbers = {one.number for one in kind.fields if one.type in {3, 4, 5, 8, 13, 14, 17, 18}}

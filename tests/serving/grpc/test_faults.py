@@ -48,7 +48,7 @@ async def grpc_service(**named: Any) -> AsyncIterator[tuple[Service, GrpcListene
         finally:
             listener.stop(at_once=True)
             await serving
-        assert listener.door.http.num_open == 0
+        assert listener.gateway.http.num_open == 0
 
 
 @dataclass

@@ -65,7 +65,7 @@ def test_good_requests_are_good(fake):
 def test_damaged_messages_are_answered_or_refused(fake, caplog):
     caplog.set_level(logging.ERROR)
     rng, codes = random.Random(21), Counter[str]()
-    methods = [f"/{one.name}" for one in fake.grpc.door._methods.values() if not one.name.endswith("Watch")]
+    methods = [f"/{one.name}" for one in fake.grpc.gateway._methods.values() if not one.name.endswith("Watch")]
     with channel(fake) as found:
         for _ in range(1200 * CHAOS):
             method, data = (INFER if rng.random() < 0.9 else rng.choice(methods)), damaged(rng)
@@ -73,7 +73,7 @@ def test_damaged_messages_are_answered_or_refused(fake, caplog):
             with suppress(grpc.RpcError):
                 list(answers)
             code = answers.code().name
-            is_admins = fake.grpc.door._methods[method].is_admin
+            is_admins = fake.grpc.gateway._methods[method].is_admin
             too_large = {"RESOURCE_EXHAUSTED"} if method in OPEN else set()
             assert code in ({"PERMISSION_DENIED"} if is_admins else EXPECTED | too_large), (method, data)
             codes[code] += 1
@@ -255,7 +255,7 @@ def test_a_grpc_client_that_goes_leaves_nothing(serve, stage, is_stream, caplog)
         Leaving(service, stage, is_stream).go()
         until(lambda: is_idle(service))
     until(lambda: num_tasks(service) <= before, "the end of its tasks")
-    assert service.grpc.door._num_keyless == 0
+    assert service.grpc.gateway._num_keyless == 0
     assert caplog.records == []
     assert infer(service, request()).outputs
 
@@ -265,7 +265,7 @@ def test_damaged_requests_leave_nothing(fake, monkeypatch):
     planted one for each is seen.
     """
     monkeypatch.setattr(metrics, "WINDOW", 16)
-    monkeypatch.setattr(deadlines, "_FEW", 0)
+    monkeypatch.setattr(deadlines, "_MIN_ENTRIES", 0)
     kept, rng = [], random.Random(24)
     streams = [[damaged(rng) for _ in range(3)] for _ in range(80)]
     num = sum(map(len, streams))

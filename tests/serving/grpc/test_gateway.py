@@ -39,7 +39,7 @@ def demo():
 
 def test_every_method_wants_the_key(locked_grpc):
     """Those of health for the service as a whole do not, as over HTTP; what is no method does."""
-    methods = {f"/{one.name}" for one in locked_grpc.grpc.door._methods.values()}
+    methods = {f"/{one.name}" for one in locked_grpc.grpc.gateway._methods.values()}
     assert methods > OPEN
     for method in [*methods - OPEN, "/nobody/nothing", "/inference.GRPCInferenceService/RepositoryModelLoad"]:
         for metadata in ((), (("authorization", "Bearer wrong-wrong-wrong-wrong"),), (("authorization", KEY),)):
@@ -277,7 +277,7 @@ def test_limits(serve):
         with pytest.raises(grpc.RpcError) as error:
             rpc(data + b"\x1a\x00" * 5000, timeout=60)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.value.details() == "the message has more than 4096 bytes once it is unpacked"
+    assert error.value.details() == "The decompressed message has more than 4096 bytes."
     call(service, method, data)
     until(lambda: service.num_open == 0)
 
@@ -285,11 +285,11 @@ def test_limits(serve):
 def test_no_more_requests_are_open_than_may_be(serve):
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
     method, data = SERVICE + "ModelInfer", request().SerializeToString()
-    service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
+    service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
     until(lambda: service.num_open == 1)
     full = refused(service, method, data)
     assert (full.code(), trailers(full)["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1")
-    service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 0)
+    service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 0)
     until(lambda: service.num_open == 0)
     call(service, method, data)
 
@@ -311,13 +311,13 @@ def test_a_message_that_does_not_come_is_not_waited_for(serve):
 def test_a_port_that_is_taken_is_refused(demo):
     """Not shared, as gRPC would have it."""
     port = int(demo.grpc_address.rpartition(":")[2])
-    door = type(demo.door)(demo.door.routes, demo.models, GatewaySettings(grpc_port=port))
+    gateway = type(demo.gateway)(demo.gateway.routes, demo.models, GatewaySettings(grpc_port=port))
 
     async def open_it() -> None:
-        GrpcListener(door).open()
+        GrpcListener(gateway).open()
 
     for host in ("127.0.0.1", "localhost"):  # a name is not bound at whichever of its addresses is free
-        door.settings = GatewaySettings(host=host, grpc_port=port)
+        gateway.settings = GatewaySettings(host=host, grpc_port=port)
         with pytest.raises(FileAccessError, match=str(port)):
             demo.do(open_it())
 

@@ -63,7 +63,7 @@ MALFORMED = {
     "a datatype that is none": asked("FP8", [2], bytes(2)),
     "no message": b"\xff" * (LIMIT - 200),
 }
-REFUSED = f"the message has more than {LIMIT} bytes once it is unpacked".encode()
+REFUSED = f"The decompressed message has more than {LIMIT} bytes.".encode()
 TOO_LARGE = asked("UINT8", [LIMIT], bytes(LIMIT))
 
 
@@ -138,7 +138,7 @@ def test_memory_is_flat_under_what_is_refused(service: Service) -> None:
             assert code_of(found, TOO_LARGE) == "RESOURCE_EXHAUSTED"
             for one in calls:
                 assert REFUSED in answers_to(service, one, text=REFUSED)
-            assert b"more than 1024 bytes once" in answers_to(service, small, text=b"unpacked")
+            assert b"more than 1024 bytes." in answers_to(service, small, text=b"decompressed")
 
         # A round sends three MiB; gRPC's own pools fill slowly.
         check_flat(storm, warm_up=8, rounds=8, largest=LIMIT, grown=4 * MIB)

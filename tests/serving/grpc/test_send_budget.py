@@ -78,7 +78,7 @@ def test_readers_who_take_nothing_hold_so_many_answers_and_no_more(serve, caplog
     """Beyond those each has the clock that every stream has; who takes what he asked for notices nothing."""
     caplog.set_level(logging.INFO, "penstock.serving")
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(write_s=0.3)))
-    untaken = service.grpc.door.untaken
+    untaken = service.grpc.gateway.untaken
     untaken._max_answers = 2
     host, _, port = service.grpc_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SECONDS) as own:

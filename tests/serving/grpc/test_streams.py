@@ -41,7 +41,7 @@ def test_a_stream_that_was_closed_in_time_ends_well_though_the_service_stops(ser
     with channel(service) as found:
         stream = found.stream_stream(STREAM)(iter([request().SerializeToString()]), timeout=SECONDS)
         until(lambda: ends and service.num_open == 1)
-        service.loop.call_soon_threadsafe(service.grpc.door.stopping.set)
+        service.loop.call_soon_threadsafe(service.grpc.gateway.stopping.set)
         service.loop.call_soon_threadsafe(let_go.set)
         responses = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
         assert responses[-1].infer_response.parameters["triton_final_response"].bool_param

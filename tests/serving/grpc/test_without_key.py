@@ -35,7 +35,7 @@ def test_few_messages_of_strangers_are_read_at_a_time(locked_grpc, monkeypatch):
     call(locked_grpc, SERVICE + "ServerLive", b"")
     monkeypatch.undo()
     call(locked_grpc, CHECK, b"")
-    assert locked_grpc.grpc.door._num_keyless == 0
+    assert locked_grpc.grpc.gateway._num_keyless == 0
 
 
 def test_strangers_that_watch_leave_room_for_others(locked_grpc, monkeypatch):
@@ -97,6 +97,6 @@ def test_a_reflection_stream_that_asks_nothing_ends_with_the_service(locked_grpc
     with channel(locked_grpc) as found:
         stream = found.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
         answers = stream(ask_nothing(), timeout=SECONDS, metadata=BEARER)
-        locked_grpc.loop.call_soon_threadsafe(locked_grpc.grpc.door.stopping.set)
+        locked_grpc.loop.call_soon_threadsafe(locked_grpc.grpc.gateway.stopping.set)
         assert list(answers) == []
         never.set()

@@ -63,8 +63,8 @@ def children() -> set[psutil.Process]:
 async def admin(models, path: Path):
     """A listener over models; gives what asks it, and its changes."""
     changes = Changes(models)
-    door = make_admin(changes, models, make_app(models).metrics)
-    listener = Listener(door, door.settings, path)
+    gateway = make_admin(changes, models, make_app(models).metrics)
+    listener = Listener(gateway, gateway.settings, path)
     assert listener.open() == f"unix:{path}"
     running = asyncio.ensure_future(listener.serve())
 
@@ -84,7 +84,7 @@ def test_models_come_and_go_beside_the_public_door(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     with serving(DEMO, "--admin-socket", path, "--max-requests", "4", "--threads", "1", cwd=tmp_path) as running:
         process, url, said = running
-        assert f"unloaded at unix:{path}" in said
+        assert f"unloading models: unix:{path}" in said
         assert path.stat().st_mode & 0o777 == 0o600
         status, loaded = call(path, "POST", "/admin/models/load", {"path": str(DEMO), "name": "second"})
         assert (status, loaded["id"], loaded["state"], loaded["version"]) == (200, "second", "ready", 1)
@@ -177,7 +177,7 @@ def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> Non
             assert asked.model().name == "demo"
             (tmp_path / "other.go").touch()
             await loading
-            with pytest.raises(RefusalError, match="model is missing"):
+            with pytest.raises(RefusalError, match="model: missing"):
                 asked.model()
 
     asyncio.run(main())
@@ -232,18 +232,18 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
             before = children()
             await until(lambda: children() - before)
             status, answer = await asked("POST", "/admin/models/demo/unload")
-            assert (status, answer["error"]["message"]) == (503, "demo is not loaded yet")
+            assert (status, answer["error"]["message"]) == (503, "demo is still loading.")
             model.with_suffix(".go").touch()
             backend = await loading
             answering = await backend.submit([5, 6], ENDLESS)
             unloading = asyncio.ensure_future(asked("POST", "/admin/models/demo/unload"))
             await until(lambda: backend.state == "draining")
             status, answer = await asked("POST", "/admin/models/demo/update", {"path": str(model)})
-            assert (status, answer["error"]["message"]) == (503, "demo is being changed already")
+            assert (status, answer["error"]["code"]) == (503, "unavailable")
             await changes.close()
             assert (await unloading)[0] == 503
             status, answer = await asked("POST", "/admin/models/load", {"path": str(DEMO), "name": "more"})
-            assert (status, answer["error"]["message"]) == (503, "the service is about to end")
+            assert (status, answer["error"]["code"]) == (503, "unavailable")
             await answering.aclose()
 
     asyncio.run(main())
@@ -252,7 +252,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
 def test_a_socket_takes_nobodys_place(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("mine")
-    with pytest.raises(InvalidArgumentError, match="found something that is none"):
+    with pytest.raises(InvalidArgumentError, match="found a file that is not a socket"):
         UnixSocket(path)
     assert path.read_text() == "mine"
     path.unlink()
@@ -271,7 +271,7 @@ def test_a_socket_takes_nobodys_place(tmp_path: Path) -> None:
 def test_a_socket_lies_in_a_folder_of_its_owners(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)  # noqa: S103 - to be refused
-    with pytest.raises(InvalidArgumentError, match="others may write"):
+    with pytest.raises(InvalidArgumentError, match="other users may write"):
         UnixSocket(tmp_path / "open" / "a.sock")
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgumentError, match="expected a folder"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from penstock.serving.settings import GatewaySettings
 from tests.support.http_service import KEY, Service
+from tests.system_packages import skip_reason
 
 BODY = b'{"prompt": "the cat"}'
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -140,7 +140,7 @@ def test_a_refusal_comes_behind_earlier_responses(demo, name):
     assert ask(demo, refused)[:1] == [status]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+@pytest.mark.skipif(bool(skip_reason("curl")), reason=skip_reason("curl"))
 def test_curl_with_http2_is_answered(demo):
     body = json.dumps({"prompt": "the cat", "max_tokens": 3})
     for more in ([], ["-H", "Transfer-Encoding: chunked"]):
@@ -165,6 +165,19 @@ def test_a_trailer_is_no_header(serve, tmp_path):
     large = CHUNKS.removesuffix(b"\r\n") + b"X: y\r\n" * 10_000 + b"\r\n"
     assert ask(service, allowed + large)[0] in (200, 431)
     assert service.ask("GET", "/health/live")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "trailer", [b"Connection: close", b"Connection: upgrade\r\nUpgrade: h2c", b"Expect: 100-continue"]
+)
+def test_a_trailer_does_not_change_the_connection(demo, trailer):
+    head, body = HEAD + CHUNKED + b"\r\n", CHUNKS.removesuffix(b"\r\n") + trailer + b"\r\n\r\n"
+    assert ask(demo, head + body + LAST) == [200, 200]
+    assert ask(demo, head + body, LAST) == [200, 200]
+    assert ask(demo, 3 * (head + body) + LAST) == 4 * [200]
+    closes = HEAD + b"Connection: close\r\n" + CHUNKED + b"\r\n"
+    assert ask(demo, head + body + closes + body + LAST) == [200, 200]
+    assert ask(demo, head + body + closes + CHUNKS + b"no request") == [200, 200]
 
 
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"x-other,chunked"])

@@ -20,6 +20,7 @@ import pytest
 
 from penstock.serving.http.acceptor import Acceptor
 from penstock.serving.http.open_files import fitting_connections
+from penstock.serving.http.transport import Transport
 from tests.cli.test_serve import serving
 from tests.support.command import DEMO
 from tests.support.http_service import until
@@ -45,8 +46,8 @@ def status_of(url: str, timeout_s: float = 60) -> int:
 def test_idle_connections_leave_descriptors_to_the_service(tmp_path: Path) -> None:
     program = ("-c", LIMITED.format(soft=200, hard=256))
     with serving(DEMO, "--grpc-port", "0", cwd=tmp_path, program=program) as (process, url, said):
-        assert "up to 64 connections each; the limit on open files is 256" in said
-        grpc = re.search(r"v2, at \S+:(\d+)\n", said)
+        assert "up to 64 connections each; limit on open files: 256" in said
+        grpc = re.search(r"v2\) at \S+:(\d+)\n", said)
         assert grpc is not None
         host, _, port = url.partition("//")[2].rpartition(":")
         with ExitStack() as stack:
@@ -169,6 +170,40 @@ def test_a_full_listener_says_so_at_once() -> None:
             acceptor.close()
 
     asyncio.run(go())
+
+
+def test_a_client_that_has_gone_is_refused_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """It closed its connection while that waited in the system's queue: the refusal's first bytes reset it."""
+    num_lost = 0
+
+    class Refusing(asyncio.Protocol):
+        def __init__(self, connected: Callable[[], None]) -> None:
+            self.connected = connected
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.connected()
+            assert isinstance(transport, asyncio.Transport)
+            self.way = Transport(transport, lambda: True, 30, 30)
+            self.way.write(REFUSED)
+            self.way.close()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            nonlocal num_lost
+            num_lost += 1
+            self.way.ended()
+
+    async def go() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            for _ in range(5):
+                socket.create_connection(listener.getsockname()).close()
+            acceptor = Acceptor(listener, Refusing, lambda _: False, REFUSED, None, 10)
+            async with asyncio.timeout(10):
+                while num_lost < 5:
+                    await asyncio.sleep(0.01)
+            acceptor.close()
+
+    asyncio.run(go())
+    assert not caplog.records
 
 
 def test_a_refused_client_reads_why_after_it_sent_its_request(serve) -> None:

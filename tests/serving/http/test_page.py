@@ -113,7 +113,7 @@ def test_an_answer_streams_and_tells_its_speed(serve, visit):
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
     assert body["messages"][1]["content"] == answer
     page.locator("article.assistant .foot").nth(1).wait_for()
-    assert "from cache" in page.locator(".foot").nth(1).inner_text()
+    assert "cached" in page.locator(".foot").nth(1).inner_text()
 
 
 def test_an_answer_that_came_at_once_tells_its_speed_too(serve, visit):
@@ -140,7 +140,7 @@ def test_stop_ends_the_request_at_the_service_and_the_next_turn_works(serve, vis
     page.fill("#max_tokens", "2")
     ask(page, "cat")
     page.locator(".foot").nth(1).wait_for()
-    assert "cut at the most tokens" in page.locator(".foot").nth(1).inner_text()
+    assert "stopped at max tokens" in page.locator(".foot").nth(1).inner_text()
 
 
 def test_settings_are_sent_kept_and_checked(serve, visit):
@@ -251,12 +251,12 @@ def test_the_live_view_shows_what_runs(serve, visit):
     running = page.locator(".figures div", has=page.locator("dt", has_text="Running")).locator("dd")
     until(lambda: page.evaluate("[...document.querySelectorAll('.figures dd')][0].textContent === '1'"))
     assert running.inner_text() == "1"
-    assert "of" in page.locator(".figures div", has_text="Pages held").inner_text()
+    assert "of" in page.locator(".figures div", has_text="Pages in use").inner_text()
     page.click("#show-talk")
     page.click("#stop")
     page.click("#show-live")
     until(lambda: page.evaluate("[...document.querySelectorAll('.figures dd')][0].textContent === '0'"))
-    assert "Tokens answered" in page.locator(".card").inner_text()
+    assert "Generated tokens" in page.locator(".card").inner_text()
 
 
 def test_a_service_that_went_away_is_told(serve, visit):
@@ -266,7 +266,7 @@ def test_a_service_that_went_away_is_told(serve, visit):
     service.close()
     page.click("#show-live")
     until(lambda: page.evaluate("!document.getElementById('notice').hidden"))
-    assert "does not answer" in page.locator("#notice").inner_text()
+    assert "does not respond" in page.locator("#notice").inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -95,7 +95,7 @@ def test_the_live_view_shows_servables(url, visit):
     page.locator("#method-run:enabled").wait_for()
     answer(page)
     page.click("#show-live")
-    until(lambda: "stable is version 1" in page.inner_text("#live"))
+    until(lambda: "stable: version 1" in page.inner_text("#live"))
     for words in ("notes", "ready", "notes.read", "Processes"):
         assert words in page.inner_text("#live")
 

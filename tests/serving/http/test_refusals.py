@@ -31,9 +31,9 @@ LENGTHS = [
     ),
 ]
 TYPES = [
-    (COMPLETION, {"prompt": "x", "stop": 5}, "stop must be a text or a list of texts, not 5"),
-    (COMPLETION, {"prompt": "x", "stop": ["a", 5]}, "stop[1] must be a text, not 5"),
-    (COMPLETION, {"prompt": "x", "stop": [5] * 65}, "stop[0] must be a text, not 5"),
+    (COMPLETION, {"prompt": "x", "stop": 5}, "stop must be a string or a list of strings, not 5"),
+    (COMPLETION, {"prompt": "x", "stop": ["a", 5]}, "stop[1] must be a string, not 5"),
+    (COMPLETION, {"prompt": "x", "stop": [5] * 65}, "stop[0] must be a string, not 5"),
     (COMPLETION, {"prompt": [1, "x"]}, "prompt[1] must be a whole number from 0 to 2147483647, not 'x'"),
     (COMPLETION, {"prompt": {}}, "prompt must be a text, a list of token ids, or a list of those, not"),
 ]

@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -53,7 +55,7 @@ def test_sighup_rereads_keys_and_certificate(tmp_path: Path, certificate: tuple[
     args = (DEMO, *options, "--grpc-port", "0")
     with serving(*args, cwd=tmp_path, program=("-m", "penstock", "serve")) as (process, url, said):
         port = int(url.rpartition(":")[2])
-        grpc = re.search(r"v2, at \S+:(\d+), over TLS\n", said)
+        grpc = re.search(r"v2\) at \S+:(\d+) with TLS\n", said)
         assert grpc is not None
         find = events(tmp_path / "log")
         trusting = ssl.create_default_context(cafile=str(pem))
@@ -85,3 +87,14 @@ def test_sighup_rereads_keys_and_certificate(tmp_path: Path, certificate: tuple[
         time.sleep(0.5)
         assert process.poll() is None
         assert [child.pid for child in psutil.Process(process.pid).children()] == workers
+
+
+def test_sighup_during_the_start_is_ignored() -> None:
+    script = (
+        "import signal, penstock.serving.service as service\n"
+        "async def run(settings): return int(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)\n"
+        "service.run_service = run\n"
+        "from penstock.cli.main import main\n"
+        f"raise SystemExit(main(['serve', {str(DEMO)!r}]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

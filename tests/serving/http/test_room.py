@@ -25,7 +25,7 @@ def test_a_full_queue_refuses_what_it_did_not_read() -> None:
 
     async def main() -> None:
         async with both_doors() as (clients, backend):
-            (link,) = backend._links
+            (link,) = backend._connections
             wrong: dict[str, Any] = {"temperature": -1}
             most, link.max_open = link.max_open, -1  # as full as can be
             assert not backend.has_room
@@ -48,7 +48,7 @@ def test_room_at_one_model_is_room() -> None:
     async def main() -> None:
         async with both_doors() as (clients, backend):
             await clients.models.load(str(DEMO), "other")
-            (link,) = backend._links
+            (link,) = backend._connections
             link.max_open = -1
             assert await clients.http(model=backend.name, temperature=-1) == b"400"
             assert await clients.http(model=backend.name) == b"429"
@@ -60,7 +60,7 @@ def test_room_at_one_model_is_room() -> None:
 def test_who_drains_says_so_and_not_that_it_is_full() -> None:
     async def main() -> None:
         async with both_doors() as (clients, backend):
-            (link,) = backend._links
+            (link,) = backend._connections
             link.max_open = -1
             clients.models.is_draining = True
             assert await clients.http() == b"503"

@@ -273,7 +273,7 @@ X = np.zeros((1, 2), np.float32)
 @pytest.mark.parametrize(
     ("model", "inputs", "options", "status", "text"),
     [
-        ("nobody", {"x": X}, {}, "404", "no model 'nobody' here; there are demo, numbers, spare, waiting"),
+        ("nobody", {"x": X}, {}, "404", "Available: demo, numbers, spare, waiting."),
         ("numbers.other", {"x": X}, {}, "404", "numbers.scale"),
         ("numbers", {"x": X}, {"model_version": "7"}, "404", "7"),
         ("numbers", {"x": np.zeros((1, 3))}, {}, "400", "x must have the shape [-1, 2]"),

@@ -95,7 +95,7 @@ def test_timeouts(service, way, gate):
 
     async def work(client):
         found = await refusal(way, client.infer("waiting", waiting(way, 1, gate), timeout=50_000))
-        assert found == ("504", "no answer within 0.05 s")
+        assert (found[0], "0.05 s" in found[1]) == ("504", True)
         if way == "http":
             with pytest.raises(TimeoutError):
                 await late()

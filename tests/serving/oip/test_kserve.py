@@ -61,5 +61,5 @@ def test_sizes_beside_raw_contents_are_those_of_the_contents():
     typed = message(3, b"")
     typed.ClearField("raw_input_contents")
     typed.inputs[0].contents.bytes_contents.append(b"abc")
-    with pytest.raises((MisfitError, InvalidFileError), match="not known"):
+    with pytest.raises((MisfitError, InvalidFileError), match="unknown parameter"):
         read_message(typed)

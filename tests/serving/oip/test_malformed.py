@@ -175,7 +175,7 @@ def test_headers_that_are_there_twice_are_refused(service):
         )
         answer = raw(service, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"appears twice" in answer
+        assert b'"invalid_header"' in answer
 
 
 def test_what_json_cannot_hold_goes_as_bytes_alone(service):

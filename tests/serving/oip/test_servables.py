@@ -181,7 +181,7 @@ def test_changes_over_grpc_want_an_admins_key(service, client):
     client.load_model("zeros", headers=admin, config='{"labels": {"stable": 1}}')
     assert client.is_model_ready("zeros")
     assert service.methods.changes[before:] == [("unload", "zeros", None), ("load", "zeros", {"labels": {"stable": 1}})]
-    with pytest.raises(InferenceServerException, match="files are not taken"):
+    with pytest.raises(InferenceServerException, match="Files are not accepted"):
         client.load_model("zeros", headers=admin, config="{}", files={"file:1/servable.py": b"import os"})
 
 
@@ -221,18 +221,18 @@ def test_deadlines_and_priorities_reach_the_method(service, client):
     seen = service.methods.versions["echo"][0].seen[-1]
     assert (seen.deadline_s, seen.priority) == (2.0, -1)
     service.post("/v2/models/echo/infer", **BODY)
-    assert service.methods.versions["echo"][0].seen[-1].deadline_s == service.door.settings.limits.request_s
+    assert service.methods.versions["echo"][0].seen[-1].deadline_s == service.gateway.settings.limits.request_s
 
 
 def test_no_more_requests_of_methods_are_open_than_may_be():
     service = Service({}, GatewaySettings(limits=GatewayLimits(num_open=1)), methods=StubMethods())
     try:
-        service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 1)
+        service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
         until(lambda: service.num_open == 1)
         status, headers, data = service.ask("POST", "/v2/models/echo/infer", BODY)
         assert (status, headers["retry-after"], json.loads(data)["code"]) == (429, "1", "too_many_requests")
         assert service.ask("GET", "/v2/health/live")[0] == 200
-        service.loop.call_soon_threadsafe(setattr, service.door, "num_open", 0)
+        service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 0)
     finally:
         service.close()
 

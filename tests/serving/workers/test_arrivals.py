@@ -1,4 +1,4 @@
-"""Requests that come together begin together: who waits for whom, and for how long at most."""
+"""Requests that arrive together begin together: how long the first one waits for the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
 from tests.support.worker_processes import until
 
-ROUNDS = 20  # of the event loop: more than anything here takes that does not wait for the clock
+ROUNDS = 20  # of the event loop: more than anything takes that does not wait for the clock
 
 
 class Clock:
-    """The event loop's, which tests move."""
+    """The event loop's clock, which tests move."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,18 +31,18 @@ class Clock:
             await asyncio.sleep(0)
 
 
-def test_nobody_waits_where_nobody_else_is_coming() -> None:
+def test_a_request_does_not_wait_without_other_arrivals() -> None:
     async def main() -> None:
         clock, arrivals, called = Clock(), Arrivals(), []
         arrivals.settle(lambda: called.append(clock.now))
-        assert not called, "what came in the same round of the loop goes with it"
+        assert not called, "requests of the same round of the loop go together"
         await clock.rounds()
         assert called == [100.0]
 
     asyncio.run(main())
 
 
-def test_it_waits_for_connections_that_were_just_opened_until_they_speak() -> None:
+def test_requests_wait_for_connections_just_opened() -> None:
     async def main() -> None:
         clock, arrivals, called = Clock(), Arrivals(), []
         for name in ("a", "b"):
@@ -61,13 +61,13 @@ def test_it_waits_for_connections_that_were_just_opened_until_they_speak() -> No
     asyncio.run(main())
 
 
-def test_who_says_nothing_is_not_waited_for() -> None:
+def test_silent_connections_are_not_waited_for() -> None:
     async def main() -> None:
         clock, arrivals, called = Clock(), Arrivals(), []
         arrivals.opened("silent")
         await clock.rounds(FRESH_S + 0.0001)
         assert arrivals.num_expected == 0
-        assert not arrivals._fresh, "nothing is kept of it"
+        assert not arrivals._fresh, "it is forgotten"
         arrivals.settle(lambda: called.append(clock.now))
         await clock.rounds()
         assert called
@@ -75,7 +75,7 @@ def test_who_says_nothing_is_not_waited_for() -> None:
     asyncio.run(main())
 
 
-def test_nobody_waits_longer_than_the_bound_whoever_connects() -> None:
+def test_the_wait_for_arrivals_is_bounded() -> None:
     async def main() -> None:
         clock, arrivals, called = Clock(), Arrivals(), []
         arrivals.settle(lambda: called.append(clock.now))
@@ -95,13 +95,13 @@ def submit() -> OpenRequest:
 
 
 class Held(Arrivals):
-    """Settles when the test says so."""
+    """Settles when the test calls ``callback``."""
 
     def settle(self, callback: Callable[[], None]) -> None:
         self.callback = callback
 
 
-def test_a_resting_worker_is_sent_together_what_comes_together() -> None:
+def test_an_idle_worker_gets_simultaneous_requests_in_one_write() -> None:
     async def main() -> None:
         here, there = socket.socketpair()
         there.setblocking(False)
@@ -109,22 +109,22 @@ def test_a_resting_worker_is_sent_together_what_comes_together() -> None:
         link = WorkerConnection("m", 0, arrivals)
         link.get_ready(pb.Ready(), None)
         stream = FrameStream(here, pb.FromWorker.FromString, 1 << 20)
-        link.pour_into(stream)
+        link.send_over(stream)
         requests = [submit() for _ in range(4)]
         for request in requests[:3]:
             link.begin(request)
-        link.abort(requests[1])  # it never leaves
-        assert len(link._out) == 2
+        link.abort(requests[1])  # it is never sent
+        assert len(link._unsent) == 2
         arrivals.callback()
         reader = FrameStream(there, pb.ToWorker.FromString, 1 << 20)
         await until(lambda: reader._unread)
         assert [one.submit.key for one in reader._unread] == [requests[0].key, requests[2].key], "in one write"
         reader._unread.clear()
-        link.begin(requests[3])  # the worker has work: nothing is held back
+        link.begin(requests[3])  # the worker is busy: requests are sent at once
         await until(lambda: reader._unread)
         assert [one.submit.key for one in reader._unread] == [requests[3].key]
         link.fail("over")
-        arrivals.callback()  # late, of a link that is gone: nothing happens
+        arrivals.callback()  # late, for a lost connection: nothing happens
         reader.close()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Who is blamed for a worker's death."""
+"""Which requests count as causes of a worker's crash."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.serving.workers.crash_tracker import CrashTracker
 from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
 
 
-def test_who_follows_an_answer_that_ended_unheard_is_a_suspect() -> None:
-    """Two run, the worker dies in the first step of an urgent third: that one of the two had ended was not heard."""
+def test_requests_behind_a_possibly_ended_one_are_suspects() -> None:
+    """Two run, and the worker crashes in the first step of an urgent third: the end of one of the two was not heard."""
 
     async def main() -> None:
         lost: dict[int, bool] = {}
@@ -27,22 +27,22 @@ def test_who_follows_an_answer_that_ended_unheard_is_a_suspect() -> None:
             request.taken.set_result(None)
             request.answer.has_begun = number < 2
             link.begin(request)
-        link.fail("it died")
+        link.fail("it crashed")
         assert lost == {0: True, 1: True, 2: True, 3: False, 4: False, 5: True}
 
     asyncio.run(main())
 
 
-def test_waiting_through_three_deaths_counts_as_one() -> None:
+def test_waiting_during_three_crashes_counts_as_one() -> None:
     blame = CrashTracker()
     assert [blame.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
     blame.clear(b"x")
     assert blame.add_wait(b"x", "7") == 0
 
 
-def test_equal_requests_share_the_blame_of_one_death() -> None:
+def test_a_crash_counts_once_for_equal_requests() -> None:
     blame = CrashTracker()
     assert [blame.add(b"x", "first"), blame.add(b"x", "first"), blame.add(b"y", "first")] == [1, 1, 1]
-    assert [blame.add(b"x", "second"), blame.num_deaths(b"x"), blame.num_deaths(b"z")] == [2, 2, 0]
+    assert [blame.add(b"x", "second"), blame.num_crashes(b"x"), blame.num_crashes(b"z")] == [2, 2, 0]
     blame.clear(b"x")
-    assert blame.num_deaths(b"x") == 0
+    assert blame.num_crashes(b"x") == 0

@@ -1,5 +1,7 @@
-"""What goes wrong with workers, planted: each fault ends with right answers, a retriable error or a refusal, and with
-the model ready again; nothing waits for ever and nothing is left.
+"""Injected faults of workers.
+
+Each fault ends with correct answers, a retriable error or a refusal, and with the model ready again.  No request waits
+forever, and no process, file or descriptor is left.
 
 ``PENSTOCK_CHAOS=n`` repeats the storms n times (``make chaos``).
 """
@@ -34,11 +36,11 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 CALM = SupervisionPolicy(hang_s=600.0, drain_s=600.0)
 HASTY = SupervisionPolicy(hang_s=600.0, min_pause_s=0.05, max_pause_s=0.2)
 IMPATIENT = replace(HASTY, hang_s=6.0)
-"""Only for what is to hang: on a busy machine an honest worker may stand for seconds, too."""
+"""Only for tests of hangs: on a busy machine a healthy worker may stall for seconds too."""
 
 
 class Traffic:
-    """Clients that ask again and again and note what they got."""
+    """Clients that send requests continuously and record the answers."""
 
     def __init__(self, backend: RemoteBackend, expected: list[dict[int, list[int]]], num_clients: int = 3) -> None:
         self.backend, self.expected = backend, expected
@@ -71,8 +73,8 @@ class Traffic:
                 self.wrong.append(f"version {version} answered {number} with {ids}")
 
     async def more(self) -> None:
-        """Until each client got two more answers and they were right: the second of them, and what it asks now, began
-        after this was called."""
+        """Wait until each client has got two more correct answers.  The second one, and the request that is open now,
+        began after this call."""
         before = [*self._num_right]
         await until(lambda: self.wrong or all(a >= b + 2 for a, b in zip(self._num_right, before, strict=True)))
         assert not self.wrong, self.wrong
@@ -85,7 +87,7 @@ class Traffic:
 
 
 async def switch_under(traffic: Any, running: Service, versions: Sequence[Path], num_switches: int) -> None:
-    """Switch the model "model" between two sets of weights; each answer is of one version, and no request fails."""
+    """Switch the model "model" between two sets of weights; each answer is from one version, and no request fails."""
     backend = running.models.get("model")
     await traffic.more()
     for number in range(1, num_switches + 1):
@@ -119,7 +121,7 @@ def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
 
 
 def test_a_stopped_worker_is_replaced_under_load(versions, expected) -> None:
-    """SIGSTOP: nothing is heard of it.  With one worker its requests are tried again on the next."""
+    """SIGSTOP: the worker sends nothing.  With one worker its requests are retried on the next one."""
 
     async def main() -> None:
         async with service(supervision=IMPATIENT) as running:
@@ -135,8 +137,8 @@ def test_a_stopped_worker_is_replaced_under_load(versions, expected) -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> None:
-    """The worker's event loop goes on and sends beats; the engine's loop hangs in a step."""
+def test_a_hung_engine_is_noticed_while_its_process_answers(versions) -> None:
+    """The worker's event loop continues and sends heartbeats; the engine's loop hangs in a step."""
 
     async def main() -> None:
         async with service(supervision=IMPATIENT, command=faulty("tokens")) as running:
@@ -154,7 +156,7 @@ def test_an_engine_that_stands_is_seen_though_its_process_answers(versions) -> N
 
 
 def test_without_the_detector_a_hang_would_last(versions) -> None:
-    """The negative control of the two above: nobody else ends a worker that stands."""
+    """The negative control of the two tests above: nothing else ends a stalled worker."""
 
     async def main() -> None:
         async with service(supervision=SupervisionPolicy(hang_s=1000.0)) as running:
@@ -171,7 +173,7 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
     asyncio.run(main())
 
 
-def test_a_request_that_kills_workers_is_refused_and_others_are_served(versions) -> None:
+def test_a_request_that_crashes_workers_is_refused(versions) -> None:
     async def main() -> None:
         async with service(supervision=HASTY, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
@@ -192,8 +194,8 @@ def test_a_request_that_kills_workers_is_refused_and_others_are_served(versions)
     asyncio.run(main())
 
 
-def test_what_was_sent_is_not_sent_again(versions) -> None:
-    """A worker that dies in the middle of an answer: the reader gets what came, and a retriable error."""
+def test_delivered_tokens_are_not_sent_again(versions) -> None:
+    """A worker crashes in the middle of an answer: the reader gets the tokens that arrived, and a retriable error."""
 
     async def main() -> None:
         async with service(supervision=HASTY, command=faulty("tokens")) as running:
@@ -220,7 +222,7 @@ async def tokens_of_when_ready(backend: RemoteBackend, prompt: list[int]) -> lis
     return await tokens_of(backend, prompt, GREEDY)
 
 
-def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> None:
+def test_a_crash_loop_leaves_only_its_model_not_ready(versions) -> None:
     async def main() -> None:
         async with service(supervision=HASTY, command=faulty("exits")) as running:
             bad = await running.models.load(str(versions[0]), "bad")
@@ -241,8 +243,8 @@ def test_a_crash_loop_leaves_the_model_not_ready_and_others_served(versions) -> 
     asyncio.run(main())
 
 
-def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
-    """Every answer is from one version, whole; no request fails."""
+def test_new_weights_under_traffic_lose_no_request(versions, expected) -> None:
+    """Every answer is complete and from one version; no request fails."""
 
     async def main() -> None:
         async with service(command=COMMAND, supervision=CALM) as running:
@@ -253,7 +255,7 @@ def test_new_weights_under_traffic_cost_no_request(versions, expected) -> None:
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, caplog) -> None:
-    """No descriptor, no memory for a process: a first load says so, a restart goes on trying; each is told."""
+    """No descriptor or memory for a process: a first load fails, a restart is tried again; each failure is logged."""
     caplog.set_level("INFO", "penstock.serving")
     from penstock.serving.workers import primary
 
@@ -328,18 +330,18 @@ def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) 
     asyncio.run(main())
 
 
-def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
-    """A worker with two places dies with ten requests: those that had no place are sent again side by side."""
+def test_queued_requests_are_not_suspects(versions, monkeypatch) -> None:
+    """A worker that runs two requests crashes with ten: the queued ones are sent again at the same time."""
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
 
     async def main() -> None:
         versions[0].with_suffix(".first").unlink(missing_ok=True)
         async with service(supervision=HASTY, command=faulty("crowd"), options=options) as running:
             backend = await running.models.load(str(versions[0]))
-            blamed, add = [], backend.blame.add
-            monkeypatch.setattr(backend.blame, "add", lambda *what: blamed.append(what) or add(*what))
+            blamed, add = [], backend.crashes.add
+            monkeypatch.setattr(backend.crashes, "add", lambda *what: blamed.append(what) or add(*what))
             asked = [asyncio.ensure_future(tokens_of(backend, [number], GREEDY)) for number in range(CROWD)]
-            (link,) = backend._fleet.links
+            (link,) = backend._group.connections
             await until(lambda: sum(request.answer.has_begun for request in link._open.values()) == 2)
             assert link.num_open == CROWD
             os.kill(link.pid, signal.SIGKILL)
@@ -351,8 +353,8 @@ def test_what_only_waited_is_no_suspect(versions, monkeypatch) -> None:
     asyncio.run(main())
 
 
-def test_an_urgent_request_that_kills_workers_is_found_behind_others(versions) -> None:
-    """It comes last and has a place first: those that it overtook only waited, and it is refused all the same."""
+def test_an_urgent_request_that_crashes_workers_is_found(versions) -> None:
+    """It arrives last and runs first: the requests that it overtook were only queued, and it is still refused."""
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
 
     async def main() -> None:

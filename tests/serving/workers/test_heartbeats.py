@@ -1,4 +1,4 @@
-"""Processes that stand for a while: what counts on them, and who is ended for it."""
+"""Processes that stall or are stopped for a while: which get requests, and which are ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import psutil
 
 from penstock.engine.params import SamplingParams
 from penstock.llm.answer import EventAnswer
+from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import worker_connection as link_module
@@ -26,7 +28,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 
 class Clock:
-    """Time that tests move."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -35,25 +37,25 @@ class Clock:
         return self.now
 
 
-def test_a_pulse_counts_the_time_in_which_the_worker_itself_ran() -> None:
+def test_a_heartbeat_counts_only_time_the_worker_ran() -> None:
     clock = Clock()
-    pulse = Heartbeat(0.0, clock)
+    heartbeat = Heartbeat(0.0, clock)
 
-    def look(seconds: float, last_turn: float) -> float:
+    def look(seconds: float, iteration_start: float) -> float:
         clock.now += seconds
-        return round(pulse.look(last_turn), 6)
+        return round(heartbeat.look(iteration_start), 6)
 
     assert look(0.5, 100.4) == 0.1
-    assert [look(0.5, 100.4) for _ in range(4)] == [0.6, 1.1, 1.6, 2.1], "an engine that stands"
-    assert pulse.longest_s == 0.0, "what has not ended is no measure"
+    assert [look(0.5, 100.4) for _ in range(4)] == [0.6, 1.1, 1.6, 2.1], "an engine without progress"
+    assert heartbeat.longest_s == 0.0, "an iteration that has not ended does not count"
     turned = clock.now
-    assert (look(0.5, turned), round(pulse.longest_s, 6)) == (0.5, 4.2)
-    assert look(3600.0, turned) == 1.5, "the process was stopped in the middle of a turn"
+    assert (look(0.5, turned), round(heartbeat.longest_s, 6)) == (0.5, 4.2)
+    assert look(3600.0, turned) == 1.5, "the process was stopped during an iteration"
     assert look(3600.0, clock.now) == 1.0, "or right after one"
-    assert round(pulse.longest_s, 6) == 4.2
+    assert round(heartbeat.longest_s, 6) == 4.2
 
 
-def test_a_worker_is_counted_on_while_it_speaks_and_its_engine_turns(monkeypatch) -> None:
+def test_a_worker_is_fresh_while_it_sends_and_progresses(monkeypatch) -> None:
     clock = Clock()
 
     async def main() -> None:
@@ -63,13 +65,13 @@ def test_a_worker_is_counted_on_while_it_speaks_and_its_engine_turns(monkeypatch
         link.get_ready(pb.Ready(), None)
         assert link.is_fresh
         clock.now += FRESH_S + 0.1
-        assert not link.is_fresh, "nothing was heard of it"
-        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=FRESH_S - 0.1)))
+        assert not link.is_fresh, "it sent nothing"
+        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S - 0.1)))
         assert link.is_fresh
-        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=FRESH_S + 0.1)))
-        assert not link.is_fresh, "it speaks, but its engine stands"
-        link.hear(pb.FromWorker(beat=pb.Beat(turn_age_s=20.0, longest_turn_s=18.0)))
-        assert link.is_fresh, "a turn of this model may take that long"
+        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S + 0.1)))
+        assert not link.is_fresh, "it sends, but its engine makes no progress"
+        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=20.0, longest_iteration_s=18.0)))
+        assert link.is_fresh, "an iteration of this model may take that long"
         link.hear(pb.FromWorker(step=pb.Step()))
         link.drain()
         assert not link.is_fresh
@@ -77,8 +79,8 @@ def test_a_worker_is_counted_on_while_it_speaks_and_its_engine_turns(monkeypatch
     asyncio.run(main())
 
 
-def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
-    """A worker that reads nothing, and clients that come and go."""
+def test_aborted_unsent_requests_are_dropped() -> None:
+    """A worker reads nothing while clients send and abort requests."""
 
     async def main() -> None:
         link = WorkerConnection("m", 0)
@@ -87,26 +89,29 @@ def test_what_is_given_up_before_it_is_sent_does_not_pile_up() -> None:
         for request in requests:
             link.begin(request)
         link.abort(requests[1])
-        assert [message.submit.key for message in link._out] == [requests[0].key, requests[2].key]
-        sent = aiter(link.outgoing())
-        assert (await anext(sent)).submit.key == requests[0].key
-        link.abort(requests[0])  # on its way: the worker is told
-        assert [message.WhichOneof("what") for message in link._out] == ["abort"]
+        assert [message.submit.key for message in link._unsent] == [requests[0].key, requests[2].key]
+        here, there = socket.socketpair()
+        link.send_over(FrameStream(here, pb.FromWorker.FromString, 1 << 20))
+        worker = FrameStream(there, pb.ToWorker.FromString, 1 << 20)
+        assert [(await worker.read()).submit.key for _ in range(2)] == [requests[0].key, requests[2].key]
+        link.abort(requests[0])  # the worker has it, so it is told
+        assert (await worker.read()).abort.key == requests[0].key
         assert link.num_open == 1
-        await sent.aclose()
+        link.fail("over")
+        worker.close()
 
     asyncio.run(main())
 
 
-def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -> None:
+def test_a_stalled_worker_gets_no_requests_before_it_is_ended(monkeypatch) -> None:
     async def main() -> None:
         async with service(supervision=SupervisionPolicy(hang_s=1000.0), num_workers=2, fresh_s=1.5) as running:
             backend = await running.models.load(str(DEMO))
             first, second = (psutil.Process(pid) for pid in pids(backend))
-            links = backend._fleet.links
+            links = backend._group.connections
             with monkeypatch.context() as patched:  # the second one counts as heard of, also on a machine that stands
-                patched.setattr(links[1], "_turned", lambda age_s: None)
-                links[1]._heard = math.inf
+                patched.setattr(links[1], "_note_iteration", lambda age_s: None)
+                links[1]._last_message = math.inf
                 await until(lambda: still(first) and not links[0].is_fresh)
                 assert backend.is_ready
                 asking = asyncio.gather(*(tokens_of(backend, [5, number], GREEDY) for number in range(6)))
@@ -114,7 +119,7 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
                 assert all(len(ids) == 8 for ids in asking.result())
             links[1].forgive()
             await until(lambda: still(first) and still(second) and not backend.is_ready)
-            assert backend.state == "ready", "nobody is given up yet"
+            assert backend.state == "ready", "no worker is given up"
             asked = asyncio.ensure_future(tokens_of(backend, [5], GREEDY))
             await until(lambda: any(worker.num_open for worker in backend.workers()))
             first.resume()
@@ -129,6 +134,7 @@ def test_a_worker_that_stands_is_left_out_long_before_it_is_ended(monkeypatch) -
 SCRIPT = """
 import asyncio, sys
 from penstock.engine.params import SamplingParams
+from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_models import RemoteModels
@@ -150,8 +156,8 @@ asyncio.run(main())
 """
 
 
-def test_a_service_that_was_stopped_whole_goes_on_with_its_workers(tmp_path) -> None:
-    """Ctrl-Z and fg in the middle of a step, longer than an engine may stand."""
+def test_a_stopped_and_continued_service_keeps_its_workers(tmp_path) -> None:
+    """Ctrl-Z and fg in the middle of a step, for longer than ``hang_s``."""
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, DEMO, *faulty("tokens")],
         stdout=subprocess.PIPE,

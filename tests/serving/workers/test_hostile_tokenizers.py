@@ -1,4 +1,4 @@
-"""A model with a hostile tokenizer beside a sound one: its own requests are refused, and nothing else is disturbed."""
+"""A model with a hostile tokenizer beside a sound one: only its own requests are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def both(bundles: dict[str, Path]) -> Iterator[Service]:
-    """The demo, a model whose tokenizer fails on some texts, and one that needs a process."""
+    """The demo, a model whose tokenizer fails on some texts, and one whose tokenizer needs a process."""
     found = Service({"demo": LLM(DEMO), "hostile": LLM(bundles["encoding"]), "words": LLM(bundles["sound"])})
     yield found
     found.close()
@@ -69,7 +69,7 @@ def test_text_that_a_tokenizer_fails_on_is_400(both, path, field, value, caplog,
     assert both.post("/v1/completions", model="hostile", prompt=[5], max_tokens=2, ignore_eos=True)["usage"]
 
 
-def test_answers_of_an_isolated_tokenizer_are_the_librarys(both, bundles) -> None:
+def test_an_isolated_tokenizer_answers_like_the_library(both, bundles) -> None:
     """Texts, streams and log-probabilities, which the service writes with the tokenizer's process."""
     with LLM(bundles["sound"]) as llm:
         result = llm.generate("w5 w6 a", SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
@@ -93,8 +93,8 @@ def test_answers_of_an_isolated_tokenizer_are_the_librarys(both, bundles) -> Non
     assert echoed["logprobs"]["tokens"] == ["w5", "w6", "a"]
 
 
-def test_others_are_answered_while_a_tokenizer_hangs(both, monkeypatch) -> None:
-    """Its calls have a thread of their own, short texts too: neither the loop nor long texts of others wait."""
+def test_other_models_answer_while_a_tokenizer_hangs(both, monkeypatch) -> None:
+    """Its calls run in a separate thread, even for short texts: the event loop and other models do not wait."""
     monkeypatch.setattr(tokenizer_process, "CALL_SECONDS", 2.0)
     done: list[int] = []
     slow = " ".join(["a" * 26 + "b"] * 60)
@@ -126,8 +126,8 @@ def test_a_growing_tokenizer_is_refused_at_load(bundles) -> None:
     asyncio.run(main())
 
 
-def test_neither_primary_nor_worker_ends(bundles) -> None:
-    """Encoding fails in the primary's process, decoding in the worker's: each ends its own request."""
+def test_failing_tokenizers_end_no_primary_and_no_worker(bundles) -> None:
+    """Encoding fails in the primary's process, decoding in the worker's: each fails only its own request."""
 
     async def main() -> None:
         async with service() as running:

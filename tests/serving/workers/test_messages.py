@@ -1,4 +1,4 @@
-"""Messages: what goes in comes out, and the generated code is that of ``wire.proto``."""
+"""Objects survive the way through messages, and the generated code matches ``wire.proto``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 import penstock
 from penstock import errors
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.params import SamplingParams
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import Started, StepEvent
+from penstock.sampling_fields import FIELD_NAMES
 from penstock.servables.process import stages_pb2
 from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
 from penstock.serving.proto import wire_pb2 as pb
@@ -30,8 +31,8 @@ FOLDER = Path(penstock.__file__).parents[1]
 @pytest.mark.parametrize(
     "generated", [pb, oip_pb2, health_pb2, reflection_pb2, stages_pb2], ids=lambda one: one.DESCRIPTOR.package
 )
-def test_the_generated_code_is_that_of_the_proto(generated) -> None:
-    """Messages, fields, numbers, types, whether they repeat, and methods, read from the text."""
+def test_generated_code_matches_the_proto_files(generated) -> None:
+    """Compare messages, fields, numbers, types, labels and methods with the text of the file."""
     text = re.sub(r"//.*", "", (FOLDER / generated.DESCRIPTOR.name).read_text())
     found: dict[str, dict[str, tuple[int, str]]] = {}
     _add(found, generated.DESCRIPTOR.message_types_by_name.values())
@@ -45,7 +46,6 @@ def test_the_generated_code_is_that_of_the_proto(generated) -> None:
         for service in generated.DESCRIPTOR.services_by_name.values()
         for one in service.methods
     ]  # fmt: skip
-    assert wire.JOIN == "/penstock.v1.Primary/Join"
 
 
 def _written(text: str) -> dict[str, dict[str, tuple[int, str]]]:
@@ -96,7 +96,7 @@ FULL = {
 
 
 def test_sampling_round_trips() -> None:
-    assert set(FULL) == set(FIELDS) == {field.name for field in pb.Sampling.DESCRIPTOR.fields}
+    assert set(FULL) == set(FIELD_NAMES) == {field.name for field in pb.Sampling.DESCRIPTOR.fields}
     for given in ({}, FULL, *({name: value} for name, value in FULL.items() if name not in ("best_of", "min_tokens"))):
         params = SamplingParams(**given)
         message = pb.Sampling.FromString(wire.sampling_to(params).SerializeToString())
@@ -132,7 +132,7 @@ def test_errors_round_trip_by_class() -> None:
     assert type(wire.error_from(pb.Error(kind="SystemExit", text="x"))) is InternalError
 
 
-def test_news_round_trip() -> None:
+def test_step_events_round_trip() -> None:
     row = TokenLogprobs(5, -0.1, 2, ((4, -0.05), (5, -0.1)))
     many = [
         StepEvent(
@@ -145,8 +145,8 @@ def test_news_round_trip() -> None:
     ]
     for news in many:
         step = pb.Step()
-        wire.events_to(news, step.news)
-        again = wire.events_from(pb.Step.FromString(step.SerializeToString()).news[0])
+        wire.event_to(news, step.events)
+        again = wire.event_from(pb.Step.FromString(step.SerializeToString()).events[0])
         for field in dataclasses.fields(StepEvent):
             one, other = getattr(news, field.name), getattr(again, field.name)
             if field.name == "vector" and one is not None:
@@ -157,7 +157,7 @@ def test_news_round_trip() -> None:
                 assert one == other, field.name
 
 
-def test_figures_of_several_engines_add_up() -> None:
+def test_stats_of_several_engines_add_up() -> None:
     given = {
         field.name: {"stop": 2} if "Mapping" in str(field.type) else 3 for field in dataclasses.fields(EngineStats)
     }

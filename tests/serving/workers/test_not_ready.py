@@ -1,4 +1,4 @@
-"""Models that are loading, and models that lost their workers: requests are told to come back, whatever they ask."""
+"""Models that are loading or lost their workers: every request is told to retry later."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NEEDS_NO_WORKER = {"/tokenize", "/detokenize"}
 
 @dataclass
 class Doors:
-    """What a test asks through, over the models of a service."""
+    """Sends requests to the models of a service over HTTP and gRPC."""
 
     models: RemoteModels
     changes: Changes
@@ -57,7 +57,7 @@ class Doors:
     admin: Any
 
     async def ask(self, path: str, body: Any = None) -> tuple[int, Any, str | None]:
-        """Status, JSON and Retry-After of one request over HTTP."""
+        """Return status, JSON and Retry-After of one request over HTTP."""
 
         def one() -> tuple[int, Any, str | None]:
             connection = http.client.HTTPConnection(self.host, timeout=SECONDS)
@@ -72,7 +72,7 @@ class Doors:
         return await asyncio.to_thread(one)
 
     async def infer(self) -> str:
-        """The code of one request over gRPC."""
+        """Return the status code of one request over gRPC."""
         request = pb.ModelInferRequest(model_name="demo")
         request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
         request.parameters["max_tokens"].int64_param = 1
@@ -85,7 +85,7 @@ class Doors:
 
 @asynccontextmanager
 async def doors(tmp_path: Path, **named: Any) -> AsyncIterator[Doors]:
-    """Models without any at first, their HTTP and gRPC doors and their admin's socket."""
+    """A service without models at first, with HTTP, gRPC and an admin socket."""
     async with service(**named) as running, admin(running.models, tmp_path / "admin.sock") as (asked, changes):
         settings = GatewaySettings(port=0, grpc_port=0, limits=GatewayLimits(body_s=SECONDS, write_s=SECONDS))
         door = make_app(running.models, settings)
@@ -113,7 +113,7 @@ def model(tmp_path: Path, is_there: bool) -> tuple[Path, Path]:
 
 
 def test_requests_to_a_model_that_is_loading(tmp_path: Path) -> None:
-    """503 with Retry-After on every route, and 404 once the load came to nothing."""
+    """503 with Retry-After on every route, and 404 after the load has failed."""
     path, go = model(tmp_path, is_there=False)
 
     async def main() -> None:
@@ -124,7 +124,7 @@ def test_requests_to_a_model_that_is_loading(tmp_path: Path) -> None:
             for route, body in (*asked.items(), ("/v1/completions", SCORES), ("/v1/completions", IDS)):
                 status, told, after = await its.ask(route, body)
                 assert (status, after) == (503, "1"), (route, body, told)
-                assert "demo is not loaded yet" in json.dumps(told)
+                assert "demo is still loading." in json.dumps(told)
             assert await its.infer() == "UNAVAILABLE"
             assert (await its.ask("/v1/models/demo"))[1]["state"] == "loading"
             assert (await its.ask("/v2/models/demo"))[0] == 503
@@ -139,7 +139,7 @@ def test_requests_to_a_model_that_is_loading(tmp_path: Path) -> None:
 
 
 def test_a_worker_lost_before_the_first_request(tmp_path: Path) -> None:
-    """What the primary knows of a model is known while no worker is there, and texts are answered afterwards."""
+    """The primary keeps a model's description while no worker is ready, and answers texts afterwards."""
     path, go = model(tmp_path, is_there=True)
 
     async def main() -> None:
@@ -175,7 +175,7 @@ def test_a_worker_lost_before_the_first_request(tmp_path: Path) -> None:
 
 
 def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The load is done, and nothing of the model is left but what was noted then."""
+    """The load is complete, and only the description is left of the model."""
     path, go = model(tmp_path, is_there=True)
 
     async def main() -> None:
@@ -186,7 +186,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
 
             def lose() -> None:
                 go.unlink(missing_ok=True)
-                for link in backend._all_links or ():
+                for link in backend._all_connections or ():
                     os.kill(link.pid, signal.SIGKILL)
                     link.fail("planted")
 
@@ -203,7 +203,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_race_of_loads_gives_no_false_refusal(tmp_path: Path) -> None:
-    """Models come and go through the admin's socket while everybody asks: 200, 404 or 503, and nothing else."""
+    """Models are loaded and unloaded through the admin socket under traffic: only 200, 404 and 503 occur."""
     num_loads = 6
 
     async def main() -> None:
@@ -239,8 +239,8 @@ def test_a_race_of_loads_gives_no_false_refusal(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_why_workers_die_is_for_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients get a sentence; the path of the file that is gone is not theirs to know."""
+def test_reasons_of_crashes_are_only_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients get a sentence without the path of the missing file."""
     path, _ = model(tmp_path, is_there=True)
 
     async def main() -> None:

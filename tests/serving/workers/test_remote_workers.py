@@ -1,13 +1,16 @@
-"""Workers of other machines: over TLS, with a token, with the same weights; they share load and may go at any time."""
+"""Workers of other machines: TLS, a token and equal weights let them join; they share load and may leave."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+import ssl
+import struct
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +19,14 @@ import psutil
 import pytest
 
 from penstock.engine.params import SamplingParams
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
-from penstock.serving.workers.messages import JOIN, bearer
-from penstock.serving.workers.primary import Primary, WorkerListener
-from penstock.serving.workers.remote_worker_client import read_token
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers import joining, remote_worker_server
+from penstock.serving.workers.primary import Primary
+from penstock.serving.workers.remote_worker_client import join_primary, read_token
+from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.worker_config import WorkerConfig
 from tests.support.command import environment
 from tests.support.worker_processes import DEMO, faulty, pids, service, still, tokens_of, until
 
@@ -29,12 +35,12 @@ TOKEN = "0123456789abcdef" * 3
 
 
 @pytest.fixture
-def door(certificate: tuple[Path, Path]) -> WorkerListener:
-    return WorkerListener("127.0.0.1", 0, certificate[0].read_bytes(), certificate[1].read_bytes(), TOKEN)
+def remote(certificate: tuple[Path, Path]) -> RemoteWorkerSettings:
+    return RemoteWorkerSettings("127.0.0.1", 0, *certificate, TOKEN)
 
 
 @contextmanager
-def joining(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, model: Path = DEMO):
+def joining_worker(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, model: Path = DEMO):
     (folder / "token").write_text(token + "\n")
     (folder / "token").chmod(0o600)
     command = [
@@ -58,14 +64,14 @@ def joining(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, m
         process.stderr.close()
 
 
-def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path, caplog) -> None:
+def test_a_worker_joins_shares_load_and_leaves(remote, certificate, tmp_path, caplog) -> None:
     caplog.set_level("INFO", "penstock.serving")
 
     async def main() -> None:
-        async with service(door=door) as running:
+        async with service(remote=remote) as running:
             backend = await running.models.load(str(DEMO))
             alone = await tokens_of(backend, [5, 6], GREEDY)
-            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)
                 assert [worker.pid for worker in backend.workers()][1] == 0
                 found = await asyncio.gather(*(tokens_of(backend, [5, 6], GREEDY) for _ in range(16)))
@@ -75,7 +81,7 @@ def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path, caplog
                 await until(lambda: len(backend.workers()) == 1)
                 assert await tokens_of(backend, [5, 6], GREEDY) == alone
                 await until(lambda: process.poll() == 0)
-            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)
                 await running.models.unload("demo")
                 await until(lambda: process.poll() == 0)
@@ -87,57 +93,248 @@ def test_a_worker_joins_shares_load_and_goes(door, certificate, tmp_path, caplog
     ]  # fmt: skip
 
 
-def test_a_primary_that_is_not_believed_is_told_in_a_line(door, tmp_path) -> None:
+def test_an_untrusted_primary_is_reported_in_a_line(remote, other_certificate, tmp_path) -> None:
     async def main() -> None:
-        async with service(door=door) as running:
-            (tmp_path / "none.pem").write_text("")
-            with joining(running.primary.port, tmp_path, tmp_path / "none.pem") as process:
+        async with service(remote=remote) as running:
+            with joining_worker(running.primary.port, tmp_path, other_certificate[0]) as process:
                 await until(lambda: process.poll() is not None)
                 told = process.stderr.read()
                 assert process.returncode == 1
-                assert "is not there" in told
+                assert "certificate is not trusted" in told
                 assert len(told.splitlines()) == 1
 
     asyncio.run(main())
 
 
-def test_nothing_is_read_of_who_does_not_know_the_token(door, certificate) -> None:
-    """A message may have 256 MB: a stranger's is not taken, whatever it says."""
+def test_a_ca_file_without_certificates_is_refused(tmp_path) -> None:
+    for text in ("", "no PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\u00e4"):
+        with pytest.raises(InvalidFileError, match="--ca-file"):
+            asyncio.run(join_primary(WorkerConfig("localhost:1", TOKEN, "demo", str(DEMO)), text.encode()))
+
+
+def test_the_certificate_must_name_the_host(remote, certificate, tmp_path) -> None:
+    """The certificate is for localhost and 127.0.0.1; 127.0.0.2 reaches the same port."""
 
     async def main() -> None:
-        async with service(door=door) as running:
-            credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
-            async with grpc.aio.secure_channel(f"localhost:{running.primary.port}", credentials) as channel:
-                for metadata in ((), (("authorization", bearer("x" * 64)),), (("authorization", TOKEN),)):
-                    call = channel.stream_stream(JOIN)(metadata=metadata)
-                    with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await call.read()  # although nothing was sent
-                    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        async with service(remote=replace(remote, host="")) as running:  # any address
+            config = WorkerConfig(f"127.0.0.2:{running.primary.port}", TOKEN, "demo", str(DEMO))
+            with pytest.raises(UnavailableError, match=r"certificate is not trusted.*127.0.0.2"):
+                await join_primary(config, certificate[0].read_bytes(), again=False)
 
     asyncio.run(main())
 
 
-def test_a_port_where_workers_join_is_not_shared(door) -> None:
+def frame(message: pb.FromWorker) -> bytes:
+    data = message.SerializeToString()
+    return struct.pack("<I", len(data)) + data
+
+
+class Stranger:
+    """A TLS connection to the port for workers."""
+
+    def __init__(self, port: int, certificate: Path) -> None:
+        context = ssl.create_default_context(cafile=str(certificate))
+        self._connecting = asyncio.open_connection("localhost", port, ssl=context)
+
+    async def __aenter__(self) -> Stranger:
+        self.reader, self.writer = await self._connecting
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def answer(self, data: bytes) -> pb.ToWorker | None:
+        """Send bytes; the primary's one message before it ends the connection, None if there is none."""
+        self.writer.write(data)
+        received = await self.reader.read()
+        return pb.ToWorker.FromString(received[4:]) if received else None
+
+
+def join_with(token: str, protocol: int = joining.PROTOCOL) -> pb.FromWorker:
+    return pb.FromWorker(join=pb.Join(protocol=protocol, token=token, model="demo"))
+
+
+def test_a_stranger_without_the_token_is_refused(remote, certificate) -> None:
     async def main() -> None:
-        async with service(door=door) as running:
-            second = Primary(door=replace(door, port=running.primary.port))
+        async with service(remote=remote) as running:
+            for first in (
+                pb.FromWorker(),
+                pb.FromWorker(heartbeat=pb.Heartbeat()),
+                join_with(""),
+                join_with("x" * 64),
+                join_with(TOKEN[:-1]),
+                join_with(TOKEN + "0"),
+                join_with("x" * 64, protocol=1),
+            ):
+                async with Stranger(running.primary.port, certificate[0]) as stranger:
+                    answer = await stranger.answer(frame(first) + frame(pb.FromWorker(failed=pb.Error())) * 3)
+                    assert answer.stop.reason.kind == "InvalidArgumentError"
+                    assert "token is not known" in answer.stop.reason.text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [struct.pack("<I", (1 << 16) + 1), struct.pack("<I", 0xFFFFFFFF), struct.pack("<I", 8) + b"\xff" * 8],
+    ids=["longer than 64 KiB", "4 GiB", "no message"],
+)
+def test_a_strangers_invalid_frame_ends_its_connection(remote, certificate, data) -> None:
+    """A worker's message may have 256 MB.  A stranger is disconnected at the length, before the message is kept."""
+
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            async with Stranger(running.primary.port, certificate[0]) as stranger:
+                assert await stranger.answer(data) is None
+            async with Stranger(running.primary.port, certificate[0]) as stranger:  # the port still works
+                assert (await stranger.answer(frame(join_with("")))).HasField("stop")
+
+    asyncio.run(main())
+
+
+def test_garbage_instead_of_tls_ends_the_connection(remote) -> None:
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            for data in (b"GET / HTTP/1.1\r\n\r\n", frame(join_with(TOKEN)), b"\0" * 200_000, random.randbytes(5000)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", running.primary.port)
+                writer.write(data)
+                received = b""
+                with suppress(ConnectionError):
+                    received = await asyncio.wait_for(reader.read(), 60)
+                assert len(received) <= 16, "a TLS alert at most"
+                writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_stranger_that_sends_nothing_is_disconnected(remote, certificate, monkeypatch) -> None:
+    """Before TLS, after it, and in the middle of a frame."""
+    monkeypatch.setattr(joining, "JOIN_S", 0.5)
+
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.primary.port)
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+            writer.close()
+            for data in (b"", frame(join_with(TOKEN))[:-1]):
+                async with Stranger(running.primary.port, certificate[0]) as stranger:
+                    assert await asyncio.wait_for(stranger.answer(data), 60) is None
+
+    asyncio.run(main())
+
+
+def test_strangers_cannot_use_up_the_descriptors(remote, monkeypatch) -> None:
+    monkeypatch.setattr(remote_worker_server, "MAX_CONNECTIONS", 3)
+
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            silent = [await asyncio.open_connection("127.0.0.1", running.primary.port) for _ in range(3)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.primary.port)
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+            for _, other in (*silent, (reader, writer)):
+                other.close()
+
+    asyncio.run(main())
+
+
+def test_an_old_worker_is_told_both_versions(remote, certificate, caplog) -> None:
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            for protocol in (1, 3):
+                async with Stranger(running.primary.port, certificate[0]) as stranger:
+                    stranger.writer.write(frame(join_with(TOKEN, protocol)))
+                    (size,) = struct.unpack("<I", await stranger.reader.readexactly(4))
+                    reason = pb.ToWorker.FromString(await stranger.reader.readexactly(size)).stop.reason
+                    assert reason.kind == "InvalidArgumentError"
+                    assert f"primary uses worker protocol {joining.PROTOCOL}" in reason.text
+                    assert f"'demo' uses protocol {protocol}" in reason.text
+
+    asyncio.run(main())
+    facts = [record.facts for record in caplog.records if "facts" in vars(record)]
+    told = [(one["worker_protocol"], one["protocol"]) for one in facts if one["event"] == "worker_refused"]
+    assert told == [(1, joining.PROTOCOL), (3, joining.PROTOCOL)]
+
+
+def test_an_old_worker_over_grpc_is_told_both_versions(remote, certificate, caplog) -> None:
+    """Workers of protocol 1 report the status of their call."""
+
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
+            async with grpc.aio.secure_channel(f"localhost:{running.primary.port}", credentials) as channel:
+                call = channel.stream_stream("/penstock.v1.Primary/Join")(metadata=(("authorization", "Bearer x"),))
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call.read()
+                assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert refused.value.details() == str(joining.protocol_error(joining.PROTOCOL, 1))
+
+    asyncio.run(main())
+    assert [record.facts["worker_protocol"] for record in caplog.records if "facts" in vars(record)] == [1]
+
+
+def test_an_old_primary_over_grpc_is_named(certificate) -> None:
+    async def main() -> None:
+        server = grpc.aio.server()
+        credentials = grpc.ssl_server_credentials([(certificate[1].read_bytes(), certificate[0].read_bytes())])
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        await server.start()
+        try:
+            config = WorkerConfig(f"localhost:{port}", TOKEN, "demo", str(DEMO))
+            with pytest.raises(InvalidArgumentError, match=r"primary uses worker protocol 1.*'demo' uses protocol 2"):
+                await join_primary(config, certificate[0].read_bytes())
+        finally:
+            await server.stop(0)
+
+    asyncio.run(main())
+
+
+def test_a_replaced_certificate_holds_for_new_workers(remote, certificate, other_certificate, tmp_path) -> None:
+    copies = [tmp_path / path.name for path in certificate]
+    for source, copy in zip(certificate, copies, strict=True):
+        copy.write_bytes(source.read_bytes())
+
+    async def main() -> None:
+        async with service(remote=replace(remote, certificate=copies[0], key=copies[1])) as running:
+            async with Stranger(running.primary.port, certificate[0]) as old:
+                for source, copy in zip(other_certificate, copies, strict=True):
+                    copy.write_bytes(source.read_bytes())
+                running.primary.reload_tls()
+                async with Stranger(running.primary.port, other_certificate[0]) as new:
+                    assert (await new.answer(frame(join_with("")))).HasField("stop")
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    async with Stranger(running.primary.port, certificate[0]):
+                        pass
+                assert (await old.answer(frame(join_with("")))).HasField("stop"), "open connections stay"
+            copies[1].write_text("no key")
+            with pytest.raises(InvalidFileError):
+                running.primary.reload_tls()
+            async with Stranger(running.primary.port, other_certificate[0]):
+                pass
+
+    asyncio.run(main())
+
+
+def test_the_port_for_workers_is_not_shared(remote) -> None:
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            second = Primary(remote=replace(remote, port=running.primary.port))
             with pytest.raises(FileAccessError, match=str(running.primary.port)):
                 await second.open()
 
     asyncio.run(main())
 
 
-def test_who_may_not_join_is_told_why(door, certificate, tmp_path) -> None:
+def test_a_refused_worker_is_told_why(remote, certificate, tmp_path) -> None:
     short = ("--context-len", "512")
 
     async def refused(port: int, *more: str, **options) -> str:
-        with joining(port, tmp_path, certificate[0], *more, **options) as process:
+        with joining_worker(port, tmp_path, certificate[0], *more, **options) as process:
             await until(lambda: process.poll() is not None)
             assert process.returncode == 2
             return process.stderr.read()
 
     async def main() -> None:
-        async with service(door=door) as running:
+        async with service(remote=remote) as running:
             backend = await running.models.load(str(DEMO))
             port = running.primary.port
             assert "the token is not known here" in await refused(port, token="x" * 64)
@@ -148,32 +345,32 @@ def test_who_may_not_join_is_told_why(door, certificate, tmp_path) -> None:
     asyncio.run(main())
 
 
-def test_other_weights_may_not_join(door, certificate, tmp_path) -> None:
+def test_a_worker_with_other_weights_is_refused(remote, certificate, tmp_path) -> None:
     async def main() -> None:
-        async with service(door=door) as running:
+        async with service(remote=remote) as running:
             backend = await running.models.load(str(DEMO))
-            backend._fleet.weights_id = "another"
-            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+            backend._group.weights_id = "another"
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: process.poll() is not None)
-                assert "its own is another one" in process.stderr.read()
+                assert "bundle differs" in process.stderr.read()
 
     asyncio.run(main())
 
 
-def test_a_worker_joins_while_the_own_one_is_gone(door, certificate, tmp_path) -> None:
-    """Which weights run is known from the load on, whatever became of the process that told it."""
+def test_a_worker_joins_while_the_local_one_is_gone(remote, certificate, tmp_path) -> None:
+    """The id of the weights stays known after the worker that reported it has ended."""
     model = tmp_path / "demo.psm"
     model.symlink_to(DEMO)
     go = model.with_suffix(".go")
     go.touch()
 
     async def main() -> None:
-        async with service(door=door, command=faulty("waits")) as running:
+        async with service(remote=remote, command=faulty("waits")) as running:
             backend = await running.models.load(str(model))
             go.unlink()
             os.kill(*pids(backend), signal.SIGKILL)
             await until(lambda: not pids(backend))
-            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: backend.is_ready or process.poll() is not None)
                 assert len(await tokens_of(backend, [5, 6], GREEDY)) == 8
             go.touch()
@@ -181,14 +378,14 @@ def test_a_worker_joins_while_the_own_one_is_gone(door, certificate, tmp_path) -
     asyncio.run(main())
 
 
-def test_an_update_that_nobody_waits_for_still_dismisses_a_worker_that_joined(door, certificate, tmp_path) -> None:
-    """Whoever asked for new weights leaves while a request of the old ones is open far away: that one ends whole, then
-    its worker."""
+def test_a_cancelled_update_still_drains_a_joined_worker(remote, certificate, tmp_path) -> None:
+    """An update is cancelled while a remote worker has an open request of the old weights: the request completes, then
+    the worker ends."""
 
     async def main() -> None:
-        async with service(door=door, supervision=SupervisionPolicy(hang_s=600.0, drain_s=600.0)) as running:
+        async with service(remote=remote, supervision=SupervisionPolicy(hang_s=600.0, drain_s=600.0)) as running:
             backend = await running.models.load(str(DEMO), "demo")
-            with joining(running.primary.port, tmp_path, certificate[0]) as process:
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)
                 joined, far = backend._joined[0], psutil.Process(process.pid)
                 asked: list[asyncio.Future[list[int]]] = []
@@ -224,7 +421,7 @@ def test_tokens_that_can_be_guessed_are_refused(tmp_path) -> None:
         with pytest.raises(InvalidArgumentError, match="at least 32"):
             read_token(tmp_path / "bad")
     (tmp_path / "good").chmod(0o644)
-    with pytest.raises(InvalidFileError, match="others may read"):
+    with pytest.raises(InvalidFileError, match="chmod 600"):
         read_token(tmp_path / "good")
     with pytest.raises(FileAccessError, match="gone"):
         read_token(tmp_path / "gone")

@@ -1,4 +1,4 @@
-"""An answer that is taken as it comes: in order, without waking its reader, and left to him where he is behind."""
+"""Deltas that ``take_now`` accepts stay in order and wake no reader; a reader that is behind gets them itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def piece(text: str, **more) -> StepEvent:
     return StepEvent(1, 0, text, [7], **more)
 
 
-def test_what_is_taken_at_once_wakes_no_reader() -> None:
+def test_deltas_taken_at_once_wake_no_reader() -> None:
     async def main() -> None:
         answer = EventAnswer(lambda: None)
         taken: list[str] = []
@@ -31,7 +31,7 @@ def test_what_is_taken_at_once_wakes_no_reader() -> None:
             return accepts
 
         answer.take_now = take_now
-        answer.put(piece("a", opening=Started(1, 1)))  # the first is the reader's
+        answer.put(piece("a", started=Started(1, 1)))  # the first is the reader's
         assert (await anext(answer)).text == "a"
         reading = asyncio.ensure_future(anext(answer))
         await rounds(2)
@@ -58,12 +58,12 @@ def test_what_is_taken_at_once_wakes_no_reader() -> None:
     asyncio.run(main())
 
 
-def test_what_taking_raises_is_the_readers() -> None:
+def test_the_reader_gets_errors_of_take_now() -> None:
     async def main() -> None:
         aborted: list[bool] = []
         answer = EventAnswer(lambda: aborted.append(True))
         answer.take_now = lambda delta: [][0]
-        answer.put(piece("a", opening=Started(1, 1)))
+        answer.put(piece("a", started=Started(1, 1)))
 
         async def read() -> None:
             async with answer:

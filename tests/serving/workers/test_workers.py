@@ -1,4 +1,4 @@
-"""Models in processes of their own: the tokens of the engine in this process, and everything given back."""
+"""Models in worker processes: they give the tokens of an engine in this process, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from penstock.llm.llm import LLM
 from penstock.processes.frames import FIRST_BYTES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import memory_check
+from penstock.serving.workers.joining import PROTOCOL
 from penstock.serving.workers.private_folder import PrivateFolder, remove_stale
 from penstock.serving.workers.worker import open_llm, ready
 from penstock.serving.workers.worker_config import WorkerConfig
-from penstock.serving.workers.worker_process import unwritten_bytes
 from tests.support.command import environment
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
@@ -48,8 +48,8 @@ PARAMS = [
 ]
 
 
-def test_why_a_stream_was_given_up_is_told(caplog) -> None:
-    """Else a fault of ours in what a worker says looks as if the worker had ended."""
+def test_the_reason_of_a_broken_stream_is_logged(caplog) -> None:
+    """Otherwise a bug in the handling of a message would look like the end of the worker."""
 
     def broken(_message: pb.FromWorker) -> None:
         raise RuntimeError("a bug")
@@ -57,7 +57,7 @@ def test_why_a_stream_was_given_up_is_told(caplog) -> None:
     async def main() -> None:
         async with service() as running:
             backend = await running.models.load(str(DEMO))
-            link = backend._fleet.links[0]
+            link = backend._group.connections[0]
             link._stream._listener = broken
             await until(lambda: backend.deaths()["exit"] == 1 and backend.is_ready)
             assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("a bug",)]
@@ -66,7 +66,7 @@ def test_why_a_stream_was_given_up_is_told(caplog) -> None:
     asyncio.run(main())
 
 
-def test_answers_scores_and_embeddings_are_the_engines() -> None:
+def test_answers_scores_and_embeddings_equal_the_engines() -> None:
     with LLM(DEMO) as llm:
         wanted = [llm.generate(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
         score, embedding = llm.score(PROMPTS[0], 2), llm.embed(PROMPTS[1], "last", True)
@@ -106,7 +106,7 @@ def test_answers_scores_and_embeddings_are_the_engines() -> None:
     asyncio.run(main())
 
 
-def test_refusals_come_through_by_class() -> None:
+def test_refusals_keep_their_error_class() -> None:
     options = replace(OPTIONS, engine=EngineOptions(max_waiting=1), limits=replace(OPTIONS.limits, max_requests=1))
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_refusals_come_through_by_class() -> None:
     asyncio.run(main())
 
 
-def test_leaving_and_cancelling_end_the_request_in_the_worker() -> None:
+def test_leaving_and_cancelling_abort_in_the_worker() -> None:
     async def main() -> None:
         async with service(command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
@@ -165,7 +165,7 @@ def replace_tokens(count: int) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
 
 
-def test_what_cannot_be_loaded_leaves_nothing(tmp_path) -> None:
+def test_a_failed_load_leaves_nothing_behind(tmp_path) -> None:
     (tmp_path / "bad.psm").write_bytes(DEMO.read_bytes()[:5000])
     big = replace(OPTIONS, limits=replace(OPTIONS.limits, num_pages=2**26))
     before = {child.pid for child in psutil.Process().children()}  # of other tests: multiprocessing keeps one
@@ -198,7 +198,7 @@ def test_what_cannot_be_loaded_leaves_nothing(tmp_path) -> None:
     asyncio.run(main())
 
 
-def test_a_package_in_the_folder_of_the_start_is_not_taken(tmp_path, monkeypatch) -> None:
+def test_a_package_in_the_working_folder_is_not_imported(tmp_path, monkeypatch) -> None:
     (tmp_path / "penstock").mkdir()
     (tmp_path / "penstock" / "__init__.py").write_text("raise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
@@ -212,7 +212,7 @@ def test_a_package_in_the_folder_of_the_start_is_not_taken(tmp_path, monkeypatch
     asyncio.run(main())
 
 
-def test_a_model_is_planned_beside_what_others_hold() -> None:
+def test_a_model_is_planned_beside_other_workers() -> None:
     fits, plan = memory_check.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
     assert (fits.num_pages, plan.total_bytes > plan.kv_bytes > 0) == (1024, True)
     with pytest.raises(OutOfMemoryError, match="are available"):
@@ -222,13 +222,13 @@ def test_a_model_is_planned_beside_what_others_hold() -> None:
         async with service() as running:
             await running.models.load(str(DEMO))
             ((link, pid),) = running.primary._planned.items()
-            assert unwritten_bytes(pid, link.plan) >= link.plan.weight_bytes > 0
+            assert memory_check.unwritten_bytes(pid, link.plan) >= link.plan.weight_bytes > 0
 
     asyncio.run(main())
 
 
-def test_a_folder_is_planned_beside_what_others_hold(tmp_path, monkeypatch) -> None:
-    """Its bundle is made first; the plan is told before weights are read, and one that does not fit is refused."""
+def test_a_folder_is_planned_beside_other_workers(tmp_path, monkeypatch) -> None:
+    """Its bundle is made first; the plan is sent before weights are read, and one that does not fit is refused."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     folder, plans = write_checkpoint(tmp_path / "tiny"), []
     options = replace(OPTIONS, weights="huge", use_cache=False)
@@ -246,8 +246,8 @@ def test_a_folder_is_planned_beside_what_others_hold(tmp_path, monkeypatch) -> N
         assert llm.info.scheme == "w8a8"
 
 
-def test_models_load_side_by_side_but_plan_one_after_the_other(tmp_path) -> None:
-    """Each knows of the memory that the others planned, also of those whose weights are not read yet."""
+def test_models_load_in_parallel_but_plan_in_turn(tmp_path) -> None:
+    """Each plan considers the memory that the others planned, even before their weights are read."""
     paths = [tmp_path / f"{name}.psm" for name in ("a", "b")]
     for path in paths:
         path.symlink_to(DEMO)
@@ -269,7 +269,7 @@ def test_models_load_side_by_side_but_plan_one_after_the_other(tmp_path) -> None
     asyncio.run(main())
 
 
-def test_folders_of_the_dead_alone_are_removed(tmp_path, monkeypatch) -> None:
+def test_only_folders_without_a_running_owner_are_removed(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     living, dead, full, open_to_all = (PrivateFolder() for _ in range(4))
     for folder in (dead, full, open_to_all):
@@ -325,7 +325,7 @@ def test_several_workers_share_load_and_prefixes() -> None:
     asyncio.run(main())
 
 
-def test_workers_go_with_a_primary_that_is_killed(tmp_path) -> None:
+def test_workers_end_with_a_killed_primary(tmp_path) -> None:
     script = (
         "import asyncio, sys\n"
         "from penstock.serving.workers.primary import Primary\n"
@@ -364,15 +364,15 @@ def test_a_stranger_may_not_join() -> None:
     async def main() -> None:
         async with service() as running:
             for first in (
-                pb.FromWorker(join=pb.Join(protocol=1, token="x" * 64, model="demo")).SerializeToString(),
+                pb.FromWorker(join=pb.Join(protocol=PROTOCOL, token="x" * 64, model="demo")).SerializeToString(),
                 pb.FromWorker().SerializeToString(),
-                b"\xff" * 8,  # no message
-                b"\0" * (FIRST_BYTES + 1),  # larger than who is not known yet may send
+                b"\xff" * 8,  # not a message
+                b"\0" * (FIRST_BYTES + 1),  # larger than a stranger may send
             ):
                 reader, writer = await asyncio.open_unix_connection(running.primary.address.removeprefix("unix:"))
                 writer.write(struct.pack("<I", len(first)) + first)
                 assert await reader.read() == b""
                 writer.close()
-            assert len((await running.models.load(str(DEMO))).workers()) == 1  # those that are expected join
+            assert len((await running.models.load(str(DEMO))).workers()) == 1  # a worker with an expected token joins
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""``penstock bench MODEL``: figures of speed, each with its share of what the machine can do."""
+"""``penstock bench MODEL``: measure speed, and compare each figure with the limit of the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import json
 from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
-from penstock.cli.options import add_ops_option, add_verify_option, add_weights_option
+from penstock.cli.options import (
+    add_network_option,
+    add_ops_option,
+    add_parser_of,
+    add_scheme_option,
+    add_threads_option,
+    add_verify_option,
+    add_weights_option,
+)
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -19,17 +27,25 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("bench", help="measure speed against this machine's limits")
+    parser = add_parser_of(
+        subparsers,
+        "bench",
+        "measure speed and compare it with the limits of this machine",
+        "Measure the speed of prefill and decode, and compare it with the limits of this machine. With --online, "
+        "measure latencies of requests that arrive over time.",
+        "penstock bench demo/demo.psm --prompt-tokens 128 --batch 1,4\n"
+        "penstock bench demo/demo.psm --online --rate 50%,80% --svg latency.svg",
+    )
     parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
-    parser.add_argument("--scheme", help="for a folder; the checkpoint's own type unless given")
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens of each prompt (512; online 256)")
-    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens of each answer (128; online 64)")
-    parser.add_argument("--batch", metavar="N,N...", help="answers made side by side (1,8,32)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
-    parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
+    add_scheme_option(parser)
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)")
+    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
+    parser.add_argument("--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
+    add_threads_option(parser)
+    add_network_option(parser)
     add_weights_option(parser)
     add_verify_option(parser)
-    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     add_online_options(parser)
     add_ops_option(parser)
     parser.set_defaults(run=run)
@@ -39,26 +55,28 @@ def _batches(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidArgumentError(f"batch must be numbers with commas between them, not {text!r}") from None
+        raise InvalidArgumentError(f"batch must be numbers separated by commas, not {text!r}", param="batch") from None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print the figures."""
     if args.online:
         if args.batch is not None:
-            raise InvalidArgumentError("--batch does not go with --online: --rate decides how many run")
+            raise InvalidArgumentError(
+                "--batch cannot be combined with --online, where --rate decides how many requests run"
+            )
         return run_online(args)
     refuse_online_options(args)
     from dataclasses import asdict
 
     from penstock.bench.measure import Bench, bench
 
-    what = Bench(
+    settings = Bench(
         args.model,
         scheme=args.scheme,
         prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
         new_tokens=128 if args.new_tokens is None else args.new_tokens,
-        batches=_batches(args.batch or "1,8,32"),
+        batches=_batches("1,8,32" if args.batch is None else args.batch),
         threads=args.threads,
         network=args.network,
         weights=args.weights,
@@ -66,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     )
     progress = ProgressLine()
     try:
-        report = bench(what, progress)
+        report = bench(settings, progress)
     finally:
         progress.close()
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
@@ -88,7 +106,7 @@ def _table(model: str, report: Report) -> str:
         lines.insert(3, f"copying weights  {report.populate_s * 1e3:10,.1f} ms")
     for batch, rate in report.decode_tokens_per_s.items():
         share = report.share_of_limit["decode"][batch]
-        mark = "  inconsistent: faster than memory (in the cache?)" if batch in report.inconsistent else ""
+        mark = "  inconsistent: faster than memory (data from CPU caches?)" if batch in report.inconsistent else ""
         lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {share:4.0%} of the limit{mark}")
     lines += [
         "",

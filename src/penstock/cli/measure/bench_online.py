@@ -1,4 +1,4 @@
-"""``penstock bench MODEL --online``: requests that arrive over time."""
+"""``penstock bench MODEL --online``: measure latencies of requests that arrive over time."""
 
 from __future__ import annotations
 
@@ -27,94 +27,104 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 def add_online_options(parser: argparse.ArgumentParser) -> None:
-    """The options that go with --online; None until given."""
+    """Add --online and the options that require it, whose default is None."""
     group = parser.add_argument_group("requests that arrive over time")
-    group.add_argument("--online", action="store_true", help="Poisson arrivals: latencies at given rates")
+    group.add_argument(
+        "--online", action="store_true", help="measure latencies of Poisson arrivals at given rates (default: offline)"
+    )
     group.add_argument(
         "--rate",
         metavar="R,R...",
-        help="requests per second, or N%% of the capacity (50%%,80%%); none: all at once only",
+        help="requests per second, or N%% of the capacity; none: only all requests at once (default: 50%%,80%%)",
     )
-    group.add_argument("--requests", type=int, metavar="N", help="requests in the trace (64)")
+    group.add_argument("--requests", type=int, metavar="N", help="requests per rate (default: 64)")
     group.add_argument(
-        "--spread", type=float, metavar="S", help="how far lengths differ: lognormal; 0: not at all (0.6)"
+        "--spread",
+        type=float,
+        metavar="S",
+        help="sigma of the lognormal distribution of lengths; 0: equal lengths (default: 0.6)",
     )
-    group.add_argument("--shared-tokens", type=int, metavar="N", help="equal tokens at the beginning of prompts (0)")
-    group.add_argument("--max-requests", type=int, metavar="N", help="requests side by side (32)")
-    group.add_argument("--kv-cache", choices=("auto", "f32", "bf16", "int8"), help="type of keys and values (auto)")
+    group.add_argument("--shared-tokens", type=int, metavar="N", help="tokens that all prompts start with (default: 0)")
+    group.add_argument("--max-requests", type=int, metavar="N", help="requests per step (default: 32)")
     group.add_argument(
-        "--no-prefix-cache", action="store_true", default=None, help="compute equal beginnings of prompts each time"
+        "--kv-cache", choices=("auto", "f32", "bf16", "int8"), help="type of keys and values (default: auto)"
     )
-    group.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of latency against rate")
+    group.add_argument(
+        "--no-prefix-cache",
+        action="store_true",
+        default=None,
+        help="compute equal beginnings of prompts each time (default: once, then reuse their pages)",
+    )
+    group.add_argument("--svg", metavar="FILE", type=Path, help="write a chart of latency over rate (default: none)")
 
 
 def refuse_online_options(args: argparse.Namespace) -> None:
-    """InvalidArgumentError when an option was given that only --online honours."""
+    """Raise InvalidArgumentError if an option is set that requires --online."""
     for name in _DEFAULTS:
         if getattr(args, name) is not None:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} goes with --online")
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} requires --online")
 
 
 def run_online(args: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print the figures."""
     from dataclasses import asdict
 
     from penstock.bench.online import OnlineBench, Trace, bench_online
     from penstock.engine.options import EngineOptions
     from penstock.runtime.program import ProgramLimits
 
-    given = {name: value if (value := getattr(args, name)) is not None else _DEFAULTS[name] for name in _DEFAULTS}
-    rates, shares = _rates(given["rate"])
-    if not 1 <= given["requests"] <= 1 << 20:
-        raise InvalidArgumentError(f"--requests must be a whole number from 1 to {1 << 20}, not {given['requests']}")
-    if given["svg"] is not None:
-        _check_writable(given["svg"])
+    options = {name: value if (value := getattr(args, name)) is not None else _DEFAULTS[name] for name in _DEFAULTS}
+    rates, shares = _rates(options["rate"])
+    if not 1 <= options["requests"] <= 1 << 20:
+        raise InvalidArgumentError(f"--requests must be an integer from 1 to {1 << 20}, not {options['requests']}")
+    if options["svg"] is not None:
+        _check_writable(options["svg"])
     prompt_tokens = 256 if args.prompt_tokens is None else args.prompt_tokens
     new_tokens = 64 if args.new_tokens is None else args.new_tokens
     report = bench_online(
         OnlineBench(
             args.model,
-            Trace(given["requests"], prompt_tokens, new_tokens, given["spread"], given["shared_tokens"]),
+            Trace(options["requests"], prompt_tokens, new_tokens, options["spread"], options["shared_tokens"]),
             rates,
             shares,
             scheme=args.scheme,
             threads=args.threads,
             network=args.network,
             limits=ProgramLimits(
-                max_tokens=max(512, given["max_requests"]),
-                max_requests=given["max_requests"],
-                kv_layout=given["kv_cache"],
+                max_tokens=max(512, options["max_requests"]),
+                max_requests=options["max_requests"],
+                kv_layout=options["kv_cache"],
                 weights=args.weights,
             ),
-            options=EngineOptions(prefix_cache=not given["no_prefix_cache"]),
+            options=EngineOptions(prefix_cache=not options["no_prefix_cache"]),
             verify=args.verify,
         )
     )
-    if given["svg"] is not None:
+    if options["svg"] is not None:
         from penstock.bench.latency_chart import draw_latency
 
         try:
-            given["svg"].write_text(draw_latency(report, f"{args.model} under load"), encoding="utf-8")
+            options["svg"].write_text(draw_latency(report, f"{args.model} under load"), encoding="utf-8")
         except OSError as error:
-            raise FileAccessError(f"--svg {given['svg']}: {error.strerror}") from error
+            raise FileAccessError(f"--svg {options['svg']}: {error.strerror}") from error
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
 
 
 def _check_writable(path: Path) -> None:
-    """FileAccessError before anything is measured for a picture that cannot be written."""
-    is_there = path.exists()
+    """Raise FileAccessError before the measurement if the chart cannot be written."""
+    existed = path.exists()
     try:
         with path.open("ab"):
             pass
-        if not is_there:
+        if not existed:
             path.unlink()
     except OSError as error:
         raise FileAccessError(f"--svg {path}: {error.strerror}") from error
 
 
 def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Rates in requests per second, and those given as shares of the capacity."""
+    """Return the rates in requests per second, and the rates that are shares of the capacity."""
     rates: list[float] = []
     shares: list[float] = []
     if text == "none":
@@ -127,17 +137,17 @@ def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
                 rates.append(float(part))
     except ValueError:
         raise InvalidArgumentError(
-            f"rate must be none, or numbers or percentages with commas between them, not {text!r}"
+            f"rate must be none, or numbers or percentages separated by commas, not {text!r}", param="rate"
         ) from None
     return tuple(rates), tuple(shares)
 
 
 def _table(model: str, report: OnlineReport) -> str:
     trace = report.trace
-    shared = f", {trace.shared_tokens} of a prompt's shared" if trace.shared_tokens else ""
+    shared = f"; prompts share {trace.shared_tokens} tokens" if trace.shared_tokens else ""
     lines = [
         f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads",
-        f"{trace.num_requests} requests, {report.prompt_tokens} tokens of prompts, {report.output_tokens} of answers"
+        f"{trace.num_requests} requests, {report.prompt_tokens} prompt tokens, {report.output_tokens} generated tokens"
         + shared,
         "",
         "                                first token, ms         between tokens, ms      prompt tokens",
@@ -151,7 +161,7 @@ def _table(model: str, report: OnlineReport) -> str:
             f"{rate} {run.requests_per_s:8.2f} {run.output_tokens_per_s:9,.1f}{first}{between}"
             f"{run.hit_rate:12.0%} {run.num_preemptions:10}"
         )
-    most = report.runs[0].requests_per_s  # all at once: the capacity
-    if any(run.rate and run.rate > most for run in report.runs):
-        lines += ["", f"above the capacity of {most:.2f} requests/s latencies grow as long as requests arrive"]
+    capacity = report.runs[0].requests_per_s  # of all requests at once
+    if any(run.rate and run.rate > capacity for run in report.runs):
+        lines += ["", f"above the capacity of {capacity:.2f} requests/s, latencies grow for as long as requests arrive"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``penstock doctor``: what this machine offers, what is used of it, and what is missing."""
+"""``penstock doctor``: report what this machine offers, what Penstock uses of it, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Iterator
 
+from penstock.cli.options import add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import PenstockError
 from penstock.version import __version__
@@ -24,12 +25,18 @@ _EXTRAS = (
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("doctor", help="say what this machine offers and what is missing")
+    parser = add_parser_of(
+        subparsers,
+        "doctor",
+        "report what this machine offers and what is missing",
+        "Report the versions, instructions, cores, memory, extras and cache of this machine, and what is missing.",
+        "penstock doctor",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a fact; what is missing is said, and the status is 0 all the same."""
+    """Print one line per fact.  The exit status is 0 even if something is missing."""
     del args
     for section in (_versions, _core, _machine, _extras, _cache):
         for name, value in section():
@@ -47,10 +54,10 @@ def _core() -> Iterator[tuple[str, str]]:
 
         with native.Context() as context:
             yield "native core", f"{native.version()}, {native.library_file()}"
-            levels = [name if runs else f"{name} (not on this machine)" for name, runs in native.cpu_levels()]
+            levels = [name if runs else f"{name} (not supported by this machine)" for name, runs in native.cpu_levels()]
             forced = " (PENSTOCK_CPU)" if os.environ.get("PENSTOCK_CPU") else ""
-            yield "instructions", f"{context.cpu_level} is used{forced}; compiled in: {', '.join(levels)}"
-            yield "threads", f"{context.num_threads} are used"
+            yield "instructions", f"{context.cpu_level} in use{forced}; compiled in: {', '.join(levels)}"
+            yield "threads", f"{context.num_threads} in use"
     except (PenstockError, OSError) as error:
         yield "native core", f"MISSING: {error}"
 
@@ -61,12 +68,12 @@ def _machine() -> Iterator[tuple[str, str]]:
     allowed, quota = affinity(), cgroup_cpus()
     cores = f"{os.cpu_count()}, this process may use {len(allowed)}"
     yield "cores", cores + (f", the cgroup allows {quota:g}" if quota is not None else ", no cgroup limit")
-    found = memory()
-    limit = "no cgroup limit" if found.cgroup_limit is None else f"cgroup limit {format_bytes(found.cgroup_limit)}"
-    free = f"{format_bytes(found.available)} free" if found.is_measured else "unknown how much is free (no /proc)"
-    yield "memory", f"{free} of {format_bytes(found.total)}, {limit}"
+    state = memory()
+    limit = "no cgroup limit" if state.cgroup_limit is None else f"cgroup limit {format_bytes(state.cgroup_limit)}"
+    free = f"{format_bytes(state.available)} free" if state.is_measured else "free memory unknown (no /proc)"
+    yield "memory", f"{free} of {format_bytes(state.total)}, {limit}"
     setting = huge_pages()
-    hint = "" if setting != "never" else ": large weights read more slowly"
+    hint = "" if setting != "never" else ": reading large weights is slower"
     yield "huge pages", f"{setting}{hint}"
 
 
@@ -92,7 +99,7 @@ def _cache() -> Iterator[tuple[str, str]]:
         yield "cache", f"{cache.folder}: {len(entries)} bundles, {held} of {format_bytes(cache.max_bytes)}"
         parent = next((p for p in (cache.folder, *cache.folder.parents) if p.exists()), cache.folder)
         if not os.access(parent, os.W_OK):
-            yield "", f"{parent} cannot be written: set PENSTOCK_CACHE_DIR"
+            yield "", f"{parent} is not writable; set PENSTOCK_CACHE_DIR"
     except (PenstockError, OSError) as error:
         yield "cache", f"MISSING: {error}"
     yield "encoding", f"{sys.stdout.encoding} on standard output"

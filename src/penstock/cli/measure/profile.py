@@ -1,4 +1,4 @@
-"""``penstock profile MODEL``: where the time of a step goes, op by op, beside this machine's limits."""
+"""``penstock profile MODEL``: show where the time of a step goes, op by op, and the limits of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_ops_option, add_verify_option, add_weights_option
+from penstock.cli.options import (
+    add_kv_cache_option,
+    add_network_option,
+    add_ops_option,
+    add_parser_of,
+    add_scheme_option,
+    add_threads_option,
+    add_verify_option,
+    add_weights_option,
+)
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -20,58 +29,67 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _WIDE = 106
-"""Columns of the terminal from which a table also says what was moved, computed and waited for."""
+"""The terminal width, in columns, from which a table also has the columns "waits", "MB" and "MOP"."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_parser_of(
+        subparsers,
         "profile",
-        help="show where the time of a step goes",
-        description="Show where the time of prefill and decode goes, op by op, beside this machine's limits.",
+        "show where the time of a step goes",
+        "Show where the time of prefill and decode goes, op by op, and compare it with the limits of this machine.",
+        "penstock profile demo/demo.psm\n"
+        "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
     )
     parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
-    parser.add_argument("--phase", choices=("prefill", "decode", "both"), default="both", help="what to run (both)")
     parser.add_argument(
-        "--prompt-tokens", type=int, metavar="N", help="prefill: tokens of the prompt (512, or all that fit)"
+        "--phase", choices=("prefill", "decode", "both"), default="both", help="what to run (default: both)"
     )
     parser.add_argument(
-        "--context", type=int, metavar="N", help="decode: tokens before each request's token (128, or all that fit)"
+        "--prompt-tokens", type=int, metavar="N", help="prefill: tokens of the prompt (default: 512, or as many as fit)"
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="decode: requests that get a token each (1)")
-    parser.add_argument("--steps", type=int, default=0, metavar="N", help="repeat N times; 0: for a second (default)")
-    parser.add_argument("--scheme", help="for a folder; the checkpoint's own type unless given")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
     parser.add_argument(
-        "--kv-cache",
-        choices=("auto", "f32", "bf16", "int8"),
-        default="auto",
-        help="type of keys and values; auto (default): f32 under the scheme f32, else bf16",
+        "--context",
+        type=int,
+        metavar="N",
+        help="decode: tokens in the context of each request (default: 128, or as many as fit)",
     )
+    parser.add_argument("--batch", type=int, metavar="N", help="decode: requests per step (default: 1)")
+    parser.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="number of passes; 0 (default): as many as fit in one second"
+    )
+    add_scheme_option(parser)
+    add_threads_option(parser)
+    add_kv_cache_option(parser)
     add_weights_option(parser)
     add_verify_option(parser)
-    parser.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a folder")
-    parser.add_argument("--per-node", action="store_true", help="every node of the graph instead of kinds of op")
-    parser.add_argument("--json", action="store_true", help="print one object")
-    parser.add_argument("--trace", metavar="FILE", help="write what each thread did, for ui.perfetto.dev")
-    parser.add_argument("--plot", metavar="FILE.svg", help="draw the ops under this machine's roofline")
+    add_network_option(parser)
+    parser.add_argument("--per-node", action="store_true", help="show every node of the graph (default: kinds of op)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace of each thread for ui.perfetto.dev (default: none)"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE.svg", help="write a chart of the ops under the roofline of this machine (default: none)"
+    )
     add_ops_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Profile, write the files asked for, print."""
+    """Profile, write the requested files, and print the tables."""
     from penstock.bench.profile import profile
 
-    what = _what(args)
+    settings = _settings(args)
     if args.plot is not None and Path(args.plot).suffix != ".svg":
-        raise InvalidArgumentError(f"plot: {args.plot}: expected a name that ends in .svg")
-    for path in (args.trace, args.plot):  # rather now than after the work
+        raise InvalidArgumentError(f"--plot: {args.plot}: expected a name that ends in .svg", param="plot")
+    for name, path in (("trace", args.trace), ("plot", args.plot)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise FileAccessError(f"{path}: no such folder")
+            raise FileAccessError(f"--{name} {path}: no such folder")
     progress = ProgressLine()
     try:
-        report = profile(what, progress)
+        report = profile(settings, progress)
     finally:
         progress.close()
     if args.trace is not None:
@@ -89,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _what(args: argparse.Namespace) -> Profile:
+def _settings(args: argparse.Namespace) -> Profile:
     from penstock.bench.profile import PHASES, Profile
 
     phases = PHASES if args.phase == "both" else (args.phase,)
@@ -98,7 +116,7 @@ def _what(args: argparse.Namespace) -> Profile:
         value = getattr(args, name)
         if value is not None:
             if phase not in phases:
-                raise InvalidArgumentError(f"{name} goes with the phase {phase}, not with {args.phase}")
+                raise InvalidArgumentError(f"{name} requires the phase {phase}, not {args.phase}", param=name)
             sizes[name] = value
     return Profile(
         args.model,
@@ -139,9 +157,12 @@ def _text(args: argparse.Namespace, report: ProfileReport) -> str:
         lines += ["", *_head(phase, report.num_threads), "", *_table(phase, args.per_node, width)]
     above = {row.limit for phase in report.phases for row in phase.kinds if row.share_of_limit > 1.0}
     if "memory" in above:
-        lines += ["", "over 100 % of memory: its bytes came from the processor's cache"]
+        lines += ["", "More than 100 % of memory bandwidth means that the data was served from CPU caches."]
     if above - {"memory"}:
-        lines += ["", "over 100 % of an arithmetic peak: something else had the cores while the peak was probed"]
+        lines += [
+            "",
+            "More than 100 % of an arithmetic peak means that other work used the cores while the peak was measured.",
+        ]
     return "\n".join(lines)
 
 
@@ -162,7 +183,7 @@ def _head(phase: PhaseReport, num_threads: int) -> list[str]:
     peaks = ", ".join(f"{name} {value / 1e9:,.0f}" for name, value in phase.ops_per_s.items())
     return [
         f"{phase.phase}: {what}{threads}",
-        f"{phase.wall_s * 1e3:,.3f} ms ({phase.plain_s * 1e3:,.3f} ms, {rate:,.1f} tokens/s, when nothing is noted)",
+        f"{phase.wall_s * 1e3:,.3f} ms ({phase.plain_s * 1e3:,.3f} ms, {rate:,.1f} tokens/s, without profiling)",
         f"limits of {_count(phase.step_threads, 'thread')}: memory {phase.read_bytes_per_s / 1e9:.1f} GB/s, "
         f"arithmetic in GOP/s {peaks}",
     ]
@@ -178,7 +199,7 @@ def _table(phase: PhaseReport, per_node: bool, width: int) -> list[str]:
     name_width = min(max(map(len, [*names, *phase.between])), max(26, width - fixed))
 
     def line(name: str, cells: list[str]) -> str:
-        if len(name) > name_width:  # the end of a name says which one it is
+        if len(name) > name_width:  # the end of a name identifies the node
             name = "..." + name[3 - name_width :]
         return f"{name:<{name_width}}" + "".join(f" {cell:>{w}}" for cell, w in zip(cells, widths, strict=False))
 
@@ -189,12 +210,12 @@ def _table(phase: PhaseReport, per_node: bool, width: int) -> list[str]:
     calls = sum(row.calls for row in rows)
     lines.append(line("total", [f"{calls:,}", f"{phase.wall_s * 1e3:,.3f}", "100.0%"]))
     if phase.fused:
-        lines.append("done by the linears before them: " + ", ".join(f"{n} {op}" for op, n in phase.fused.items()))
+        lines.append("computed by the linears before them: " + ", ".join(f"{n} {op}" for op, n in phase.fused.items()))
     return lines
 
 
 def _from_layer(name: str) -> str:
-    """A node's name from its layer's number on, which is what tells nodes apart."""
+    """Return a node's name from the number of its layer on, which identifies the node."""
     return re.sub(r"^.*?[.](?=[0-9]+[.])", "", name).replace("_proj", "")
 
 

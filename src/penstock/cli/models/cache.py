@@ -1,4 +1,4 @@
-"""``penstock cache list|clear``: the bundles made from checkpoint folders."""
+"""``penstock cache list|clear``: list or remove the bundles made from checkpoint folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import add_parser_of
 from penstock.cli.progress import format_bytes
 
 if TYPE_CHECKING:
@@ -16,13 +17,19 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("cache", help="list or clear the bundles made from checkpoint folders")
-    parser.add_argument("action", choices=("list", "clear"))
+    parser = add_parser_of(
+        subparsers,
+        "cache",
+        "list or remove the bundles made from checkpoint folders",
+        "List or remove the bundles made from checkpoint folders. PENSTOCK_CACHE_DIR sets the folder that holds them.",
+        "penstock cache list\npenstock cache clear",
+    )
+    parser.add_argument("action", choices=("list", "clear"), help="list: print the bundles; clear: remove all of them")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is kept, or remove it."""
+    """List the bundles in the cache, or remove them."""
     from penstock.runtime.cache import Cache
 
     cache = Cache()

@@ -1,9 +1,10 @@
-"""``penstock quantize CHECKPOINT OUT --scheme S``: quantized weights that load wherever a checkpoint does."""
+"""``penstock quantize CHECKPOINT OUT --scheme S``: write a checkpoint folder with quantized weights."""
 
 from __future__ import annotations
 
 import argparse
 
+from penstock.cli.options import add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 
 __all__ = ["add_parser", "run"]
@@ -11,15 +12,21 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("quantize", help="make a folder of quantized weights from a checkpoint folder")
+    parser = add_parser_of(
+        subparsers,
+        "quantize",
+        "write a checkpoint folder with quantized weights",
+        "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does.",
+        "penstock quantize my-model my-model-w8 --scheme w8a8",
+    )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json and safetensors")
-    parser.add_argument("out", metavar="OUT", help="the folder to make; it must not exist")
-    parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8")
+    parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
+    parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Quantize, with progress on stderr and one line of figures."""
+    """Quantize; show progress on standard error and print one line of figures."""
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.runtime.build import Progress
 

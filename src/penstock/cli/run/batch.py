@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import fcntl
 import json
 import os
@@ -10,81 +11,85 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.open_model import open_llm
-from penstock.cli.options import add_cache_option, add_limit_options, add_model_options
+from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_parser_of
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.engine.options import RequestOptions
-    from penstock.engine.params import SamplingParams
-    from penstock.engine.prompts import Prompt
     from penstock.llm.llm import LLM
+    from penstock.serving.openai.in_process import InProcessApi
 
 __all__ = ["add_parser", "run"]
 
 _LINE_START: Final = b'{"id": "batch_req_'
-"""How each line that this command writes begins; nothing else is ever taken off a file."""
+"""The start of each line that this command writes.  Only an incomplete line of this form is removed from a file."""
+_OPEN_PER_SLOT: Final = 4
+"""Requests that are open per request of a step, so that the engine never waits for the next one."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_parser_of(
+        subparsers,
         "batch",
-        help="answer a file of requests",
-        description="Answer a file of requests in OpenAI's batch format. Results are appended as they are ready; "
-        "started again, the command goes on with the requests that the output does not have yet. A line that is not "
-        "a request gets a result with an error, as does a request that fails; the status is 1 then.",
+        "answer a file of requests",
+        "Answer a file of requests in OpenAI's batch format: completions, chat completions and embeddings. The command "
+        "appends each result when it is ready. Started again, it continues with the requests that have no result yet. "
+        "A request that fails and a line that is not a request get a result with an error; the exit status is then 1.",
+        "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
+        "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
     add_model_options(parser)
-    parser.add_argument("input", metavar="INPUT.jsonl", help="requests, one object a line")
-    parser.add_argument("output", metavar="OUTPUT.jsonl", help="where results go; those that it has are kept")
-    parser.add_argument("--max-requests", type=int, default=32, metavar="N", help="answered at once (32)")
+    parser.add_argument("input", metavar="INPUT.jsonl", help="the requests, one JSON object per line")
+    parser.add_argument(
+        "output", metavar="OUTPUT.jsonl", help="the file for the results; results that it already has are kept"
+    )
+    parser.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests per step (default: 32)")
     add_limit_options(parser)
     add_cache_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer what is not answered yet; status 1 when a request ended with an error, now or in an earlier run."""
+    """Answer the requests without a result; return 1 if a request failed in this run or an earlier one."""
     lines = _read_lines(args.input)
     if not lines:
-        print(f"penstock: {args.input}: there are no requests in it", file=sys.stderr)
+        print(f"penstock: {args.input}: the file has no requests", file=sys.stderr)
     with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
         _check_output(args, output)
         done, end = _read_done(args.output, output.read())
         todo = [line for line in lines if line.key not in done]
         num_failed = sum(done.get(line.key, False) for line in lines)
         if done:
-            failed = f", {num_failed:,} of them failed: without their lines they are tried again" if num_failed else ""
-            there = f"{len(lines) - len(todo):,} of {len(lines):,} are there already{failed}"
-            print(f"penstock: {there}", file=sys.stderr)
+            failed = f", {num_failed:,} of them failed (delete their lines to try them again)" if num_failed else ""
+            summary = f"{len(lines) - len(todo):,} of {len(lines):,} requests have a result already{failed}"
+            print(f"penstock: {summary}", file=sys.stderr)
         if todo:
             with open_llm(args, args.max_requests) as llm:
-                output.truncate(end)  # not before: whatever was refused has left the file as it was
-                num_failed += _answer(llm, todo, output)
+                output.truncate(end)  # only now: a refusal above leaves the file unchanged
+                num_failed += asyncio.run(_answer_all(llm, todo, output))
     return 1 if num_failed else 0
 
 
 def _check_output(args: argparse.Namespace, output: Any) -> None:
     """Lock a regular file that is not the input; InvalidFileError for anything else."""
-    found = os.fstat(output.fileno())
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(output.fileno())
+    if not stat.S_ISREG(status.st_mode):
         raise InvalidFileError(f"{args.output}: the output must be a regular file")
-    if os.path.samestat(found, os.stat(args.input)):
+    if os.path.samestat(status, os.stat(args.input)):
         raise InvalidFileError(f"{args.output}: the output must not be the input")
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InvalidFileError(f"{args.output}: another process writes it") from None
+        raise InvalidFileError(f"{args.output}: another process is writing this file") from None
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the input.  ``custom_id`` is None where it cannot be read; ``error`` says why it is not a request."""
+    """A line of the input.  ``custom_id`` is None if it cannot be read; ``error``: why the line is not a request."""
 
     number: int
     custom_id: str | None = None
@@ -93,12 +98,12 @@ class _Line:
 
     @property
     def key(self) -> str | int:
-        """What a result of an earlier run has in common with it."""
+        """The key that identifies the line's result in the output."""
         return self.number if self.error or self.custom_id is None else self.custom_id
 
 
 def _read_lines(path: str) -> list[_Line]:
-    """The lines that are not empty.  One that is not a request has the reason, and the others are answered."""
+    """Return the lines that are not empty; a line that is not a request has its ``error`` set."""
     lines: list[_Line] = []
     seen: dict[str, int] = {}
     with open(path, "rb") as file:
@@ -107,8 +112,8 @@ def _read_lines(path: str) -> list[_Line]:
                 continue
             line = _read_line(number, data)
             if not line.error and line.custom_id in seen:
-                taken = f"line {number}: custom_id {line.custom_id!r:.100} is line {seen[line.custom_id]}'s already"
-                line = replace(line, error=taken)
+                error = f"line {number}: line {seen[line.custom_id]} already has custom_id {line.custom_id!r:.100}"
+                line = replace(line, error=error)
             if not line.error and line.custom_id is not None:
                 seen[line.custom_id] = number
             lines.append(line)
@@ -124,14 +129,14 @@ def _read_line(number: int, data: bytes) -> _Line:
         return _Line(number, error=f"line {number} must be an object with a custom_id")
     name = request["custom_id"]
     if not isinstance(name, str) or not name:
-        return _Line(number, error=f"line {number}: custom_id must be a string that is not empty, not {name!r:.100}")
+        return _Line(number, error=f"line {number}: custom_id must be a non-empty string, not {name!r:.100}")
     return _Line(number, name, request)
 
 
 def _read_done(path: str, data: bytes) -> tuple[dict[str | int, bool], int]:
-    """The lines that the output has by ``_Line.key``, and whether each failed; and where its whole lines end.
+    """Return the results in the output as ``_Line.key`` to "it failed", and the offset at which the complete lines end.
 
-    InvalidFileError unless all lines are results, the last of which a kill may have cut short.
+    InvalidFileError if any line is not a result.  The last line may be incomplete, from a run that was killed.
     """
     done: dict[str | int, bool] = {}
     end = 0
@@ -143,66 +148,143 @@ def _read_done(path: str, data: bytes) -> tuple[dict[str | int, bool], int]:
             key = result["custom_id"] if error is None else error.get("line", result["custom_id"])
             done[key if isinstance(key, int) else str(key)] = error is not None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise _not_ours(path, end) from None
+            raise _not_a_result(path, end) from None
         end += len(line) + 1
     if not rest.startswith(_LINE_START[: len(rest)]):
-        raise _not_ours(path, end)
+        raise _not_a_result(path, end)
     return done, end
 
 
-def _not_ours(path: str, where: int) -> InvalidFileError:
-    return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, found something else")
+def _not_a_result(path: str, where: int) -> InvalidFileError:
+    return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, found other data")
 
 
-def _answer(llm: LLM, todo: list[_Line], output: Any) -> int:
-    from penstock.offline.batch_completions import answer_body, read_body
+class _Report:
+    """Counts the requests of a run, and shows the counts on standard error."""
 
-    def prepared() -> Iterator[tuple[Prompt, SamplingParams, RequestOptions] | PenstockError]:
-        for line in todo:
-            request = line.request
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._start = time.monotonic()
+        self._num_done = self._num_tokens = self.num_failed = 0
+        self._first_failure = ""
+
+    def add_failure(self, message: str) -> None:
+        """Count a request that ended with an error."""
+        self.num_failed += 1
+        self._first_failure = self._first_failure or message
+        self._show()
+
+    def add_response(self, body: dict[str, Any]) -> None:
+        """Count a request that was answered."""
+        self._num_tokens += body["usage"].get("completion_tokens", 0)
+        self._show()
+
+    def _show(self) -> None:
+        self._num_done += 1
+        is_terminal = sys.stderr.isatty()
+        if is_terminal or self._num_done == self._num_requests:
+            rate = self._num_tokens / max(time.monotonic() - self._start, 1e-9)
+            text = f"{self._num_done:,}/{self._num_requests:,} requests, {self.num_failed} failed, {rate:,.0f} tokens/s"
+            print(f"\r{text}" if is_terminal else text, end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line of counts; name the first request that failed."""
+        print(file=sys.stderr)
+        if self._first_failure:
+            printable = "".join(char if char.isprintable() else "?" for char in self._first_failure)
+            print(f"penstock: first failure: {printable:.500}", file=sys.stderr)
+
+
+async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
+    """Answer the lines, several at a time; append each result when it is ready.  Return the number that failed."""
+    from penstock.llm.local_backend import LocalBackend, LocalModels
+    from penstock.serving.openai.in_process import InProcessApi
+
+    backend = LocalBackend(llm, llm.info.network)
+    api = InProcessApi(LocalModels([backend]))
+    report = _Report(len(todo))
+    lines = iter(todo)
+
+    async def work() -> None:
+        for line in lines:
+            request_id = uuid.uuid4().hex
             try:
-                if line.error:
-                    raise InvalidArgumentError(line.error)
-                if (method := request.get("method", "POST")) != "POST":
-                    raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
-                yield read_body(llm, str(request.get("url")), request.get("body"))
+                body = await _response_body(api, line, request_id)
             except PenstockError as error:
-                yield error
+                value: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
+                if line.error:
+                    value["line"] = line.number
+                _write_whole(output, _result(line, None, value))
+                report.add_failure(str(error) if line.error else f"{line.custom_id!r}: {error}")
+            else:
+                response = {"status_code": 200, "request_id": request_id, "body": body}
+                _write_whole(output, _result(line, response, None))
+                report.add_response(body)
 
-    start, num_failed, num_tokens, first_failure = time.monotonic(), 0, 0, ""
-    for count, (index, outcome) in enumerate(llm.generate_each(prepared()), 1):
-        line = todo[index]
-        if isinstance(outcome, PenstockError):
-            num_failed += 1
-            first_failure = first_failure or (str(outcome) if line.error else f"{line.custom_id!r}: {outcome}")
-            error: dict[str, Any] = {"code": type(outcome).__name__, "message": str(outcome)}
-            if line.error:
-                error["line"] = line.number
-            result = _result(line, None, error)
-        else:
-            body = answer_body(llm, line.request["url"], line.request["body"], outcome)
-            num_tokens += body["usage"]["completion_tokens"]
-            result = _result(line, {"status_code": 200, "request_id": uuid.uuid4().hex, "body": body}, None)
-        _write_whole(output, result)
-        if sys.stderr.isatty() or count == len(todo):
-            seconds = max(time.monotonic() - start, 1e-9)
-            text = f"{count:,}/{len(todo):,} requests, {num_failed} failed, {num_tokens / seconds:,.0f} tokens/s"
-            print(f"\r{text}" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    if first_failure:
-        printable = "".join(char if char.isprintable() else "?" for char in first_failure)
-        print(f"penstock: the first that failed: {printable:.500}", file=sys.stderr)
-    return num_failed
+    num_open = min(_OPEN_PER_SLOT * llm.engine.scheduler.max_requests, len(todo))
+    tasks = [asyncio.create_task(work()) for _ in range(num_open)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await backend.close()
+    report.end()
+    return report.num_failed
+
+
+async def _response_body(api: InProcessApi, line: _Line, request_id: str) -> dict[str, Any]:
+    """Return the response's body to a line; raise PenstockError for one that is not a request or that fails.
+
+    One model is open, so ``model`` may be any name: the response repeats it.
+    """
+    if line.error:
+        raise InvalidArgumentError(line.error)
+    if (method := line.request.get("method", "POST")) != "POST":
+        raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
+    url, body = str(line.request.get("url")), line.request.get("body")
+    if not isinstance(body, dict):
+        raise InvalidArgumentError(f"body must be an object, not {body!r:.100}")
+    body = _with_truncation(url, body)
+    model = body.pop("model", None)
+    if model is not None and not isinstance(model, str):
+        raise InvalidArgumentError(f"model must be a string, not {model!r:.100}")
+    answer = await api.answer(url, body, request_id)
+    return answer | {"model": model} if model else answer
+
+
+def _with_truncation(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a body with this command's ``truncate_prompt`` as the service's ``truncate_prompt_tokens``.
+
+    Fields that are null are left out.
+    """
+    values = {name: value for name, value in body.items() if value is not None}
+    truncate = values.pop("truncate_prompt", None)
+    if truncate is None or truncate is False:
+        return values
+    if truncate is not True:
+        raise InvalidArgumentError(f"truncate_prompt must be true or false, not {truncate!r:.100}")
+    if url != "/v1/completions":
+        raise InvalidArgumentError(f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}")
+    if values.get("echo"):
+        raise InvalidArgumentError("truncate_prompt must be false with echo, which repeats the whole prompt")
+    if values.get("truncate_prompt_tokens") is not None:
+        raise InvalidArgumentError("truncate_prompt must be false with truncate_prompt_tokens")
+    return values | {"truncate_prompt_tokens": -1}
 
 
 def _result(line: _Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
     value = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id}
-    # ASCII: a custom_id or a model's name may have half a surrogate pair, which UTF-8 cannot hold.
+    # ASCII: a custom_id or a model's name may contain half of a surrogate pair, which UTF-8 cannot encode.
     return json.dumps(value | {"response": response, "error": error}, ensure_ascii=True).encode() + b"\n"
 
 
 def _write_whole(output: Any, line: bytes) -> None:
-    """A disk that fills up may take a part: then the rest is the error, and the next start takes the part off."""
+    """Write a complete line.
+
+    A disk that fills up may take part of it; the rest then raises, and the next run removes the incomplete line.
+    """
     view = memoryview(line)
     while view:
         view = view[output.write(view) :]

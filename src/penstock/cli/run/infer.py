@@ -1,4 +1,4 @@
-"""``penstock infer``: answers from bundles, the pipeline in one line."""
+"""``penstock infer``: ``penstock.pipeline`` as a command."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_ops_option, add_verify_option, utf8_text
+from penstock.cli.options import (
+    add_network_option,
+    add_ops_option,
+    add_sampling_option,
+    add_scheme_option,
+    add_threads_option,
+    add_verify_option,
+    utf8_text,
+)
 from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
 
@@ -29,12 +38,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "infer",
-        help="answer prompts from a bundle, a pair of them or a model folder",
-        description="Answer prompts: those that are given, at once; or the lines of standard input, one by one.",
+        help="answer prompts with a bundle, a pair of bundles or a model folder",
+        description="Answer the prompts on the command line together, or the lines of standard input one by one.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="texts to continue; none: the lines of stdin")
+    parser.add_argument(
+        "prompts", metavar="PROMPT", nargs="*", help="texts to continue (default: the lines of standard input)"
+    )
     _add_model(parser)
     _add_answer(parser)
     add_ops_option(parser)
@@ -42,68 +53,81 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what runs (one of the first three)")
-    what.add_argument("--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file")
-    what.add_argument(*_spelled("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts")
-    what.add_argument(
-        *_spelled("--model-name"), metavar="NAME", help="a model in the folders of PENSTOCK_MODELS; or a name for it"
+    group = parser.add_argument_group("model (one of the first three is required)")
+    group.add_argument(
+        "--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file (default: none)"
     )
-    what.add_argument(
-        *_spelled("--increment-model-path"), metavar="FILE.psm", help="the one that makes tokens: may be the same"
+    group.add_argument(
+        *_spelled("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts (default: none)"
     )
-    what.add_argument(*_spelled("--model-type"), metavar="TYPE", help="penstock: what the paths name are bundles")
-    what.add_argument(
-        *_spelled("--config-path"), metavar="FILE.ini", help="a file with a section [model]: what memory is planned for"
+    group.add_argument(
+        *_spelled("--model-name"),
+        metavar="NAME",
+        help="a model in the folders of PENSTOCK_MODELS; with another of the three, only its name (default: common)",
     )
-    what.add_argument(
+    group.add_argument(
+        *_spelled("--increment-model-path"),
+        metavar="FILE.psm",
+        help="the bundle that generates tokens (default: the bundle that reads prompts)",
+    )
+    group.add_argument(
+        *_spelled("--model-type"), metavar="TYPE", help="format of the bundles; only penstock (default: penstock)"
+    )
+    group.add_argument(
+        *_spelled("--config-path"),
+        metavar="FILE.ini",
+        help="a file whose section [model] sets what memory is planned for (default: none)",
+    )
+    group.add_argument(
         *_spelled("--seq-length"),
         *_spelled("--infer-seq-length"),
         dest="seq_length",
         type=int,
         metavar="N",
-        help="tokens of prompt and answer; 0: what the model allows",
+        help="tokens of prompt and answer per request; 0 (default): as many as the model allows",
     )
-    what.add_argument(*_spelled("--device-id"), type=int, metavar="N", help="0: the CPU is one device")
-    what.add_argument(*_spelled("--rank-id"), type=int, metavar="N", help="0")
-    what.add_argument("--target", help="cpu")
-    what.add_argument("--backend", default="graph", help="graph (default), lite or eager: the same tokens")
-    what.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, folder or bundle; else the bundle's own")
-    what.add_argument("--scheme", help="how a checkpoint folder's weights are stored; its own type unless given")
-    what.add_argument("--network", metavar="FILE.py:CLASS", help="your own network script, for a checkpoint folder")
-    what.add_argument("--threads", type=int, default=0, metavar="N", help="0: as many as allowed (default)")
-    add_verify_option(what, default=None)
+    group.add_argument(*_spelled("--device-id"), type=int, metavar="N", help="device number; only 0 (default: 0)")
+    group.add_argument(*_spelled("--rank-id"), type=int, metavar="N", help="rank number; only 0 (default: 0)")
+    group.add_argument("--target", help="kind of device; only cpu (default: cpu)")
+    group.add_argument(
+        "--backend", default="graph", help="graph, lite or eager, which give the same tokens (default: graph)"
+    )
+    group.add_argument(
+        "--tokenizer", metavar="PATH", help="a tokenizer.json, a folder or a bundle (default: the bundle's own)"
+    )
+    add_scheme_option(group)
+    add_network_option(group)
+    add_threads_option(group)
+    add_verify_option(group, default=None)
 
 
 def _add_answer(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how")
+    group = parser.add_argument_group("answers")
     for name, note in (
-        ("--is-sample-acceleration", "the graph chooses the tokens, always the likeliest"),
-        ("--add-special-tokens", "begin a prompt as the tokenizer begins a text (default)"),
-        ("--stream", "show the answer as it grows"),
+        ("--is-sample-acceleration", "let the graph choose the likeliest token (default: as the model's file says)"),
+        ("--add-special-tokens", "add the tokenizer's special tokens to a prompt (default: True)"),
+        ("--stream", "print the answer as it is generated (default: False)"),
     ):
-        how.add_argument(*_spelled(name), type=_truth, nargs="?", const=True, metavar="True|False", help=note)
-    how.add_argument(*_spelled("--max-tokens"), type=int, metavar="N", help="tokens to make at most (256)")
-    how.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
-    how.add_argument(*_spelled("--top-k"), type=int, metavar="K", help="keep the K likeliest tokens; 0: all")
-    how.add_argument(*_spelled("--top-p"), type=float, metavar="P", help="keep the smallest set that reaches P; 1: all")
-    how.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    how.add_argument("--json", action="store_true", help="print an object a line instead of text")
+        group.add_argument(*_spelled(name), type=_truth, nargs="?", const=True, metavar="True|False", help=note)
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "seed"):
+        add_sampling_option(group, name, with_underscores=True)
+    group.add_argument("--json", action="store_true", help="print one JSON object per answer (default: text)")
 
 
 def _spelled(name: str) -> tuple[str, ...]:
-    """An option as we write it, and with underscores, as the scripts of MindFormers are called."""
+    """Return an option with hyphens and with underscores; scripts for MindFormers use the latter."""
     other = "--" + name[2:].replace("-", "_")
     return (name,) if other == name else (name, other)
 
 
 def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected True or False, not {text!r:.60}; prompts go before it")
+        raise argparse.ArgumentTypeError(f"expected True or False, not {text!r:.60}; put prompts before this option")
     return text.lower() == "true"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer all prompts; text on stdout."""
+    """Answer all prompts; print text or JSON on standard output."""
     from penstock.engine.params import SamplingParams
     from penstock.offline.pipeline import pipeline
 
@@ -115,14 +139,15 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.stream and args.json:
-        raise InvalidArgumentError("--stream goes without --json")
+        raise InvalidArgumentError("--stream cannot be combined with --json")
     if args.model is None and args.prefill_model_path is None and args.model_name is None:
-        raise InvalidArgumentError("--model is missing, or --prefill-model-path, or --model-name")
+        raise InvalidArgumentError("--model, --prefill-model-path or --model-name is required")
+    _check_paths(args)
     prompts = [utf8_text(prompt, f"prompt {number}") for number, prompt in enumerate(args.prompts, 1)]
     names = {"seq_length": "infer_seq_length"}
     fields = ("prefill_model_path", "increment_model_path", "model_name", "config_path", "seq_length", "device_id")
-    given = {names.get(name, name): getattr(args, name) for name in (*fields, "model_type", "rank_id", "target")}
-    values = {name: value for name, value in given.items() if value is not None}
+    all_values = {names.get(name, name): getattr(args, name) for name in (*fields, "model_type", "rank_id", "target")}
+    values = {name: value for name, value in all_values.items() if value is not None}
     run_options = {name: getattr(args, name) for name in ("backend", "threads", "scheme", "network", "verify")}
     options: dict[str, Any] = {**run_options, **values}
     with pipeline("text_generation", args.model, args.tokenizer, **options) as generate:
@@ -137,6 +162,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_paths(args: argparse.Namespace) -> None:
+    """Refuse a tokenizer that does not exist, and a bundle for the eager backend."""
+    if args.tokenizer is not None and not (args.tokenizer and Path(args.tokenizer).exists()):
+        raise InvalidArgumentError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
+    bundle = args.prefill_model_path or args.model
+    if args.backend == "eager" and bundle and Path(bundle).is_file() and Path(bundle).suffix == ".psm":
+        raise InvalidArgumentError("--backend eager: expected a checkpoint folder, not a bundle")
+
+
 def _answer(generate: Any, prompt: str, stream: bool, as_json: bool, call: dict[str, Any]) -> None:
     if not stream:
         _show(generate(prompt, **call), as_json)
@@ -148,17 +182,17 @@ def _answer(generate: Any, prompt: str, stream: bool, as_json: bool, call: dict[
 
 def _show(result: Result, as_json: bool) -> None:
     if as_json:
-        found = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
-        print(json.dumps({**found, "seed": result.seed}, ensure_ascii=False), flush=True)
+        value = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
+        print(json.dumps({**value, "seed": result.seed}, ensure_ascii=False), flush=True)
     else:
         write_text(f"{result.text}\n")
 
 
 def _lines() -> Iterator[str]:
-    """The lines of standard input; on a terminal each is asked for."""
-    asks = sys.stdin.isatty()
+    """Yield the lines of standard input that are not empty, after a prompt on a terminal."""
+    is_terminal = sys.stdin.isatty()
     for number in itertools.count(1):
-        if asks:
+        if is_terminal:
             print("prompt> ", end="", file=sys.stderr, flush=True)
         line = utf8_text(getattr(sys.stdin, "buffer", sys.stdin).readline(), f"line {number}")
         if not line:

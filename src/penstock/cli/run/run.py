@@ -1,4 +1,4 @@
-"""``penstock run MODEL "prompt"``: continue a prompt, streaming to the terminal."""
+"""``penstock run MODEL "prompt"``: continue a prompt and print the text as it is generated."""
 
 from __future__ import annotations
 
@@ -6,44 +6,78 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.open_model import open_llm
-from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_weights_option, utf8_text
+from penstock.cli.options import (
+    add_cache_option,
+    add_limit_options,
+    add_model_options,
+    add_parser_of,
+    add_sampling_option,
+    add_weights_option,
+    utf8_text,
+)
 from penstock.cli.progress import format_bytes
 from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
-    from penstock.engine.request import SamplingParams
+    from penstock.engine.params import SamplingParams
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
 
 __all__ = ["add_parser", "run"]
 
+_END: Final = {
+    "length": "stopped at max_tokens or the end of the context",
+    "stop": "stopped at an end token or a stop string",
+}
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_parser_of(
+        subparsers,
         "run",
-        help="continue a prompt",
-        description="Continue a prompt. Sampling that is not given comes from the model's generation_config.json.",
+        "continue a prompt",
+        "Continue a prompt. A sampling option that is not given takes its value from the model's "
+        "generation_config.json.",
+        'penstock run demo/demo.psm "def add(a, b):" --max-tokens 32\n'
+        'echo "def add(a, b):" | penstock run demo/demo.psm - --temperature 0.8 --seed 1',
     )
     add_model_options(parser)
-    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from standard input")
-    parser.add_argument("--mode", choices=("graph", "eager"), default="graph", help="eager needs PyTorch and a folder")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens to make at most (256)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
-    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0: all")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep the smallest set that reaches P; 1: all")
-    parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on past end tokens")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads standard input")
     parser.add_argument(
-        "--truncate-prompt", action="store_true", help="of a prompt that is too long keep the end; else it is refused"
+        "--mode",
+        choices=("graph", "eager"),
+        default="graph",
+        help="graph (default): the native core; eager: PyTorch, for a checkpoint folder only",
     )
-    parser.add_argument("--json", action="store_true", help="print one object instead of text")
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "seed"):
+        add_sampling_option(parser, name)
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before TEXT; may be repeated (default: none)",
+    )
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="continue after end-of-text tokens (default: stop at the first)"
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="format the prompt as a user message with the model's chat template (default: plain text)",
+    )
+    parser.add_argument(
+        "--truncate-prompt",
+        action="store_true",
+        help="keep only the end of a prompt that is too long (default: refuse the prompt)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_limit_options(parser)
     add_cache_option(parser)
     add_weights_option(parser)
@@ -51,7 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:
-    from penstock.engine.request import SamplingParams
+    from penstock.engine.params import SamplingParams
 
     return SamplingParams(
         max_tokens=args.max_tokens,
@@ -65,28 +99,32 @@ def _params(args: argparse.Namespace) -> SamplingParams:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Continue the prompt; text on stdout, figures on stderr."""
+    """Continue the prompt; print text on standard output and figures on standard error."""
     from penstock.engine.options import RequestOptions
 
-    params = _params(args)  # refuse bad values before anything is opened
+    params = _params(args)  # refuses wrong values before the model is opened
     if args.truncate_prompt and args.chat:
-        raise InvalidArgumentError("--truncate-prompt goes without --chat: a message is not cut")
+        raise InvalidArgumentError("--truncate-prompt cannot be combined with --chat: a message is not truncated")
+    if args.mode == "eager" and Path(args.model).is_file():
+        raise InvalidArgumentError("--mode eager: expected a checkpoint folder, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
         for note in llm.notes:
             print(f"penstock: {note}", file=sys.stderr)
+        if args.chat and llm.tokenizer.chat_template is None:
+            raise InvalidArgumentError("--chat: the model has no chat template; pass a plain prompt to continue")
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
         stream = llm.stream(prompt, params, RequestOptions(truncate_prompt=args.truncate_prompt))
         if sys.stdout.isatty() and not args.json and not args.chat:
-            write_text(prompt_text)  # a completion reads on from its prompt; a pipe gets the answer alone
+            write_text(prompt_text)  # a completion follows its prompt; a pipe gets only the answer
         for delta in stream:
             if not args.json:
                 write_text(delta.text)
         result = stream.result()
         if args.truncate_prompt and (num_cut := len(llm.tokenizer.encode(prompt_text)) - len(result.prompt_token_ids)):
-            print(f"penstock: the first {num_cut:,} tokens of the prompt were left out", file=sys.stderr)
+            print(f"penstock: dropped the first {num_cut:,} tokens of the prompt", file=sys.stderr)
         if args.json:
             print(json.dumps(_object(llm, result, load_s), ensure_ascii=False))
             return 0
@@ -98,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt_text(prompt: str) -> str:
-    """The prompt, whatever the locale takes its bytes for; ``-`` is standard input."""
+    """Return the prompt, decoded as UTF-8 whatever the locale is; ``-`` is standard input."""
     return utf8_text(getattr(sys.stdin, "buffer", sys.stdin).read() if prompt == "-" else prompt, "prompt")
 
 
@@ -127,7 +165,7 @@ def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:
 def _figures(llm: LLM, result: Result, load_s: float) -> str:
     from penstock.runtime.machine import peak_rss_bytes
 
-    timings, num_tokens = result.timings, len(result.token_ids)
+    timings, num_tokens, reason = result.timings, len(result.token_ids), result.finish_reason
     rate = f"{timings['decode_tokens_per_s']:,.0f} tokens/s, " if num_tokens > 1 else ""
     threads = "1 thread" if llm.info.num_threads == 1 else f"{llm.info.num_threads} threads"
     copied = f"weights copied in {llm.populate_s * 1e3:.0f} ms, " if llm.populate_s else ""
@@ -135,5 +173,6 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
     return (
         f"load {load_s * 1e3:.0f} ms, {verified}{copied}first token {timings['first_token_s'] * 1e3:.0f} ms, "
         f"{rate}memory {format_bytes(peak_rss_bytes())} "
-        f"({llm.info.scheme}, {threads}; {len(result.prompt_token_ids)} + {num_tokens} tokens, {result.finish_reason})"
+        f"({len(result.prompt_token_ids)} prompt + {num_tokens} generated tokens, {_END.get(reason, reason)}; "
+        f"{llm.info.scheme}, {threads})"
     )

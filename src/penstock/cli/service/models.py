@@ -1,4 +1,4 @@
-"""``penstock models [list|load|update|unload]``: the models of a running service, over its admin socket."""
+"""``penstock models [list|load|update|unload]``: manage the models of a running service over its admin socket."""
 
 from __future__ import annotations
 
@@ -7,44 +7,63 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.options import add_parser_of
 from penstock.errors import InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
 
 _ACTIONS = (
-    ("list", "", "models and workers (default)"),
-    ("load", "[NAME=]PATH", "load a bundle or a folder; returns when it answers"),
-    ("update", "NAME=PATH", "switch a model to other weights without a failed request"),
-    ("unload", "NAME", "let open requests end, then give the memory back"),
+    ("list", "", "list the models and their workers (default)", ""),
+    ("load", "[NAME=]PATH", "load a bundle or a checkpoint folder, and wait until it is ready", "code=new.psm"),
+    ("update", "NAME=PATH", "replace the weights of a model without failing a request", "code=better.psm"),
+    ("unload", "NAME", "wait for open requests, then free the memory of a model", "code"),
 )
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("models", help="list, load, update or unload the models of a running service")
+    parser = add_parser_of(
+        subparsers,
+        "models",
+        "list, load, update or unload the models of a running service",
+        "Manage the models of a running service over the socket of its --admin-socket.",
+        "\n".join(_example(action, value) for action, _, _, value in _ACTIONS),
+    )
     _add_options(parser, None, False)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    for action, what, note in _ACTIONS:
-        one = actions.add_parser(action, help=note)
-        if what:
-            one.add_argument("model", metavar=what)
-        _add_options(one, argparse.SUPPRESS, argparse.SUPPRESS)  # as well here as before the action
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", help="what to do (default: list)")
+    for action, metavar, note, value in _ACTIONS:
+        subparser = actions.add_parser(
+            action, help=note, description=note, epilog=f"example: {_example(action, value)}"
+        )
+        if metavar:
+            subparser.add_argument("model", metavar=metavar, help="the model, as the examples of penstock models show")
+        _add_options(subparser, argparse.SUPPRESS, argparse.SUPPRESS)  # accepted after the action, too
     parser.set_defaults(run=run, action="list")
+
+
+def _example(action: str, value: str) -> str:
+    return f"penstock models --admin-socket admin.sock {action} {value}".rstrip()
 
 
 def _add_options(parser: argparse.ArgumentParser, no_socket: Any, no_json: Any) -> None:
     parser.add_argument(
-        "--admin-socket", type=Path, default=no_socket, metavar="PATH", help="that of penstock serve --admin-socket"
+        "--admin-socket",
+        type=Path,
+        default=no_socket,
+        metavar="PATH",
+        help="the socket of penstock serve --admin-socket (required)",
     )
-    parser.add_argument("--json", action="store_true", default=no_json, help="what the service answers, as it is")
+    parser.add_argument(
+        "--json", action="store_true", default=no_json, help="print the response of the service as JSON (default: text)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the service, and print what it answers."""
+    """Send the request to the service and print the response."""
     from penstock.client.admin import AdminClient
 
     if args.admin_socket is None:
-        raise InvalidArgumentError("--admin-socket is missing: the path that the service was given as --admin-socket")
+        raise InvalidArgumentError("--admin-socket is required: the path given to penstock serve --admin-socket")
     client = AdminClient(args.admin_socket)
     action = args.action or "list"
     if action == "list":
@@ -54,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         name, path = _named(args.model)
         if action == "update" and not name:
-            raise InvalidArgumentError(f"update takes NAME=PATH, the model and its new weights, not {args.model!r}")
+            raise InvalidArgumentError(
+                f"update: expected NAME=PATH (the model and its new weights), got {args.model!r}"
+            )
         answer = client.load(path, name) if action == "load" else client.update(name, path)
     print(json.dumps(answer) if args.json else _text(action, answer))
     return 0
@@ -74,7 +95,7 @@ def _text(action: str, answer: dict[str, Any]) -> str:
 
 
 def _line(model: dict[str, Any]) -> str:
-    """A model in a line: name, state, version, context, workers, requests, and what is wrong."""
+    """Describe a model in one line: name, state, version, context, workers, requests, error."""
     parts = [model["id"], model["state"]]
     if "version" in model:
         parts += [f"version {model['version']}", f"{model['source']}, {model['scheme']}"]

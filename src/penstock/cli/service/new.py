@@ -1,4 +1,4 @@
-"""``penstock new servable NAME``: a starting point that runs as it is."""
+"""``penstock new servable NAME``: write a servable that runs unchanged, as a starting point."""
 
 from __future__ import annotations
 
@@ -7,73 +7,86 @@ import os
 import shutil
 from pathlib import Path
 
+from penstock.cli.options import add_parser_of
 from penstock.errors import FileAccessError, InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
 
 _SCRIPT = '''\
-"""{name}: say here what it does.  docs/servables.md has everything that can stand in this file."""
+"""{name}: describe the servable here.  docs/servables.md lists everything that this file may contain."""
 
 from penstock import servable
 
-# A network, run in processes of its own, from a file in the folder of each version ("1", "2", ...):
+# A network in its own processes, read from a file in the folder of each version ("1", "2", ...):
 # network = servable.model("network.onnx", inputs={{"x": "FP32[4]"}}, outputs={{"y": "FP32[4]"}}, batch_size=32)
 
 
 @servable.stage(outputs={{"y": "FP32[4]"}}, batch_size=32)
 def double(x):
-    """Called with a batch, [n, 4]; without batch_size with one instance at a time, [4]."""
+    """Called with a batch [n, 4]; without batch_size, with one instance [4] at a time."""
     if (x < 0).any():
-        raise servable.InputError("x must not be below 0")
+        raise servable.InputError("x must be 0 or more")
     return x * 2
 
 
 @servable.method(inputs={{"x": "FP32[4]"}}, outputs={{"y": "FP32[4]"}})
 def predict(x):
-    """What clients call.  It is run once, to see what it chains: stages and models, and nothing else."""
+    """The method that clients call.  It may only call stages and models; it runs once, when the servable is loaded."""
     return double(x)
 '''
 
 _README = """\
 # {name}
 
-`penstock serve {folder}` serves it, and this asks it:
+`penstock serve {folder}` serves it. To call it:
 
     python -c "import penstock; print(penstock.Client().infer('{name}', {{'x': [[1.0, 2, 3, 4]]}})['y'])"
 
-Files of models lie in `1`. A new version: copy its files into `2.tmp`, rename that to `2`, and
-`penstock.Client(api_key=...).servables.load('{name}')` takes it up without a failed request.
+The files of models are in `1`. To add a version, copy its files into `2.tmp`, rename that folder to `2`, and call
+`penstock.Client(api_key=...).servables.load('{name}')`. No request fails meanwhile.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("new", help="write the start of a servable: a network or Python as a service")
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    one = kinds.add_parser("servable", help="a folder with servable.py and a version, which penstock serve serves")
-    one.add_argument("name", metavar="NAME", help="letters, digits, _ and -, a letter first")
-    one.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where NAME is written (.)")
+    example = "penstock new servable score --into servables"
+    parser = add_parser_of(
+        subparsers,
+        "new",
+        "write the first version of a servable (a network or Python code as a service)",
+        "Write the first version of a servable, a network or Python code that penstock serve serves.",
+        example,
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to write")
+    summary = "write a folder with servable.py and version 1"
+    servable = kinds.add_parser("servable", help=summary, description=summary, epilog=f"example: {example}")
+    servable.add_argument("name", metavar="NAME", help="name of the servable: a letter, then letters, digits, _ and -")
+    servable.add_argument(
+        "--into", type=Path, default=Path(), metavar="FOLDER", help="folder to write NAME into (default: .)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folder; what is there already is left alone."""
-    from penstock.servables.lifecycle.versions import NAME
+    """Write the folder; an existing one is not changed."""
+    from penstock.servables.api.version_policy import NAME
 
     if NAME.fullmatch(args.name) is None:
-        raise InvalidArgumentError(f"NAME must be letters, digits, _ and -, a letter first, not {args.name!r:.100}")
+        raise InvalidArgumentError(
+            f"NAME must be a letter followed by letters, digits, _ and -, not {args.name!r:.100}"
+        )
     into: Path = args.into
     folder = into / args.name
-    made = into / f".{args.name}.{os.getpid()}.tmp"  # a service that looks meanwhile sees nothing half written
+    made = into / f".{args.name}.{os.getpid()}.tmp"  # so that a running service never sees an incomplete folder
     try:
         into.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(folder):
-            raise FileAccessError(f"{folder} is there already, and is left as it is")
+            raise FileAccessError(f"{folder} exists already and was not changed")
         (made / "1").mkdir(parents=True)
         (made / "servable.py").write_text(_SCRIPT.format(name=args.name))
         (made / "README.md").write_text(_README.format(name=args.name, folder=into))
         made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    print(f"wrote {folder}: servable.py and version 1; penstock serve {into} serves it")
+    print(f"wrote {folder}: servable.py and version 1. Serve it with: penstock serve {into}")
     return 0

@@ -1,11 +1,11 @@
-"""``penstock worker MODEL --primary HOST:PORT --token-file FILE``: share the load of a service on another machine."""
+"""``penstock worker MODEL --primary HOST:PORT --token-file FILE``: run a worker for a service on another machine."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_ops_option
+from penstock.cli.options import add_ops_option, add_parser_of
 from penstock.cli.service.serve import add_run_options, options_of
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -14,26 +14,41 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("worker", help="run a model for a service on another machine")
-    parser.add_argument("model", metavar="MODEL", help="the .psm bundle that the service runs")
-    parser.add_argument("--primary", required=True, metavar="HOST:PORT", help="where the service lets workers join")
-    parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help="the secret that they share")
-    parser.add_argument("--name", default="", help="what the service calls the model; that of the file unless given")
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM; whose certificates to believe")
-    parser.add_argument("--once", action="store_true", help="end with the primary instead of waiting for its return")
+    parser = add_parser_of(
+        subparsers,
+        "worker",
+        "run a worker for a service on another machine",
+        "Run a model for a service on another machine, which shares its requests among its workers.",
+        "penstock worker model.psm --primary gpu1.example:9000 --token-file token.txt --ca-file ca.pem",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the same .psm bundle that the service runs")
+    parser.add_argument(
+        "--primary", required=True, metavar="HOST:PORT", help="address of the service's --worker-port (required)"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
+    )
+    parser.add_argument("--name", default="", help="name of the model in the service (default: the name of the file)")
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file with the certificates to trust (default: those of the system)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="exit when the service stops (default: wait until it is back)"
+    )
     add_run_options(parser)
     add_ops_option(parser)
-    parser.set_defaults(run=run, scheme=None, no_cache=False)  # what only folders have
+    parser.set_defaults(run=run, scheme=None, no_cache=False)  # options of checkpoint folders only
 
 
 def run(args: argparse.Namespace) -> int:
-    """Join and serve until the service or a signal ends it."""
+    """Join the service and run until the service or a signal stops the worker."""
     import asyncio
-    import os
     import signal
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a worker of this machine: a service survives it, too
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes lines of its own
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a local worker: a service does not stop on SIGHUP either
     from penstock.serving.workers.remote_worker_client import join_primary, read_bytes, read_token
     from penstock.serving.workers.worker_config import WorkerConfig
 
@@ -42,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError(f"--primary must be HOST:PORT, not {args.primary!r}")
     path = Path(args.model)
     if not path.is_file():
-        raise FileAccessError(f"{path}: a worker joins with a .psm bundle, the same that the service runs")
+        raise FileAccessError(f"{path}: no such file; a worker needs the same .psm bundle that the service runs")
     ca = None if args.ca_file is None else read_bytes(args.ca_file)
     config = WorkerConfig(
         address=args.primary,

@@ -15,7 +15,7 @@ def check_tail(tail: str) -> tuple[str, int]:
         return kind, 1
     if kind == "topk" and count.isascii() and count.isdecimal() and len(count) < 6 and int(count) > 0:
         return kind, int(count)
-    raise InvalidArgumentError(f"tail: expected argmax, or topk:K for K ids per row, found {tail!r:.40}")
+    raise InvalidArgumentError(f"tail: expected argmax, or topk:K for K ids per row, found {tail!r:.40}", param="tail")
 
 
 def append_tail(graph: Graph, tail: str) -> None:
@@ -26,7 +26,9 @@ def append_tail(graph: Graph, tail: str) -> None:
     """
     op, count = check_tail(tail)
     if count > graph.vocab_size:
-        raise InvalidArgumentError(f"tail: expected at most {graph.vocab_size} ids, the vocabulary, found {tail}")
+        raise InvalidArgumentError(
+            f"tail: expected at most {graph.vocab_size} ids, the vocabulary, found {tail}", param="tail"
+        )
     rows, logits = Dim("R", 1), Operand("value", graph.output)
     ids = Value(f"tail:{op}", DType.I32, (rows,) if op == "argmax" else (rows, Dim(None, 0, count)))
     outputs = [ids.name]

@@ -21,7 +21,9 @@ def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
     Raises InvalidArgumentError for an unknown scheme or type.
     """
     if table_dtype not in _ROWS:
-        raise InvalidArgumentError(f"table_dtype: expected one of {', '.join(_ROWS)}, found {table_dtype!r}")
+        raise InvalidArgumentError(
+            f"table_dtype: expected one of {', '.join(_ROWS)}, found {table_dtype!r}", param="table_dtype"
+        )
     body = find_scheme(scheme)
     head = find_scheme(body.head)
     graph = copy.deepcopy(graph)

@@ -1,1 +1,1 @@
-"""What servable.py declares, and the plan made of it."""
+"""What a servable.py declares, and the plan that is made from it.  Imports no other sub-package of ``servables``."""

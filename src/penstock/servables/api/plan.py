@@ -1,5 +1,6 @@
-"""What a process found in a servable.py: units of work, and the way of each method through them.  It goes as JSON from
-the process that imported the file to the primary, which never does.
+"""The plan of a servable: units of work, and the steps of each method through them.
+
+The process that imports servable.py sends the plan to the primary as JSON.  The primary never imports servable.py.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
 from penstock.errors import InvalidFileError
-from penstock.servables.api.declare import Settings
-from penstock.servables.api.specs import Spec, read_spec, read_specs
-from penstock.servables.schedule.batcher import BatchRules
+from penstock.servables.api.batch_rules import BatchRules
+from penstock.servables.api.settings import Settings
+from penstock.servables.api.specs import Spec, parse_spec, parse_specs
 
 __all__ = [
     "LanguagePlan",
@@ -21,10 +22,10 @@ __all__ = [
     "Plan",
     "Step",
     "Unit",
-    "read_model",
-    "read_plan",
-    "write_model",
-    "write_plan",
+    "model_from_json",
+    "model_to_json",
+    "plan_from_json",
+    "plan_to_json",
 ]
 
 KINDS: Final = ("stages", "model", "language_model")
@@ -32,10 +33,10 @@ KINDS: Final = ("stages", "model", "language_model")
 
 @dataclass(frozen=True)
 class Unit:
-    """What runs at once: consecutive Python stages, a model or a language model.
+    """Work that runs in one trip to a process: consecutive Python stages, a model or a language model.
 
-    ``names`` are those of its stages, or its model's.  ``rules`` None: its stages take one instance at a time (and a
-    language model makes its own batches).
+    ``kind``: one of KINDS.  ``names``: the names of its stages, or of its model.  ``rules`` is None if the stages take
+    one instance at a time; a language model makes its own batches and has None, too.
     """
 
     kind: str
@@ -47,7 +48,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Step:
-    """A unit's place in a method: indexes of the values that it takes and gives."""
+    """The use of a unit in a method: indexes of the values that it takes and returns."""
 
     unit: int
     inputs: tuple[int, ...]
@@ -56,8 +57,10 @@ class Step:
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """The steps of a method, each after those that it waits for.  Its inputs are the first values.  ``max_open``
-    requests at a time, 0 for no limit.
+    """The steps of a method in an order that respects their dependencies.
+
+    The inputs of the method are the first of its ``num_values`` values.  ``max_open``: the maximum number of open
+    requests; 0 means no limit.
     """
 
     name: str
@@ -71,7 +74,7 @@ class MethodPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A model file, what it takes and gives, and how many processes of how many threads run it."""
+    """A model file, its inputs and outputs, the number of processes that run it and of threads in each."""
 
     path: str
     inputs: dict[str, Spec]
@@ -83,8 +86,11 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class LanguagePlan:
-    """A language model: ``path`` of a bundle or a checkpoint's folder, which ``scheme`` may quantize, or the name
-    ``served``; fields of SamplingParams; how many prompts it works on at a time, and how many may wait.
+    """A language model.
+
+    ``path``: a bundle, or a checkpoint folder that ``scheme`` may quantize.  ``served``: instead, the name of a model
+    that the service serves.  ``sampling``: fields of SamplingParams.  ``max_open`` prompts run at the same time, and
+    ``max_waiting`` may wait.
     """
 
     path: str
@@ -97,7 +103,10 @@ class LanguagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole servable: of models and language models by name, the unit's."""
+    """A whole servable.  ``models``: by path, which is the name in the model's unit.
+
+    ``languages``: in the order of the numbers that name their units.
+    """
 
     settings: Settings
     methods: tuple[MethodPlan, ...]
@@ -107,81 +116,81 @@ class Plan:
 
     @property
     def has_python(self) -> bool:
-        """Whether there are Python stages."""
-        return any(one.kind == "stages" for one in self.units)
+        """Whether the servable has Python stages."""
+        return any(unit.kind == "stages" for unit in self.units)
 
 
-def write_plan(plan: Plan) -> str:
-    """As JSON."""
-    return json.dumps(_plain(plan))
+def plan_to_json(plan: Plan) -> str:
+    """Serialize a plan."""
+    return json.dumps(_to_plain(plan))
 
 
-def write_model(model: ModelPlan) -> str:
-    """As JSON, for the process that runs it."""
-    return json.dumps(_plain(model))
+def model_to_json(model: ModelPlan) -> str:
+    """Serialize the plan of a model, for the process that runs it."""
+    return json.dumps(_to_plain(model))
 
 
-def read_model(text: str) -> ModelPlan:
-    """The model's plan again."""
-    return _model(json.loads(text))
+def model_from_json(text: str) -> ModelPlan:
+    """Deserialize the plan of a model."""
+    return _parse_model(json.loads(text))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Spec):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _to_plain(item) for name, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def read_plan(text: str) -> Plan:
-    """The plan again, all its numbers in bounds; InvalidFileError for anything else."""
+def plan_from_json(text: str) -> Plan:
+    """Deserialize a plan and check that its numbers are in bounds; raise InvalidFileError if they are not."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
         plan = Plan(
-            Settings(**found["settings"]),
-            tuple(_method(one) for one in found["methods"]),
-            tuple(_unit(one) for one in found["units"]),
-            {name: _model(one) for name, one in found["models"].items()},
-            tuple(LanguagePlan(**one) for one in found["languages"]),
+            Settings(**parsed["settings"]),
+            tuple(_parse_method(method) for method in parsed["methods"]),
+            tuple(_parse_unit(unit) for unit in parsed["units"]),
+            {name: _parse_model(model) for name, model in parsed["models"].items()},
+            tuple(LanguagePlan(**language) for language in parsed["languages"]),
         )
         for method in plan.methods:
-            _check(method, plan.units)
+            _check_steps(method, plan.units)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise InvalidFileError(f"what the process says of the servable makes no sense: {error!r:.200}") from error
+        raise InvalidFileError(f"the process sent an invalid plan of the servable: {error!r:.200}") from error
     return plan
 
 
-def _rules(found: dict[str, Any] | None) -> BatchRules | None:
-    return None if found is None else BatchRules(**found)
+def _parse_rules(parsed: dict[str, Any] | None) -> BatchRules | None:
+    return None if parsed is None else BatchRules(**parsed)
 
 
-def _unit(found: dict[str, Any]) -> Unit:
-    inputs, outputs = (tuple(read_spec(one, name) for one in found[name]) for name in ("inputs", "outputs"))
-    if found["kind"] not in KINDS or not inputs or not outputs:
-        raise ValueError(f"a unit of kind {found['kind']!r:.40}")
-    return Unit(found["kind"], tuple(map(str, found["names"])), inputs, outputs, _rules(found["rules"]))
+def _parse_unit(parsed: dict[str, Any]) -> Unit:
+    inputs, outputs = (tuple(parse_spec(spec, name) for spec in parsed[name]) for name in ("inputs", "outputs"))
+    if parsed["kind"] not in KINDS or not inputs or not outputs:
+        raise ValueError(f"a unit of kind {parsed['kind']!r:.40}")
+    return Unit(parsed["kind"], tuple(map(str, parsed["names"])), inputs, outputs, _parse_rules(parsed["rules"]))
 
 
-def _model(found: dict[str, Any]) -> ModelPlan:
-    inputs, outputs = (read_specs(found.pop(name), name) for name in ("inputs", "outputs"))
-    rules = _rules(found.pop("rules"))
+def _parse_model(parsed: dict[str, Any]) -> ModelPlan:
+    inputs, outputs = (parse_specs(parsed.pop(name), name) for name in ("inputs", "outputs"))
+    rules = _parse_rules(parsed.pop("rules"))
     if rules is None:
         raise ValueError("a model without rules")
-    return ModelPlan(inputs=inputs, outputs=outputs, rules=rules, **found)
+    return ModelPlan(inputs=inputs, outputs=outputs, rules=rules, **parsed)
 
 
-def _method(found: dict[str, Any]) -> MethodPlan:
-    inputs, outputs = (read_specs(found.pop(name), name) for name in ("inputs", "outputs"))
-    steps = tuple(Step(one["unit"], tuple(one["inputs"]), tuple(one["outputs"])) for one in found.pop("steps"))
-    places = tuple(found.pop("output_values"))
-    return MethodPlan(inputs=inputs, outputs=outputs, output_values=places, steps=steps, **found)
+def _parse_method(parsed: dict[str, Any]) -> MethodPlan:
+    inputs, outputs = (parse_specs(parsed.pop(name), name) for name in ("inputs", "outputs"))
+    steps = tuple(Step(step["unit"], tuple(step["inputs"]), tuple(step["outputs"])) for step in parsed.pop("steps"))
+    output_values = tuple(parsed.pop("output_values"))
+    return MethodPlan(inputs=inputs, outputs=outputs, output_values=output_values, steps=steps, **parsed)
 
 
-def _check(method: MethodPlan, units: tuple[Unit, ...]) -> None:
-    """Each value is made once, before it is taken."""
+def _check_steps(method: MethodPlan, units: tuple[Unit, ...]) -> None:
+    """Check that each value is made exactly once, before it is used."""
     known = set(range(len(method.inputs)))
     for step in method.steps:
         unit = units[step.unit]
@@ -191,6 +200,6 @@ def _check(method: MethodPlan, units: tuple[Unit, ...]) -> None:
             raise ValueError("steps out of order")
         known.update(step.outputs)
     if not known.issuperset(method.output_values) or len(method.output_values) != len(method.outputs):
-        raise ValueError("outputs that nobody makes")
-    if any(not 0 <= one < method.num_values for one in known):
+        raise ValueError("outputs that no step makes")
+    if any(not 0 <= value < method.num_values for value in known):
         raise ValueError("values out of range")

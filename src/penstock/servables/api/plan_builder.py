@@ -1,7 +1,7 @@
-"""From declarations to a plan: methods are traced, and their nodes grouped into units that run at once.
+"""Builds a plan from declarations: methods are traced, and their nodes are grouped into units.
 
-Python stages with equal rules for batches run in one trip where nothing lies between them: a node's depth is the number
-of hops that lie before it, and stages of one depth and one set of rules are a unit.
+Python stages with equal batch rules run in one trip to a process if nothing else lies between them.  The depth of a
+node is the number of trips before it; stages with the same depth and rules form one unit.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgumentError
-from penstock.servables.api.declare import Declarations, Language, Method, Model, Settings, Stage
+from penstock.servables.api.declare import Declarations, Language, Method, Model, Stage
 from penstock.servables.api.plan import LanguagePlan, MethodPlan, ModelPlan, Plan, Step, Unit
-from penstock.servables.api.tracing import Node, Trace, trace
+from penstock.servables.api.settings import Settings
+from penstock.servables.api.tracing import Node, Trace, trace_method
 
 if TYPE_CHECKING:
+    from penstock.servables.api.batch_rules import BatchRules
     from penstock.servables.api.specs import Spec
-    from penstock.servables.schedule.batcher import BatchRules
 
-__all__ = ["Call", "Program", "make_plan"]
+__all__ = ["StageCall", "StageProgram", "build_plan"]
 
 
 @dataclass(frozen=True)
-class Call:
-    """One stage of a unit: its function, the places of its arguments and of what it gives, and whether to copy what
-    others take, too, before it may change it.
+class StageCall:
+    """The call of one stage in a unit.
+
+    ``names``: its parameters.  ``inputs``, ``outputs``: the indexes of its arguments and results.  ``shared``: whether
+    each argument must be copied first, because others use it and the stage may change it.  ``specs``: of its outputs.
     """
 
     stage: Stage
@@ -36,129 +39,130 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Program:
-    """A unit of Python stages as its process runs it; places are numbers of values."""
+class StageProgram:
+    """A unit of Python stages as its process runs it.  ``inputs`` and ``outputs`` are indexes of values."""
 
     unit: Unit
     inputs: tuple[int, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[StageCall, ...]
     outputs: tuple[int, ...]
 
 
-def make_plan(declared: Declarations) -> tuple[Plan, dict[int, Program]]:
-    """The plan, and of units of Python stages how they run; InvalidArgumentError names the line of a method."""
+def build_plan(declared: Declarations) -> tuple[Plan, dict[int, StageProgram]]:
+    """Return the plan, and by unit the programs of Python stages.
+
+    Raises InvalidArgumentError, which names the line of the method at fault.
+    """
     if not declared.methods:
-        raise InvalidArgumentError("it declares no method (@servable.method)")
+        raise InvalidArgumentError("servable.py declares no method; add one with @servable.method")
     settings = declared.settings or Settings()
-    maker = _Maker(settings)
+    builder = _PlanBuilder(settings)
     methods = []
     for method in declared.methods.values():
         try:
-            methods.append(maker.method(method))
+            methods.append(builder.add_method(method))
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"line {method.line}: method {method.name}: {error}") from error
-    unused = [one.path for one in declared.models.values() if one.path not in maker.models]
+    unused = [model.path for model in declared.models.values() if model.path not in builder.models]
     if unused:
-        raise InvalidArgumentError(f"the model {unused[0]} is used by no method")
+        raise InvalidArgumentError(f"the model {unused[0]} is not used by any method")
     if settings.default_method and settings.default_method not in declared.methods:
         raise InvalidArgumentError(
-            f"default_method {settings.default_method!r} is none of {', '.join(declared.methods)}"
+            f"default_method: expected one of {', '.join(declared.methods)}, got {settings.default_method!r}"
         )
-    plan = Plan(settings, tuple(methods), tuple(maker.units), maker.models, tuple(maker.languages))
-    return plan, maker.programs
+    plan = Plan(settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages))
+    return plan, builder.programs
 
 
-class _Maker:
-    """Units and models of all methods."""
+class _PlanBuilder:
+    """The units and models of all methods; methods share the units of models."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.units: list[Unit] = []
-        self.programs: dict[int, Program] = {}
+        self.programs: dict[int, StageProgram] = {}
         self.models: dict[str, ModelPlan] = {}
         self.languages: list[LanguagePlan] = []
-        self._known: dict[int, int] = {}  # units of models, by id: methods share them
+        self._model_units: dict[int, int] = {}  # by id() of the model
 
-    def method(self, method: Method) -> MethodPlan:
-        """Trace and cut up one method."""
-        found, outputs = trace(method.function, method.name, method.inputs, method.outputs)
-        _check_used(found, outputs)
-        if not found.nodes:
+    def add_method(self, method: Method) -> MethodPlan:
+        """Trace a method and divide it into steps."""
+        trace, outputs = trace_method(method.function, method.inputs, method.outputs)
+        _check_used(trace, outputs)
+        if not trace.nodes:
             raise InvalidArgumentError("it calls no stage and no model")
-        groups = _grouped(found)
-        steps = [self._step(found, nodes, outputs) for nodes in groups]
-        num_values, limit = len(found.values), method.max_open
+        steps = [self._add_step(trace, nodes, outputs) for nodes in _group_nodes(trace)]
+        num_values, limit = len(trace.values), method.max_open
         return MethodPlan(method.name, method.inputs, method.outputs, num_values, outputs, tuple(steps), limit)
 
-    def _language(self, what: Language) -> LanguagePlan:
-        waiting = self._settings.max_waiting
-        return LanguagePlan(what.path, what.served, what.scheme, what.sampling, what.max_open, waiting)
+    def _add_step(self, trace: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
+        operation = nodes[0].operation
+        if isinstance(operation, Stage):
+            return self._add_stages(trace, nodes, outputs)
+        if id(operation) not in self._model_units:
+            self._model_units[id(operation)] = len(self.units)
+            name, rules = str(len(self.languages)), None
+            if isinstance(operation, Model):
+                name, rules = operation.name, operation.rules
+                self.models[operation.path] = ModelPlan(
+                    operation.path, operation.inputs or {}, operation.outputs, rules, operation.instances,
+                    self._settings.model_threads,
+                )  # fmt: skip
+            elif isinstance(operation, Language):
+                self.languages.append(self._plan_language(operation))
+            inputs = tuple((operation.inputs or {}).values())
+            self.units.append(Unit(operation.kind, (name,), inputs, tuple(operation.outputs.values()), rules))
+        return Step(self._model_units[id(operation)], nodes[0].inputs, nodes[0].outputs)
 
-    def _step(self, found: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
-        what = nodes[0].what
-        if isinstance(what, Stage):
-            return self._stages(found, nodes, outputs)
-        if id(what) not in self._known:
-            self._known[id(what)] = len(self.units)
-            rules = None
-            if isinstance(what, Model):
-                rules = what.rules
-                self.models[what.path] = ModelPlan(
-                    what.path, what.inputs or {}, what.outputs, rules, what.instances, self._settings.model_threads
-                )
-            elif isinstance(what, Language):
-                self.languages.append(self._language(what))
-            name = what.name if rules is not None else str(len(self.languages) - 1)
-            inputs = tuple((what.inputs or {}).values())
-            self.units.append(Unit(what.kind, (name,), inputs, tuple(what.outputs.values()), rules))
-        return Step(self._known[id(what)], nodes[0].inputs, nodes[0].outputs)
+    def _plan_language(self, model: Language) -> LanguagePlan:
+        max_waiting = self._settings.max_waiting
+        return LanguagePlan(model.path, model.served, model.scheme, model.sampling, model.max_open, max_waiting)
 
-    def _stages(self, found: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
-        made = {one for node in nodes for one in node.outputs}
-        elsewhere = {one for node in found.nodes if node not in nodes for one in node.inputs} | {*outputs}
-        taken = tuple(dict.fromkeys(one for node in nodes for one in node.inputs if one not in made))
-        given = tuple(one for node in nodes for one in node.outputs if one in elsewhere)
-        uses = [one for node in nodes for one in node.inputs] + [*given]
+    def _add_stages(self, trace: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
+        made = {value for node in nodes for value in node.outputs}
+        used_elsewhere = {value for node in trace.nodes if node not in nodes for value in node.inputs} | {*outputs}
+        taken = tuple(dict.fromkeys(value for node in nodes for value in node.inputs if value not in made))
+        returned = tuple(value for node in nodes for value in node.outputs if value in used_elsewhere)
+        uses = [value for node in nodes for value in node.inputs] + [*returned]
         calls = []
         for node in nodes:
-            stage = node.what
+            stage = node.operation
             if isinstance(stage, Stage):
-                shared = tuple(uses.count(one) > 1 for one in node.inputs)
+                shared = tuple(uses.count(value) > 1 for value in node.inputs)
                 specs = tuple(stage.outputs.values())
-                calls.append(Call(stage, stage.parameters, node.inputs, shared, node.outputs, specs))
-        values = found.values
-        names = tuple(one.stage.name for one in calls)
-        specs_in, specs_out = (tuple(values[one].spec for one in ones) for ones in (taken, given))
-        unit = Unit("stages", names, specs_in, specs_out, calls[0].stage.rules)
-        self.programs[len(self.units)] = Program(unit, taken, tuple(calls), given)
+                calls.append(StageCall(stage, stage.parameters, node.inputs, shared, node.outputs, specs))
+        names = tuple(call.stage.name for call in calls)
+        input_specs, output_specs = (tuple(trace.values[value].spec for value in side) for side in (taken, returned))
+        unit = Unit("stages", names, input_specs, output_specs, calls[0].stage.rules)
+        self.programs[len(self.units)] = StageProgram(unit, taken, tuple(calls), returned)
         self.units.append(unit)
-        return Step(len(self.units) - 1, taken, given)
+        return Step(len(self.units) - 1, taken, returned)
 
 
-def _check_used(found: Trace, outputs: tuple[int, ...]) -> None:
-    """Nothing runs whose result nobody takes."""
-    used = {one for node in found.nodes for one in node.inputs} | {*outputs}
-    for node in found.nodes:
+def _check_used(trace: Trace, outputs: tuple[int, ...]) -> None:
+    """Refuse a call whose result is not used."""
+    used = {value for node in trace.nodes for value in node.inputs} | {*outputs}
+    for node in trace.nodes:
         if not used.intersection(node.outputs):
-            raise InvalidArgumentError(f"what {node.what.kind} {node.what.name} gives is not used")
+            raise InvalidArgumentError(f"the result of {node.operation.kind} {node.operation.name} is not used")
 
 
-def _grouped(found: Trace) -> list[list[Node]]:
-    """Nodes that run in one trip, in an order in which each follows those that it waits for."""
-    depths: dict[int, tuple[int, Any]] = {}  # of values: hops before it, and what made it
+def _group_nodes(trace: Trace) -> list[list[Node]]:
+    """Return groups of nodes that run in one trip, each group after those that it depends on."""
+    sources: dict[int, tuple[int, Any]] = {}  # by value: the trips before it, and the kind of group that makes it
     groups: dict[tuple[int, Any], list[Node]] = {}
-    for node in found.nodes:
-        kind = ("stages", _rules_of(node)) if isinstance(node.what, Stage) else ("node", id(node))
-        hops = 0
-        for one in node.inputs:
-            if one in depths:
-                before, made_by = depths[one]
-                hops = max(hops, before if made_by == kind else before + 1)
-        for one in node.outputs:
-            depths[one] = (hops, kind)
-        groups.setdefault((hops, kind), []).append(node)
+    for node in trace.nodes:
+        kind = ("stages", _rules_of(node)) if isinstance(node.operation, Stage) else ("node", id(node))
+        depth = 0
+        for value in node.inputs:
+            if value in sources:
+                source_depth, source_kind = sources[value]
+                depth = max(depth, source_depth if source_kind == kind else source_depth + 1)
+        for value in node.outputs:
+            sources[value] = (depth, kind)
+        groups.setdefault((depth, kind), []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def _rules_of(node: Node) -> BatchRules | None:
-    return node.what.rules if isinstance(node.what, Stage) else None
+    return node.operation.rules if isinstance(node.operation, Stage) else None

@@ -1,4 +1,4 @@
-"""What the tensors of a servable are: a datatype and the sizes of one instance, written "FP32[64]"."""
+"""The types of tensors in a servable: a datatype and the shape of one instance, written "FP32[64]"."""
 
 from __future__ import annotations
 
@@ -14,43 +14,47 @@ from penstock.tensors import DTYPES
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Spec", "read_spec", "read_specs"]
+__all__ = ["Spec", "parse_spec", "parse_specs"]
 
 TEXT: Final = "TEXT"
-_WRITTEN: Final = re.compile(r"\s*([A-Z0-9]+)\s*\[([-0-9,\s]*)\]\s*")
-_MAX_SIZES: Final = 16
+_SPEC: Final = re.compile(r"\s*([A-Z0-9]+)\s*\[([-0-9,\s]*)\]\s*")
+_MAX_RANK: Final = 16
 _MAX_SIZE: Final = 1 << 31
 
 
 @dataclass(frozen=True)
 class Spec:
-    """``datatype`` is the Open Inference Protocol's or TEXT; ``shape`` is that of one instance, -1 is any size."""
+    """The type of a value.
+
+    ``datatype``: a datatype of the Open Inference Protocol, or TEXT.  ``shape``: the shape of one instance without the
+    batch dimension; -1 stands for any size.
+    """
 
     datatype: str
     shape: tuple[int, ...]
 
     @cached_property
     def wire_datatype(self) -> str:
-        """The protocol's name: TEXT goes as BYTES."""
+        """The protocol's name of the datatype: TEXT is sent as BYTES."""
         return "BYTES" if self.datatype == TEXT else self.datatype
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """numpy's; that of bytes and texts is object."""
+        """The numpy dtype; ``object`` for BYTES and TEXT."""
         return DTYPES[self.wire_datatype]
 
     @cached_property
     def is_bytes(self) -> bool:
-        """Whether elements differ in length."""
+        """Whether the elements vary in length (BYTES and TEXT)."""
         return self.wire_datatype == "BYTES"
 
     @cached_property
     def is_fixed(self) -> bool:
-        """Whether all sizes are known."""
+        """Whether every size of the shape is known."""
         return -1 not in self.shape
 
-    def takes(self, other: Spec) -> bool:
-        """Whether a value of ``other`` can be one of this; what is any size is found when it runs."""
+    def accepts(self, other: Spec) -> bool:
+        """Return True if a value of type ``other`` may have this type.  A size of -1 is checked at run time."""
         return (
             self.datatype == other.datatype
             and len(self.shape) == len(other.shape)
@@ -58,7 +62,7 @@ class Spec:
         )
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether an instance may have this shape."""
+        """Return True if an instance may have this shape."""
         if self.is_fixed:
             return shape == self.shape
         return len(shape) == len(self.shape) and all(a in (-1, b) for a, b in zip(self.shape, shape, strict=True))
@@ -67,28 +71,40 @@ class Spec:
         return f"{self.datatype}[{','.join(map(str, self.shape))}]"
 
 
-def read_spec(written: object, what: str) -> Spec:
-    """A spec as it is written; InvalidArgumentError names ``what``."""
-    found = _WRITTEN.fullmatch(written) if isinstance(written, str) else None
-    if found is None:
-        raise InvalidArgumentError(f'{what} must be like "FP32[64]" or "INT64[]", not {written!r:.100}')
-    datatype, inside = found.groups()
+def parse_spec(text: object, name: str) -> Spec:
+    """Parse a type such as "FP32[64]"; raise InvalidArgumentError whose message starts with ``name``."""
+    match = _SPEC.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidArgumentError(
+            f'{name}: expected a type like "FP32[64]" or "INT64[]", got {text!r:.100}', param=name
+        )
+    datatype, sizes = match.groups()
     if datatype not in DTYPES and datatype != TEXT:
-        raise InvalidArgumentError(f"{what}: {datatype} is no datatype; there are {', '.join(DTYPES)} and {TEXT}")
+        raise InvalidArgumentError(
+            f"{name}: unknown datatype {datatype}; expected one of {', '.join(DTYPES)}, {TEXT}", param=name
+        )
     try:
-        shape = tuple(int(one) for one in inside.split(",")) if inside.strip() else ()
+        shape = tuple(int(size) for size in sizes.split(",")) if sizes.strip() else ()
     except ValueError:
-        raise InvalidArgumentError(f"{what}: sizes are whole numbers between commas, not {inside!r:.100}") from None
-    if len(shape) > _MAX_SIZES or any(not (one == -1 or 1 <= one <= _MAX_SIZE) for one in shape):
-        raise InvalidArgumentError(f"{what}: at most {_MAX_SIZES} sizes from 1 on, or -1 for any, not {inside!r:.100}")
+        raise InvalidArgumentError(
+            f"{name}: expected integer sizes separated by commas, got {sizes!r:.100}", param=name
+        ) from None
+    if len(shape) > _MAX_RANK or any(not (size == -1 or 1 <= size <= _MAX_SIZE) for size in shape):
+        raise InvalidArgumentError(
+            f"{name}: expected at most {_MAX_RANK} sizes, each positive or -1 for any, got {sizes!r:.100}", param=name
+        )
     return Spec(datatype, shape)
 
 
-def read_specs(written: object, what: str) -> dict[str, Spec]:
-    """Specs by name, in their order; InvalidArgumentError names ``what`` and the name."""
-    if not isinstance(written, Mapping) or not written:
-        raise InvalidArgumentError(f'{what} must be like {{"image": "FP32[64]"}}, not {written!r:.100}')
-    for name in written:
+def parse_specs(specs: object, field: str) -> dict[str, Spec]:
+    """Parse types by name, in order; raise InvalidArgumentError whose message starts with ``field``."""
+    if not isinstance(specs, Mapping) or not specs:
+        raise InvalidArgumentError(
+            f'{field}: expected a mapping like {{"image": "FP32[64]"}}, got {specs!r:.100}', param=field
+        )
+    for name in specs:
         if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
-            raise InvalidArgumentError(f"{what}: a name has 1 to 128 characters, unlike {name!r:.100}")
-    return {name: read_spec(one, f"{what}[{name!r}]") for name, one in written.items()}
+            raise InvalidArgumentError(
+                f"{field}: expected names of 1 to 128 printable characters, got {name!r:.100}", param=field
+            )
+    return {name: parse_spec(text, f"{field}[{name!r}]") for name, text in specs.items()}

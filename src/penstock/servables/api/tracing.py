@@ -1,4 +1,4 @@
-"""Recording: a method's function is called with symbolic values; each stage or model that it calls becomes a node."""
+"""Tracing of methods: a method's function is called with symbolic values, and each call of a step becomes a node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.specs import Spec
 
-__all__ = ["Node", "Outputs", "Trace", "Traced", "Value", "record", "trace"]
+__all__ = ["Node", "Operation", "Outputs", "SymbolicValue", "Trace", "record_call", "trace_method"]
 
 
-class Value:
-    """What a method's function sees in place of data: it goes from step to step, and nothing else."""
+class SymbolicValue:
+    """A stand-in for data while a method is traced.  It can only be passed to stages and models."""
 
     __slots__ = ("index", "name", "spec", "trace")
 
@@ -24,7 +24,7 @@ class Value:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise InvalidArgumentError(
-            f"{self.name} is not there yet: a method only hands values from stage to stage; compute in a stage"
+            f"{self.name} has no data yet: a method only passes values from stage to stage; compute in a stage"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -37,8 +37,11 @@ class Value:
         self._refuse()
 
 
-class Traced:
-    """What a method may call.  ``parameters``: the names of its inputs in order; ``inputs`` None: it takes any."""
+class Operation:
+    """A stage or a model: what a method may call.
+
+    ``parameters``: the names of its inputs in order.  ``inputs``: their types; None accepts any.
+    """
 
     def __init__(
         self,
@@ -50,35 +53,35 @@ class Traced:
     ) -> None:
         if inputs is not None and set(inputs) != set(parameters):
             raise InvalidArgumentError(
-                f"{kind} {name}: its parameters are {', '.join(parameters)}, its inputs {', '.join(inputs)}"
+                f"{kind} {name}: its parameters ({', '.join(parameters)}) differ from its inputs ({', '.join(inputs)})"
             )
         if not parameters:
-            raise InvalidArgumentError(f"{kind} {name} takes nothing")
+            raise InvalidArgumentError(f"{kind} {name}: expected at least one parameter")
         self.kind, self.name, self.parameters = kind, name, parameters
         self.inputs, self.outputs = inputs, outputs
 
 
 @dataclass(frozen=True)
 class Node:
-    """A call of ``what``: indexes of the values that it takes, in the order of the parameters, and gives."""
+    """A call of ``operation``: the indexes of the values it takes, in the order of its parameters, and returns."""
 
-    what: Traced
+    operation: Operation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 class Outputs:
-    """Several outputs of a call: taken apart in order, or by name."""
+    """Several outputs of a call: unpack them in order, or index them by name."""
 
-    def __init__(self, values: dict[str, Value]) -> None:
+    def __init__(self, values: dict[str, SymbolicValue]) -> None:
         self._values = values
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> SymbolicValue:
         if name not in self._values:
-            raise InvalidArgumentError(f"there is no output {name!r}, but {', '.join(self._values)}")
+            raise InvalidArgumentError(f"unknown output {name!r}; the outputs are {', '.join(self._values)}")
         return self._values[name]
 
-    def __iter__(self) -> Iterator[Value]:
+    def __iter__(self) -> Iterator[SymbolicValue]:
         return iter(self._values.values())
 
     def __len__(self) -> int:
@@ -89,61 +92,71 @@ class Trace:
     """The values and nodes of one method."""
 
     def __init__(self) -> None:
-        self.values: list[Value] = []
+        self.values: list[SymbolicValue] = []
         self.nodes: list[Node] = []
         self.is_over = False
 
 
-def record(what: Traced, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """The symbolic outputs of a call, whose arity and types are checked."""
-    title = f"{what.kind} {what.name}"
-    if len(values) > len(what.parameters):
-        raise InvalidArgumentError(f"{title} takes {len(what.parameters)} values, not {len(values)}")
-    given = dict(zip(what.parameters, values, strict=False))
+def record_call(operation: Operation, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Check the arguments of a call, add its node to the trace, and return its symbolic output or ``Outputs``."""
+    title = f"{operation.kind} {operation.name}"
+    if len(values) > len(operation.parameters):
+        raise InvalidArgumentError(f"{title} takes {len(operation.parameters)} arguments, got {len(values)}")
+    arguments = dict(zip(operation.parameters, values, strict=False))
     for name, value in named.items():
-        if name not in what.parameters or name in given:
-            raise InvalidArgumentError(f"{title} takes {', '.join(what.parameters)}, and {name} once alone")
-        given[name] = value
-    missing = [name for name in what.parameters if name not in given]
+        if name not in operation.parameters:
+            raise InvalidArgumentError(f"{title} takes {', '.join(operation.parameters)}; unknown argument {name}")
+        if name in arguments:
+            raise InvalidArgumentError(f"{title} takes {', '.join(operation.parameters)}; {name} was passed twice")
+        arguments[name] = value
+    missing = [name for name in operation.parameters if name not in arguments]
     if missing:
-        raise InvalidArgumentError(f"{title} also takes {', '.join(missing)}")
-    for name, value in given.items():
-        if not isinstance(value, Value):
-            raise InvalidArgumentError(f"{title}: {name} must be a value of the method, not {value!r:.100}")
-        if value.trace.is_over or value.trace is not given[what.parameters[0]].trace:
+        raise InvalidArgumentError(f"{title}: missing arguments: {', '.join(missing)}")
+    for name, value in arguments.items():
+        if not isinstance(value, SymbolicValue):
+            raise InvalidArgumentError(f"{title}: {name} must be a value of the method, got {value!r:.100}")
+    trace = arguments[operation.parameters[0]].trace
+    for name, value in arguments.items():
+        if trace.is_over or value.trace is not trace:
             raise InvalidArgumentError(f"{title}: {name} is a value of another method")
-        if what.inputs is not None and not what.inputs[name].takes(value.spec):
-            raise InvalidArgumentError(f"{title}: {name} must be {what.inputs[name]}, but {value.name} is {value.spec}")
-    found = given[what.parameters[0]].trace
-    made = {name: Value(found, f"{what.name}.{name}", spec) for name, spec in what.outputs.items()}
-    inputs = tuple(given[name].index for name in what.parameters)
-    found.nodes.append(Node(what, inputs, tuple(one.index for one in made.values())))
-    return next(iter(made.values())) if len(made) == 1 else Outputs(made)
+        if operation.inputs is not None and not operation.inputs[name].accepts(value.spec):
+            raise InvalidArgumentError(
+                f"{title}: {name} must be {operation.inputs[name]}, but {value.name} is {value.spec}"
+            )
+    outputs = {name: SymbolicValue(trace, f"{operation.name}.{name}", spec) for name, spec in operation.outputs.items()}
+    inputs = tuple(arguments[name].index for name in operation.parameters)
+    trace.nodes.append(Node(operation, inputs, tuple(output.index for output in outputs.values())))
+    return next(iter(outputs.values())) if len(outputs) == 1 else Outputs(outputs)
 
 
-def trace(
-    function: Callable[..., Any], name: str, inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]
+def trace_method(
+    function: Callable[..., Any], inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]
 ) -> tuple[Trace, tuple[int, ...]]:
-    """What a method's function chains, and the indexes of its outputs' values in their order."""
-    found = Trace()
-    given = {one: Value(found, one, spec) for one, spec in inputs.items()}
-    returned = function(**given)
-    found.is_over = True
-    if isinstance(returned, Value):
+    """Call a method's function with symbolic values; return its trace and the indexes of its outputs in order.
+
+    Raises InvalidArgumentError if the function does not return values of the types in ``outputs``.
+    """
+    trace = Trace()
+    arguments = {name: SymbolicValue(trace, name, spec) for name, spec in inputs.items()}
+    returned = function(**arguments)
+    trace.is_over = True
+    if isinstance(returned, SymbolicValue):
         returned = (returned,)
     if isinstance(returned, Mapping) and not isinstance(returned, Outputs):
         if set(returned) != set(outputs):
-            raise InvalidArgumentError(f"it returns {', '.join(map(str, returned))}; outputs are {', '.join(outputs)}")
-        returned = [returned[one] for one in outputs]
+            raise InvalidArgumentError(
+                f"it returns {', '.join(map(str, returned))}; the outputs are {', '.join(outputs)}"
+            )
+        returned = [returned[name] for name in outputs]
     if not isinstance(returned, (tuple, list, Outputs)) or len(returned) != len(outputs):
         raise InvalidArgumentError(
-            f"it must return {len(outputs)} values ({', '.join(outputs)}), not {returned!r:.100}"
+            f"it must return {len(outputs)} values ({', '.join(outputs)}), got {returned!r:.100}"
         )
     indexes = []
-    for (one, spec), value in zip(outputs.items(), returned, strict=True):
-        if not isinstance(value, Value) or value.trace is not found:
-            raise InvalidArgumentError(f"output {one} must be a value of this method, not {value!r:.100}")
-        if not spec.takes(value.spec):
-            raise InvalidArgumentError(f"output {one} must be {spec}, but {value.name} is {value.spec}")
+    for (name, spec), value in zip(outputs.items(), returned, strict=True):
+        if not isinstance(value, SymbolicValue) or value.trace is not trace:
+            raise InvalidArgumentError(f"output {name} must be a value of this method, got {value!r:.100}")
+        if not spec.accepts(value.spec):
+            raise InvalidArgumentError(f"output {name} must be {spec}, but {value.name} is {value.spec}")
         indexes.append(value.index)
-    return found, tuple(indexes)
+    return trace, tuple(indexes)

@@ -1,1 +1,1 @@
-"""Versions of servables: found, loaded, switched, drained."""
+"""Loading, switching, draining and finding servables.  May import ``api``, ``process`` and ``schedule``."""

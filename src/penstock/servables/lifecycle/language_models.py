@@ -1,4 +1,4 @@
-"""Language models as steps of methods: prompts go to the service's own workers, which make their own batches."""
+"""Language models as steps of methods: the workers of the service run the prompts and make their own batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, QueueFullError, UnavailableError
+from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from penstock.llm.backend import Backend
     from penstock.servables.api.plan import LanguagePlan
-    from penstock.servables.process.open_version import Source
-    from penstock.servables.schedule.flow import Job, Queue
+    from penstock.servables.lifecycle.open_version import Source
+    from penstock.servables.schedule.method_run import Job, StepQueue
 
-    def _fits(queue: LanguageQueue) -> Queue:
+    def _fits(queue: LanguageQueue) -> StepQueue:
         return queue
 
 
@@ -29,17 +30,20 @@ __all__ = ["LanguageModels", "LanguageQueue"]
 
 
 class LanguageModels(Protocol):
-    """Language models for servables."""
+    """The provider of language models for servables."""
 
     async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
-        """What runs a bundle of a version's folder, or one that is served beside."""
+        """Open a model in a version's folder, or a model that the service serves.  Raises the error of the load."""
 
 
 class LanguageQueue:
-    """One language model.  ``find`` gives what answers now; ``end`` is called when the version goes.
+    """The queue of one language model.
 
-    It works on ``max_open`` prompts at a time, of several requests by turns, so that one of a thousand neither fills
-    the model's own queue nor holds up the others.
+    At most ``max_open`` prompts run at the same time, alternating between requests.  A request with a thousand prompts
+    therefore neither fills the model's own queue nor blocks other requests.
+
+    ``name``: the model in messages.  ``find`` returns the current backend; ``end`` is called when the version is
+    stopped.
     """
 
     def __init__(
@@ -48,14 +52,14 @@ class LanguageQueue:
         self._name, self._find, self._end = name, find, end
         self._params = SamplingParams(**plan.sampling)
         self._max_open, self.max_waiting = plan.max_open, plan.max_waiting
-        self._places = asyncio.Semaphore(plan.max_open)
-        self._waiting: dict[Job, int] = {}  # prompts that have no place yet
+        self._slots = asyncio.Semaphore(plan.max_open)
+        self._waiting: dict[Job, int] = {}  # prompts that have no slot yet
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._is_closed = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model answers."""
+        """Whether the model is ready."""
         try:
             return self._find().is_ready
         except PenstockError:
@@ -63,43 +67,45 @@ class LanguageQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Prompts that have no place yet."""
+        """The number of prompts that wait for a slot."""
         return sum(self._waiting.values())
 
     def add(self, job: Job) -> None:
-        """Begin its instances; QueueFullError, UnavailableError."""
+        """Start a job.  Raises QueueFullError and UnavailableError."""
         if self._is_closed:
             raise UnavailableError(f"{self._name} is being unloaded")
         waiting = self.num_waiting
         if waiting and waiting + job.count > self.max_waiting:
-            told = f"{waiting} prompts wait for {self._name} and {job.count} more are above max_waiting"
-            raise QueueFullError(f"{told}, {self.max_waiting}")
+            raise QueueFullError(
+                f"the queue is full: {waiting} prompts wait for {self._name} and {job.count} more "
+                f"would exceed max_waiting ({self.max_waiting})"
+            )
         self._waiting[job] = job.count
         task = self._tasks[job] = asyncio.ensure_future(self._run(job))
-        task.add_done_callback(lambda _: self._forget(job))  # a task that is cancelled at once runs not even to an end
+        task.add_done_callback(lambda _: self._forget(job))  # runs even if the task is cancelled first
 
     def _forget(self, job: Job) -> None:
         del self._tasks[job], self._waiting[job]
 
     def cancel(self, job: Job) -> None:
-        """End them."""
+        """Cancel a job."""
         task = self._tasks.get(job)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
     async def _run(self, job: Job) -> None:
         began = time.monotonic()
-        found = np.empty(job.count, object)
-        left = iter(range(job.count))
+        texts = np.empty(job.count, object)
+        remaining = iter(range(job.count))
 
-        async def some() -> None:
-            for number in left:
-                async with self._places:
+        async def run_remaining() -> None:
+            for number in remaining:
+                async with self._slots:
                     self._waiting[job] -= 1
-                    text = await self._answer(self._find(), job, number, job.arrays[0][number].decode())
-                found[number] = text.encode()
+                    text = await self._generate(self._find(), job, number, job.arrays[0][number].decode())
+                texts[number] = text.encode()
 
-        tasks = [asyncio.ensure_future(some()) for _ in range(min(job.count, self._max_open))]
+        tasks = [asyncio.ensure_future(run_remaining()) for _ in range(min(job.count, self._max_open))]
         try:
             await asyncio.gather(*tasks)
         except Exception as error:
@@ -111,30 +117,30 @@ class LanguageQueue:
             await asyncio.gather(*tasks, return_exceptions=True)
         ended = time.monotonic()
         job.note_batch(job.count, ended - began)
-        job.ran(0, job.count, [found], (began, ended))
+        job.add_result(0, job.count, [texts], (began, ended))
 
-    async def _answer(self, backend: Backend, job: Job, number: int, prompt: str) -> str:
-        """The text that follows one prompt."""
+    async def _generate(self, backend: Backend, job: Job, number: int, prompt: str) -> str:
+        """Return the text that the model generates for one prompt."""
         if backend.tokenizer is None:
             raise InvalidFileError(f"{self._name} has no tokenizer")
-        ids = await asyncio.to_thread(backend.tokenizer.encode, prompt)
+        ids: list[int] = await call_tokenizer(backend.tokenizer, len(prompt), backend.tokenizer.encode, prompt)
         options = RequestOptions(priority=job.run.priority)
         texts = []
         try:
-            async with await backend.submit(ids, self._params, options, request_id=job.run.request_id) as answer:
-                async for delta in answer:
+            async with await backend.submit(ids, self._params, options, request_id=job.run.request_id) as stream:
+                async for delta in stream:
                     texts.append(delta.text)
         except InvalidArgumentError as error:
-            told = f"{self._name}, instance {job.run.first + number}: {error}"
-            raise RefusalError(400, told, code="invalid_input") from None
+            message = f"{self._name}, instance {job.run.first + number}: {error}"
+            raise RefusalError(400, message, code="invalid_input") from None
         return "".join(texts)
 
     async def close(self) -> None:
-        """End the model's workers if they are this version's own; what is open is refused."""
+        """Refuse open jobs, and stop the workers of the model if they belong to this version."""
         self._is_closed = True
-        open_ = [*self._tasks.items()]
-        for job, task in open_:
+        jobs = [*self._tasks.items()]
+        for job, task in jobs:
             job.fail(UnavailableError(f"{self._name} is being unloaded"))
             task.cancel()
-        await asyncio.gather(*(task for _, task in open_), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in jobs), return_exceptions=True)
         await self._end()

@@ -1,8 +1,7 @@
-"""What ``/status`` and ``/metrics`` say of servables."""
+"""The servables in ``/status`` and ``/metrics``."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import without_folders
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from penstock.servables.lifecycle.loaded_version import LoadedMethod
-    from penstock.servables.lifecycle.repository import Servable, Servables
+    from penstock.servables.lifecycle.repository import ServableRepository
+    from penstock.servables.lifecycle.servable import Servable
 
 __all__ = ["SERVABLE_STATUS", "metric_lines", "servable_status"]
 
@@ -52,95 +52,97 @@ SERVABLE_STATUS: Final = Members(
 )
 
 
-def servable_status(servables: Servables) -> list[dict[str, Any]]:
-    """Each servable, its versions, their methods and processes."""
+def servable_status(servables: ServableRepository) -> list[dict[str, Any]]:
+    """Return each servable with its versions, their methods and processes, in the form of SERVABLE_STATUS."""
     return [
-        {"name": one.name, "labels": dict(one.labels), "versions": [_version(one, n) for n in sorted(one.states)]}
-        for one in servables.all()
+        {
+            "name": servable.name,
+            "labels": dict(servable.labels),
+            "versions": [_version_status(servable, number) for number in sorted(servable.states)],
+        }
+        for servable in servables.all()
     ]
 
 
-def _version(servable: Servable, number: int) -> dict[str, Any]:
+def _version_status(servable: Servable, number: int) -> dict[str, Any]:
     state, reason = servable.states[number]
     loaded = servable.versions.get(number)
-    deaths: Counter[str] = Counter()
-    for pool in () if loaded is None else loaded.pools:
-        deaths.update(pool.deaths)
     return {
         "version": str(number),
         "state": state,
         "reason": without_folders(reason),
         "is_ready": loaded is not None and loaded.is_ready,
         "num_open": 0 if loaded is None else loaded.num_open,
-        "num_restarts": dict(deaths),
-        "methods": [] if loaded is None else [_method(one) for one in loaded.methods.values()],
+        "num_restarts": {} if loaded is None else dict(loaded.deaths),
+        "methods": [] if loaded is None else [_method_status(method) for method in loaded.methods.values()],
         "processes": [
-            {"pid": one.pid, "runs": one.name, "status": one.status, "num_open": one.num_open}
-            for one in ([] if loaded is None else loaded.workers())
+            {"pid": worker.pid, "runs": worker.name, "status": worker.status, "num_open": worker.num_open}
+            for worker in ([] if loaded is None else loaded.worker_states())
         ],
     }
 
 
-def _method(method: LoadedMethod) -> dict[str, Any]:
-    found = method.statistics
+def _method_status(method: LoadedMethod) -> dict[str, Any]:
+    statistics = method.statistics
     return {
         "name": method.name,
-        "num_success": found.num_success,
-        "num_fail": found.num_fail,
-        "num_rejected": found.num_rejected,
-        "num_cancelled": found.num_cancelled,
-        "num_instances": found.num_inferences,
-        "num_batches": found.num_executions,
-        "num_batched": sum(size * number for size, (number, _) in found.batch_sizes.items()),
-        "queue_s": found.queue_ns / 1e9,
-        "compute_s": found.compute_ns / 1e9,
+        "num_success": statistics.num_success,
+        "num_fail": statistics.num_fail,
+        "num_rejected": statistics.num_rejected,
+        "num_cancelled": statistics.num_cancelled,
+        "num_instances": statistics.num_inferences,
+        "num_batches": statistics.num_executions,
+        "num_batched": sum(size * number for size, (number, _) in statistics.batch_sizes.items()),
+        "queue_s": statistics.queue_ns / 1e9,
+        "compute_s": statistics.compute_ns / 1e9,
     }
 
 
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[LoadedMethod], float]], ...]] = (
-    ("instances", "Instances that were answered.", lambda one: one.statistics.num_inferences),
-    ("batches", "Batches of the step that counts: a model, or the last.", lambda one: one.statistics.num_executions),
-    ("queue_seconds", "Time that requests waited for their batches.", lambda one: one.statistics.queue_ns / 1e9),
-    ("compute_seconds", "Time that requests were in batches.", lambda one: one.statistics.compute_ns / 1e9),
+    ("instances", "Instances that succeeded.", lambda method: method.statistics.num_inferences),
+    (
+        "batches",
+        "Batches of the counted step (the last with a model).",
+        lambda method: method.statistics.num_executions,
+    ),
+    ("queue_seconds", "Seconds that requests waited in queues.", lambda method: method.statistics.queue_ns / 1e9),
+    ("compute_seconds", "Seconds that the batches of requests ran.", lambda method: method.statistics.compute_ns / 1e9),
 )
 
 
-def metric_lines(servables: Servables) -> Iterable[str]:
-    """In Prometheus' text format."""
+def metric_lines(servables: ServableRepository) -> Iterable[str]:
+    """Return the metrics of servables in the text format of Prometheus."""
     methods = servables.list()
     name = "penstock:servable_requests_total"
-    yield f"# HELP {name} Requests to methods of servables, by how they ended."
+    yield f"# HELP {name} Requests to methods of servables, by outcome."
     yield f"# TYPE {name} counter"
-    for one in methods:
-        found = one.statistics
-        ends = {"success": found.num_success, "fail": found.num_fail, "rejected": found.num_rejected,
-                "cancelled": found.num_cancelled}  # fmt: skip
+    for method in methods:
+        statistics = method.statistics
+        ends = {"success": statistics.num_success, "fail": statistics.num_fail, "rejected": statistics.num_rejected,
+                "cancelled": statistics.num_cancelled}  # fmt: skip
         for end, count in ends.items():
-            yield f'{name}{{{_labels(one)},end="{end}"}} {count}'
+            yield f'{name}{{{_labels(method)},end="{end}"}} {count}'
     for kind, note, value in _COUNTERS:
         name = f"penstock:servable_{kind}_total"
         yield f"# HELP {name} {note}"
         yield f"# TYPE {name} counter"
-        for one in methods:
-            yield f"{name}{{{_labels(one)}}} {value(one)}"
+        for method in methods:
+            yield f"{name}{{{_labels(method)}}} {value(method)}"
     name = "penstock:servable_ready"
-    yield f"# HELP {name} 1 while the version's processes take batches."
+    yield f"# HELP {name} 1 if the processes of the version are ready, otherwise 0."
     yield f"# TYPE {name} gauge"
     for servable in servables.all():
         for number, version in sorted(servable.versions.items()):
             yield f'{name}{{servable="{servable.name}",version="{number}"}} {int(version.is_ready)}'
     name = "penstock:servable_restarts_total"
-    yield f"# HELP {name} Processes of stages and models that ended unasked, by cause."
+    yield f"# HELP {name} Processes of stages and models that ended unexpectedly, by cause."
     yield f"# TYPE {name} counter"
     for servable in servables.all():
         for number, version in sorted(servable.versions.items()):
-            deaths: Counter[str] = Counter()
-            for pool in version.pools:
-                deaths.update(pool.deaths)
-            for cause, count in deaths.items():
+            for cause, count in version.deaths.items():
                 yield f'{name}{{servable="{servable.name}",version="{number}",cause="{cause}"}} {count}'
 
 
 def _labels(method: LoadedMethod) -> str:
-    """Names of servables and methods have no character that would have to be escaped."""
+    """Return the labels; names of servables and methods contain no characters that need escaping."""
     return f'method="{method.name}",version="{method.version}"'

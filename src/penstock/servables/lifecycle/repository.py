@@ -1,4 +1,4 @@
-"""The servables of a service: folders of the operator's, loaded, switched, drained and found by name."""
+"""The servables of a service: loaded from folders of the operator, switched, drained and found by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.api_errors import without_folders
 from penstock.errors import (
     FileAccessError,
     InvalidArgumentError,
@@ -20,87 +18,42 @@ from penstock.errors import (
     UnsupportedError,
 )
 from penstock.logs import tell
-from penstock.servables.lifecycle.loaded_version import LoadedMethod, LoadedVersion, to_its_end
-from penstock.servables.lifecycle.loading import Loading
-from penstock.servables.lifecycle.versions import (
-    SCRIPT,
-    Plan,
-    Policy,
-    ServableFolder,
-    Wanted,
-    check_there,
-    find_version,
-    make_plan,
-    scan,
-    scan_servable,
-)
-from penstock.servables.process.open_version import read_script
+from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
+from penstock.servables.lifecycle.folder_scan import SCRIPT, ServableFolder, scan_folder, scan_servable
+from penstock.servables.lifecycle.loaded_version import LoadedMethod, LoadedVersion, wait_until_done
+from penstock.servables.lifecycle.open_version import read_script
+from penstock.servables.lifecycle.servable import Servable
+from penstock.servables.lifecycle.servable_load import ServableLoad
+from penstock.servables.lifecycle.version_plan import LoadPlan, check_versions_exist, plan_load
 from penstock.tensors import ModelState
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.processes.supervision import SupervisionPolicy
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.tensors import Methods
 
-    def _fits(servables: Servables) -> Methods:
+    def _fits(servables: ServableRepository) -> Methods:
         return servables
 
 
-__all__ = ["Servable", "Servables", "holds_servables"]
+__all__ = ["ServableRepository"]
 
 _CONFIG: Final = ("versions", "labels")
 _UNLOADING: Final = ("UNLOADING", "")
 
 
 def _servable_of(name: str) -> str:
-    """Of SERVABLE or SERVABLE.METHOD the servable's part."""
+    """Return the servable's part of SERVABLE or SERVABLE.METHOD."""
     return name.partition(".")[0]
 
 
-def holds_servables(folder: Path) -> bool:
-    """Whether a folder is one of servables, or a servable itself, rather than a checkpoint."""
-    if not folder.is_dir() or (folder / "config.json").exists():
-        return False
-    return any((one / SCRIPT).is_file() for one in (folder, *folder.iterdir()))
+class ServableRepository:
+    """The servables of some folders.
 
-
-class Servable:
-    """One servable: the versions that run, labels, and what is to be said of each version."""
-
-    def __init__(self, root: Path, name: str) -> None:
-        self.root, self.name = root, name
-        self.versions: dict[int, LoadedVersion] = {}
-        self.prints: dict[int, str] = {}
-        self.labels: dict[str, int] = {}
-        self.policy = Policy(latest=1)
-        self.states: dict[int, tuple[str, str]] = {}
-        self.asked: dict[str, Any] = {}
-        """Fields of ``Wanted`` that the operator asked for over the protocol, in place of what servable.py says."""
-        self.changing = asyncio.Lock()
-
-    def told(self, error: PenstockError) -> str:
-        """An error as those who load over the network read it: paths are relative to the folder of servables."""
-        return without_folders(str(error).replace(f"{self.root}/", ""))
-
-    @property
-    def ready(self) -> list[str]:
-        """The numbers of versions that requests can ask for."""
-        return [str(number) for number in sorted(self.versions)]
-
-    def method(self, text: str, version: str) -> LoadedMethod:
-        """A method by its name ("" for the default one) and version; NotFoundError, UnavailableError."""
-        loaded = self.versions[find_version(self.name, version, self.versions, self.labels, self.states)]
-        methods = loaded.methods
-        name = text or loaded.plan.settings.default_method or (next(iter(methods)) if len(methods) == 1 else "")
-        if name not in methods:
-            names = ", ".join(f"{self.name}.{one}" for one in methods)
-            raise NotFoundError(f"{self.name} has no method {text!r:.100}: ask for {names}")
-        return methods[name]
-
-
-class Servables:
-    """Those of some folders.  ``languages`` opens their language models; without, none may have one.  ``others`` are
-    the names of what else is served.
+    ``languages`` opens their language models; without it no servable may have one.
+    ``others`` returns the names of the other models that the service serves.
     """
 
     def __init__(
@@ -109,94 +62,94 @@ class Servables:
         languages: LanguageModels | None = None,
         others: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self._patience, self._languages, self._others = supervision, languages, others
-        self._all: dict[str, Servable] = {}
-        self._found: dict[tuple[str, str], LoadedMethod] = {}
+        self._supervision, self._languages, self._others = supervision, languages, others
+        self._servables: dict[str, Servable] = {}
+        self._methods: dict[tuple[str, str], LoadedMethod] = {}  # by name and version as requests have them
         self._loads: set[asyncio.Task[None]] = set()
         self._draining: dict[asyncio.Task[None], LoadedVersion] = {}
         self._roots: list[Path] = []
         self._is_closed = False
 
     async def open(self, root: Path) -> None:
-        """Serve what a folder holds, or the one servable that it is; raises what loading one raised."""
+        """Serve the servables of a folder, or the single servable that the folder is.  Raises the first load error."""
         refused: dict[str, str] = {}
         if (root / SCRIPT).is_file():
-            found = {root.name: await asyncio.to_thread(scan_servable, root.parent, root.name)}
+            folders = {root.name: await asyncio.to_thread(scan_servable, root.parent, root.name)}
             root = root.parent
         else:
-            found, refused = await asyncio.to_thread(scan, root)
+            folders, refused = await asyncio.to_thread(scan_folder, root)
         for name, reason in refused.items():
             tell("servable_refused", f"{root / name}: {reason}", logging.WARNING, servable=name)
-        taken = [name for name in found if name in self._all]
-        if taken:
-            raise InvalidArgumentError(f"two folders have a servable {taken[0]}")
-        for name in found:
+        duplicates = [name for name in folders if name in self._servables]
+        if duplicates:
+            raise InvalidArgumentError(f"two folders contain a servable {duplicates[0]}")
+        for name in folders:
             self._check_name(name)
-        for name in found:
-            self._all[name] = Servable(root, name)
-        for name in found:
+        for name in folders:
+            self._servables[name] = Servable(root, name)
+        for name in folders:
             await self._change(name, {})
         self._roots.append(root)
 
     def all(self) -> Sequence[Servable]:
-        """Those that were seen, loaded or not."""
-        return [*self._all.values()]
+        """Return all known servables, loaded or not."""
+        return [*self._servables.values()]
 
     def list(self) -> Sequence[LoadedMethod]:
-        """Every method of every version that is ready."""
+        """Return every method of every version that is ready."""
         return [
             method
-            for one in self._all.values()
-            for _, version in sorted(one.versions.items())
+            for servable in self._servables.values()
+            for _, version in sorted(servable.versions.items())
             for method in version.methods.values()
         ]
 
     def find(self, name: str, version: str = "") -> LoadedMethod | None:
-        """As Methods has it."""
-        found = self._found.get((name, version))
-        if found is not None:
-            return found
-        servable_name, _, text = name.partition(".")
-        servable = self._all.get(servable_name)
+        """See Methods."""
+        method = self._methods.get((name, version))
+        if method is not None:
+            return method
+        servable_name, _, method_name = name.partition(".")
+        servable = self._servables.get(servable_name)
         if servable is None:
             return None
         if not servable.versions:
             raise UnavailableError(f"{servable_name} is not loaded")
-        found = servable.method(text, version)
+        method = servable.method(method_name, version)
         self._check_open()
-        if not version:  # who asked for whichever is the newest gets it, though it changes meanwhile
-            found = found.floating(partial(self.find, name))
-        self._found[name, version] = found
-        return found
+        if not version:  # the request gets the newest version, even if that changes before it runs
+            method = method.following_newest(partial(self.find, name))
+        self._methods[name, version] = method
+        return method
 
     def index(self) -> Sequence[ModelState]:
-        """As Methods has it."""
+        """See Methods."""
         return [
-            ModelState(one.name, str(number), state, reason)
-            for one in self._all.values()
-            for number, (state, reason) in sorted(one.states.items())
+            ModelState(servable.name, str(number), state, reason)
+            for servable in self._servables.values()
+            for number, (state, reason) in sorted(servable.states.items())
         ]
 
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """As Methods has it; other loads and unloads of the same servable come one after the other.
+        """See Methods.  Loads and unloads of the same servable run one after the other.
 
-        It is done whole or not at all: who asked for it may go, and the service may end, meanwhile.  Errors name files
-        by their paths in the folder of servables; the log has the rest.
+        The load takes effect completely or not at all, even if the caller is cancelled or the service stops meanwhile.
+        Errors name files relative to the folder of servables; the log has the full paths.
         """
         try:
-            await self._change(name, _change_of(config or {}))
+            await self._change(name, _parse_config(config or {}))
         except UnavailableError as error:
-            raise UnavailableError(self._told(name, error), error.retry_after_s) from error
+            raise UnavailableError(self._public_message(name, error), error.retry_after_s) from error
         except (FileAccessError, InvalidFileError, UnsupportedError) as error:
-            raise type(error)(self._told(name, error)) from error
+            raise type(error)(self._public_message(name, error)) from error
 
-    def _told(self, name: str, error: PenstockError) -> str:
-        servable = self._all.get(name)
-        return str(error) if servable is None else servable.told(error)
+    def _public_message(self, name: str, error: PenstockError) -> str:
+        servable = self._servables.get(name)
+        return str(error) if servable is None else servable.public_message(error)
 
     async def _change(self, name: str, change: Mapping[str, Any]) -> None:
-        """Load with fields of what is wanted."""
-        servable = self._all.get(name) or await self._seen(name)
+        """Load a servable; ``change`` has fields of WantedVersions."""
+        servable = self._servables.get(name) or await self._discover(name)
         task = asyncio.ensure_future(self._load(servable, change))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
@@ -204,91 +157,99 @@ class Servables:
             await asyncio.wait((task,))
         finally:
             task.cancel()
-            await to_its_end(task)
-        if task.cancelled():  # by the service's end
-            raise _about_to_end()
+            await wait_until_done(task)
+        if task.cancelled():  # the service is stopping
+            raise _stopping_error()
         task.result()
 
-    async def _seen(self, name: str) -> Servable:
-        """A servable that came into a folder since it was looked at."""
+    async def _discover(self, name: str) -> Servable:
+        """Find a servable that appeared in a folder after the last scan."""
         for root in self._roots:
             try:
                 await asyncio.to_thread(scan_servable, root, name)
             except NotFoundError:
                 continue
             self._check_name(name)
-            return self._all.setdefault(name, Servable(root, name))
-        raise NotFoundError(f"there is no servable {name!r:.140}; there are {', '.join(self._all) or 'none'}")
+            return self._servables.setdefault(name, Servable(root, name))
+        raise self._unknown_error(name)
+
+    def _unknown_error(self, name: str) -> NotFoundError:
+        known = ", ".join(self._servables) or "none"
+        return NotFoundError(f"unknown servable {name!r:.140}; the servables are: {known}")
 
     def _check_name(self, name: str) -> None:
-        """InvalidArgumentError when requests for something else could be for this servable or its methods."""
+        """Raise InvalidArgumentError if another model's name could mean this servable or one of its methods."""
         for other in self._others():
             if _servable_of(other) == name:
-                raise InvalidArgumentError(f"the servable {name} has a name that the model {other} takes: rename one")
+                raise InvalidArgumentError(
+                    f"the name of the servable {name} conflicts with the model {other}; rename one of them"
+                )
 
     def taken_by(self, name: str) -> str:
-        """The servable that requests for a name would be for; "" when there is none."""
-        own = _servable_of(name)
-        return f"the servable {own}" if own in self._all else ""
+        """Return the servable that would get requests for a name, as text; "" if there is none."""
+        servable = _servable_of(name)
+        return f"the servable {servable}" if servable in self._servables else ""
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise _about_to_end()
+            raise _stopping_error()
 
     async def _load(self, servable: Servable, change: Mapping[str, Any]) -> None:
-        """``change``: fields of what is wanted; the others stay as they were asked for, or as servable.py has them."""
+        """Load with ``change``; fields that it does not name stay as requested before, or as servable.py has them."""
         async with servable.changing:
             self._check_open()
-            asked = {**servable.asked, **change}
+            requested = {**servable.requested, **change}
             try:
-                found = await asyncio.to_thread(scan_servable, servable.root, servable.name)
-            except NotFoundError as error:  # the folder went: the servable is known, but cannot be loaded
+                folder = await asyncio.to_thread(scan_servable, servable.root, servable.name)
+            except NotFoundError as error:  # the folder was removed: the servable is known, but cannot be loaded
                 raise InvalidFileError(f"{servable.name}: {error}") from None
-            _tell_refused(found)
-            text = await asyncio.to_thread(read_script, found.script)
-            loading = Loading(servable, found, text, self._patience)
+            _log_refused(folder)
+            text = await asyncio.to_thread(read_script, folder.script)
+            load = ServableLoad(servable, folder, text, self._supervision)
             try:
-                wanted = await loading.wanted(asked)
+                wanted = await load.wanted(requested)
                 if change:
-                    check_there(wanted, found)
-                plan = make_plan(wanted, found, servable.prints, servable.labels)
-                await loading.load(plan, self._languages)
+                    check_versions_exist(wanted, folder)
+                plan = plan_load(wanted, folder, servable.fingerprints, servable.labels)
+                await load.load(plan, self._languages)
                 self._check_open()
             except BaseException:
-                await to_its_end(loading.give_up())
+                await wait_until_done(load.abort())
                 raise
-            servable.asked, servable.policy = asked, wanted.policy  # from here on nothing waits, so nothing can end it
-            self._switch(servable, plan, loading)
+            # From here on nothing awaits, so the switch cannot be cancelled halfway.
+            servable.requested, servable.policy = requested, wanted.policy
+            self._switch(servable, plan, load)
 
-    def _switch(self, servable: Servable, plan: Plan, loading: Loading) -> None:
-        """From now on requests go to what is loaded; what is not wanted any more is drained."""
+    def _switch(self, servable: Servable, plan: LoadPlan, load: ServableLoad) -> None:
+        """Send requests to the new versions from now on, and drain those that are no longer wanted."""
         switch = plan.switch()
-        gone = [servable.versions[number] for number in loading.new if number in servable.versions]
-        gone += [servable.versions.pop(number) for number in switch.drain]
-        for number, (version, text) in loading.new.items():
-            servable.versions[number], servable.prints[number] = version, text
-            version.siblings, version.policy = lambda: servable.ready, lambda: servable.policy.told()
+        replaced = [servable.versions[number] for number in load.new if number in servable.versions]
+        replaced += [servable.versions.pop(number) for number in switch.drain]
+        for number, (version, fingerprint) in load.new.items():
+            servable.versions[number], servable.fingerprints[number] = version, fingerprint
+            version.ready_versions = lambda: servable.ready
+            version.policy = lambda: servable.policy.triton_form()
         servable.labels = dict(switch.labels)
-        self._found.clear()
+        self._methods.clear()
         for number in switch.drain:
-            del servable.prints[number]
-        loading.note_states()
-        for version in gone:
+            del servable.fingerprints[number]
+        load.update_states()
+        for version in replaced:
             self._drain(servable, version)
-        if loading.new or gone:
+        if load.new or replaced:
             tell(
-                "servable_switched", f"{servable.name}: versions {', '.join(servable.ready)} are served",
+                "servable_switched", f"{servable.name}: now serving versions {', '.join(servable.ready)}",
                 servable=servable.name, versions=servable.ready, labels=servable.labels,
             )  # fmt: skip
         for label in switch.labels_kept:
-            told = f"{servable.name}: label {label} stays where it was: its version has no folder"
-            tell("label_kept", told, logging.WARNING, servable=servable.name, label=label)
+            message = f"{servable.name}: label {label} was not moved: its new version has no folder"
+            tell("label_kept", message, logging.WARNING, servable=servable.name, label=label)
 
     def _drain(self, servable: Servable, version: LoadedVersion) -> asyncio.Task[None]:
         number = int(version.source.version)
 
         async def drain() -> None:
-            await version.drain(self._patience.drain_s)
+            await version.drain(self._supervision.drain_s)
             if servable.states.get(number) == _UNLOADING and number not in servable.versions:
                 servable.states[number] = ("UNAVAILABLE", "unloaded")
 
@@ -300,72 +261,76 @@ class Servables:
         return task
 
     async def unload(self, name: str) -> None:
-        """As Methods has it."""
-        servable = self._all.get(name)
+        """See Methods."""
+        servable = self._servables.get(name)
         if servable is None:
-            raise NotFoundError(f"there is no servable {name!r:.140}; there are {', '.join(self._all) or 'none'}")
+            raise self._unknown_error(name)
         async with servable.changing:
             if not servable.versions:
                 raise NotFoundError(f"{name} is not loaded")
             versions, servable.versions = [*servable.versions.values()], {}
-            servable.prints, servable.labels, servable.asked = {}, {}, {}
-            self._found.clear()
-            draining = [self._drain(servable, one) for one in versions]
+            servable.fingerprints, servable.labels, servable.requested = {}, {}, {}
+            self._methods.clear()
+            draining = [self._drain(servable, version) for version in versions]
             await asyncio.shield(asyncio.gather(*draining))
         tell("servable_unloaded", f"{name} is unloaded", servable=name)
 
     async def close(self) -> None:
-        """Take no more changes, give up those that are not done, let open requests end, end all processes."""
+        """Refuse further changes, abort loads, let open requests end, and stop all processes."""
         self._is_closed = True
-        self._found.clear()
-        await self._end_loads()
-        for servable in self._all.values():
+        self._methods.clear()
+        await self._cancel_loads()
+        for servable in self._servables.values():
             for version in servable.versions.values():
                 self._drain(servable, version)
         while self._draining:
             await asyncio.wait([*self._draining])
 
     async def stop(self) -> None:
-        """End all processes at once; what is open is refused."""
+        """Stop all processes at once; open requests are refused."""
         self._is_closed = True
-        await self._end_loads()
-        versions = [one for servable in self._all.values() for one in servable.versions.values()]
-        await asyncio.gather(*(one.stop() for one in {*versions, *self._draining.values()}))
+        await self._cancel_loads()
+        versions = [version for servable in self._servables.values() for version in servable.versions.values()]
+        await asyncio.gather(*(version.stop() for version in {*versions, *self._draining.values()}))
         while self._draining:
             await asyncio.wait([*self._draining])
 
-    async def _end_loads(self) -> None:
+    async def _cancel_loads(self) -> None:
         for task in self._loads:
             task.cancel()
         while self._loads:
             await asyncio.wait([*self._loads])
 
 
-def _tell_refused(found: ServableFolder) -> None:
-    """Say which entries of a servable's folder look like versions and are none."""
-    for name, reason in found.refused.items():
-        told = f"{found.path / name} is no version: {reason}"
-        tell("version_refused", told, logging.WARNING, servable=found.name, version=name)
+def _log_refused(folder: ServableFolder) -> None:
+    """Log entries of a servable's folder that look like versions but are not valid."""
+    for name, reason in folder.refused.items():
+        message = f"{folder.path / name} is not a version: {reason}"
+        tell("version_refused", message, logging.WARNING, servable=folder.name, version=name)
 
 
-def _about_to_end() -> UnavailableError:
-    return UnavailableError("the service is about to end", 5.0)
+def _stopping_error() -> UnavailableError:
+    return UnavailableError("the service is stopping", 5.0)
 
 
-def _change_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``Wanted`` that an operator asks for over the protocol; InvalidArgumentError names the field."""
+def _parse_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of WantedVersions that a load request sets; InvalidArgumentError names the field."""
     unknown = [name for name in config if name not in _CONFIG]
     if unknown:
-        raise InvalidArgumentError(f"config has {' and '.join(_CONFIG)}, not {unknown[0]!r:.100}")
+        raise InvalidArgumentError(f"config: unknown field {unknown[0]!r:.100}; expected {' or '.join(_CONFIG)}")
     change: dict[str, Any] = {}
     if "versions" in config:
         versions = config["versions"]
         if not isinstance(versions, str):
-            raise InvalidArgumentError(f'versions must be like "latest:2", "all" or "1,3", not {versions!r:.100}')
-        change["policy"] = Policy.parse(versions)
+            raise InvalidArgumentError(
+                f'versions: expected a string like "latest:2", "all" or "1,3", got {versions!r:.100}', param="versions"
+            )
+        change["policy"] = VersionPolicy.parse(versions)
     if "labels" in config:
         labels = change["labels"] = config["labels"]
         if not isinstance(labels, dict):
-            raise InvalidArgumentError(f'labels must be like {{"stable": 1}}, not {labels!r:.100}')
-    Wanted(**change)  # refuses labels
+            raise InvalidArgumentError(
+                f'labels: expected a mapping like {{"stable": 1}}, got {labels!r:.100}', param="labels"
+            )
+    WantedVersions(**change)  # checks the labels
     return change

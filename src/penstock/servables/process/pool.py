@@ -1,6 +1,6 @@
-"""Processes that run the same, kept alive: each has one batch at a time, and who dies, hangs or grows is replaced.
+"""A pool of identical processes: each runs one batch at a time, and one that dies, hangs or grows is replaced.
 
-The first replacement starts at once, the next after growing pauses while processes die before they have done anything.
+The first replacement starts at once.  While processes die before they finish a batch, the pauses between restarts grow.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError, UnavailableError
@@ -17,21 +18,26 @@ from penstock.llm.backend import WorkerState
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, Death, SupervisionPolicy
 from penstock.servables.process.pool_worker import PoolWorker
-from penstock.servables.process.stage_process import StageProcess, launch
+from penstock.servables.process.stage_process import StageProcess, start_stage_process
 
 if TYPE_CHECKING:
-    from penstock.servables.api.declare import Settings
+    from penstock.servables.api.settings import Settings
     from penstock.servables.process import stages_pb2 as pb
-    from penstock.servables.schedule.unit_queue import Flight, UnitQueue
+    from penstock.servables.process.pool_contract import PoolBatch, PoolQueue
+    from penstock.servables.process.pool_worker import WorkerOwner
+
+    def _fits(pool: Pool) -> WorkerOwner:
+        return pool
+
 
 __all__ = ["Pool"]
 
-_FAR_ABOVE: Final = 2
-"""Times the memory limit: a process that has so much gets no further batch while its replacement starts."""
+_RETIRE_FACTOR: Final = 2
+"""A process above this multiple of its memory limit gets no further batch while its replacement starts."""
 
 
 class Pool:
-    """``size`` processes that are started with ``start``.  ``title`` names it to people."""
+    """``size`` processes that are started with ``start``.  ``title`` names the pool in messages and logs."""
 
     def __init__(
         self, title: str, start: pb.Start, size: int, settings: Settings, supervision: SupervisionPolicy
@@ -40,104 +46,103 @@ class Pool:
         self.max_waiting = settings.max_waiting
         self.max_batch_bytes = settings.max_batch_mib << 20
         self._limit_bytes = (settings.memory_limit_mib or 0) << 20
-        self.queues: list[UnitQueue] = []
+        self.queues: list[PoolQueue] = []
+        self.workers: list[PoolWorker] = []
         self.free: list[PoolWorker] = []
         self.deaths: Counter[str] = Counter()
         self.size = size
-        self._start, self._patience = start, supervision
-        self._seats: list[PoolWorker] = []
-        self._again: deque[Flight] = deque()
+        self._start, self._supervision = start, supervision
+        self._ready_batches: deque[PoolBatch] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._failing: set[int] = set()
-        self._turn = 0
+        self._next_queue = 0
         self._is_stopping = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a process."""
-        return bool(self._seats) and not self._is_stopping
+        """Whether at least one process runs."""
+        return bool(self.workers) and not self._is_stopping
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that it has now."""
-        return [one.process.pid for one in self._seats]
+        """The ids of the processes that run now."""
+        return [worker.process.pid for worker in self.workers]
 
-    def workers(self) -> list[WorkerState]:
-        """Its processes, for operators."""
+    def worker_states(self) -> list[WorkerState]:
+        """Return the states of the processes, for operators."""
         return [
-            WorkerState(self.title, "draining" if one.is_leaving else "ready", one.process.pid, 0, 0.0,
-                        0 if one.flight is None else len(one.flight.pieces))
-            for one in self._seats
+            WorkerState(self.title, "draining" if worker.is_retired else "ready", worker.process.pid, 0, 0.0,
+                        0 if worker.batch is None else worker.batch.num_parts)
+            for worker in self.workers
         ]  # fmt: skip
 
-    def check(self) -> None:
-        """UnavailableError when nobody would run what is added."""
+    def check_available(self) -> None:
+        """Raise UnavailableError if no process would run a new batch."""
         if self._is_stopping:
             raise UnavailableError(f"{self.title} is being unloaded")
-        if not self._seats and len(self._failing) == self.size:
-            raise self._failing_error()
+        if not self.workers and len(self._failing) == self.size:
+            raise self._crash_loop_error()
 
-    def _failing_error(self) -> UnavailableError:
-        """What clients are told.  Why the processes die is in the log: it may name files of this machine."""
-        return UnavailableError(f"{self.title}: its processes crash again and again.", 5.0)
+    def _crash_loop_error(self) -> UnavailableError:
+        """Return the error for clients.  Only the log says why processes die: the reason may name local files."""
+        return UnavailableError(f"{self.title}: the processes crash repeatedly; retry later", 5.0)
 
     @property
     def has_room(self) -> bool:
-        """Whether a batch can be run now, before which nothing waits that is to run again."""
-        return bool(self.free) and not self._again
+        """Whether a batch can run now: a process is free, and no batch waits to be rerun."""
+        return bool(self.free) and not self._ready_batches
 
-    def run(self, flight: Flight) -> None:
-        """Give a batch to a process that is free.  One that cannot be sent fails."""
+    def run(self, batch: PoolBatch) -> None:
+        """Send a batch to a free process.  A batch that cannot be encoded fails."""
         while self.free:
-            seat = self.free.pop()
+            worker = self.free.pop()
             try:
-                if seat.run(flight):
+                if worker.run(batch):
                     return
             except Exception as error:
-                self.free.append(seat)
-                for job, _, _ in flight.pieces:
-                    job.fail(error)
+                self.free.append(worker)
+                batch.fail(error)
                 return
-        self._again.appendleft(flight)  # those that seemed free are gone
+        self._ready_batches.appendleft(batch)  # the processes that seemed free are gone
 
-    def again(self, flights: Sequence[Flight]) -> None:
-        """Batches that run before others."""
-        self._again.extend(flights)
-        self.pump()
+    def rerun(self, batches: Sequence[PoolBatch]) -> None:
+        """Run these batches before any that wait in queues."""
+        self._ready_batches.extend(batches)
+        self.dispatch()
 
-    def pump(self) -> None:
-        """Give what is due to who is free."""
+    def dispatch(self) -> None:
+        """Send batches that are due to free processes."""
         if not self.free:
             return
         now = time.monotonic()
         while self.free:
-            if not self._again and not self._fill(now):
+            if not self._ready_batches and not self._take_due_batches(now):
                 break
-            if self._again:
-                flight = self._again.popleft()
-                if not all(job.is_over for job, _, _ in flight.pieces):
-                    self.run(flight)
+            if self._ready_batches:
+                batch = self._ready_batches.popleft()
+                if not batch.is_abandoned:
+                    self.run(batch)
         self._set_timer()
 
-    def _fill(self, now: float) -> bool:
-        """Take a due batch of the queue whose turn it is."""
+    def _take_due_batches(self, now: float) -> bool:
+        """Take due batches from the queues in turn; False if none is due."""
         queues = self.queues
         for offset in range(len(queues)):
-            queue = queues[(self._turn + offset) % len(queues)]
-            if queue.num_waiting and (flights := queue.take(now)):
-                self._turn = (self._turn + offset + 1) % len(queues)
-                self._again.extend(flights)
+            queue = queues[(self._next_queue + offset) % len(queues)]
+            if queue.num_waiting and (batches := queue.take(now)):
+                self._next_queue = (self._next_queue + offset + 1) % len(queues)
+                self._ready_batches.extend(batches)
                 return True
         return False
 
     def _set_timer(self) -> None:
-        """Wake when a batch is due that is not full, if somebody is free then."""
+        """Wake up when a batch that is not full becomes due, if a process is free then."""
         at = float("inf")
         if self.free:
-            at = min((one.wake_at() for one in self.queues if one.num_waiting), default=at)
+            at = min((queue.wake_at() for queue in self.queues if queue.num_waiting), default=at)
         if at == self._timer_at:
             return
         if self._timer is not None:
@@ -145,197 +150,213 @@ class Pool:
             self._timer = None
         self._timer_at = at
         if at < float("inf"):
-            self._timer = asyncio.get_running_loop().call_at(at, self._wake)
+            self._timer = asyncio.get_running_loop().call_at(at, self._on_timer)
 
-    def _wake(self) -> None:
+    def _on_timer(self) -> None:
         self._timer, self._timer_at = None, float("inf")
-        self.pump()
+        self.dispatch()
 
     async def start(self, first: StageProcess | None = None) -> None:
-        """Start all, ``first`` being one that is there; raises the first one's error and leaves nothing then."""
+        """Start all processes; ``first`` is one that runs already.
+
+        If a process fails to start, all are stopped and its error is raised.
+        """
         loop = asyncio.get_running_loop()
-        firsts: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self.size)]
-        for place, done in enumerate(firsts):
-            seat = None
-            if place == 0 and first is not None:  # in its seat at once: whatever happens next, it is ended with that
-                seat = self._sit(place, first)
-                done.set_result(None)
-            self._keepers.append(asyncio.ensure_future(self._keep(place, done, seat)))
+        started: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self.size)]
+        for index, future in enumerate(started):
+            worker = None
+            if index == 0 and first is not None:  # added at once, so that ``stop`` ends it whatever happens next
+                worker = self._add_worker(index, first)
+                future.set_result(None)
+            self._supervisors.append(asyncio.ensure_future(self._supervise(index, future, worker)))
         try:
-            await asyncio.gather(*firsts)
+            await asyncio.gather(*started)
         except BaseException:
             await self.stop()
             raise
 
-    async def _keep(self, place: int, first: asyncio.Future[None], seat: PoolWorker | None) -> None:
+    async def _supervise(self, index: int, started: asyncio.Future[None], worker: PoolWorker | None) -> None:
+        """Keep the process number ``index`` running."""
         num_deaths = 0
         while not self._is_stopping:
             try:
-                if seat is None:
-                    process = await self._launch(first)
+                if worker is None:
+                    process = await self._start_process(started)
                     if process is None:
                         return
-                    seat = self._sit(place, process)
-                    if not first.done():
-                        first.set_result(None)
-                death = await self._watch(seat)
+                    worker = self._add_worker(index, process)
+                    if not started.done():
+                        started.set_result(None)
+                death = await self._watch(worker)
                 if death is None:
-                    seat = await self._replaced(place, seat)
+                    worker = await self._replace(index, worker)
                     continue
-            except Exception as error:  # whatever it is, nobody else would start the next one
+            except Exception as error:  # any error: without this task no replacement would ever start
                 death = Death("start", str(error) or type(error).__name__)
-            num_deaths = 1 if seat is not None and seat.num_batches > 0 else num_deaths + 1
-            if seat is not None:
-                await self._bury(seat, death)
-            seat = None
-            await self._pause(place, death, num_deaths)
+            num_deaths = 1 if worker is not None and worker.num_batches > 0 else num_deaths + 1
+            if worker is not None:
+                await self._discard(worker, death)
+            worker = None
+            await self._pause(index, death, num_deaths)
 
-    async def _replaced(self, place: int, seat: PoolWorker) -> PoolWorker:
-        """The process that takes the place of one that grew; that one, when none can be had yet and it may go on.  That
-        it dies meanwhile is found by whoever attends to it.
+    async def _replace(self, index: int, worker: PoolWorker) -> PoolWorker:
+        """Return the process that replaces one that grew.
+
+        If no replacement starts and the old process may continue, return the old one.  If it dies meanwhile, the next
+        ``_watch`` notices.
         """
         try:
-            process = await launch(self._start, self._patience.load_s)
+            process = await start_stage_process(self._start, self._supervision.load_s)
         except PenstockError as error:
-            tell("stage_gone", f"{self.title}: no replacement: {error}", logging.WARNING, stage=self.title)
-            if seat.is_leaving:  # it has far too much, or is gone, so this ends as if it had died
-                await self._retire(seat)
+            tell("stage_gone", f"{self.title}: no replacement started: {error}", logging.WARNING, stage=self.title)
+            if worker.is_retired:  # it is far above its limit, or gone: handle this as a death
+                await self._retire(worker)
                 raise
-            await asyncio.wait((seat.gone,), timeout=self._patience.max_pause_s)
-            seat.is_excessive.clear()
-            return seat
-        found = self._sit(place, process)
-        retiring = asyncio.ensure_future(self._retire(seat))
+            await asyncio.wait((worker.gone,), timeout=self._supervision.max_pause_s)
+            worker.is_over_limit.clear()
+            return worker
+        replacement = self._add_worker(index, process)
+        retiring = asyncio.ensure_future(self._retire(worker))
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)
-        await asyncio.wait((retiring, found.gone), return_when=asyncio.FIRST_COMPLETED)
-        return found
+        await asyncio.wait((retiring, replacement.gone), return_when=asyncio.FIRST_COMPLETED)
+        return replacement
 
-    async def _launch(self, first: asyncio.Future[None]) -> StageProcess | None:
-        """A process; None when the very first one could not be had, which ``first`` says."""
+    async def _start_process(self, started: asyncio.Future[None]) -> StageProcess | None:
+        """Start a process.  Return None if the very first start fails; ``started`` has the error then."""
         try:
-            return await launch(self._start, self._patience.load_s)
+            return await start_stage_process(self._start, self._supervision.load_s)
         except Exception as error:
-            if first.done():
+            if started.done():
                 raise
-            first.set_exception(error)
+            started.set_exception(error)
             return None
 
-    def _sit(self, place: int, process: StageProcess) -> PoolWorker:
-        self._failing.discard(place)
-        seat = PoolWorker(self, process)
-        seat.gone = asyncio.ensure_future(self._attend(seat))
-        self._seats.append(seat)
-        self.free.append(seat)
+    def _add_worker(self, index: int, process: StageProcess) -> PoolWorker:
+        self._failing.discard(index)
+        worker = PoolWorker(self, process)
+        worker.gone = asyncio.ensure_future(self._wait_gone(worker))
+        self.workers.append(worker)
+        self.free.append(worker)
         tell("stage_ready", f"{self.title}: process {process.pid} is ready", stage=self.title, pid=process.pid)
-        self.pump()
-        return seat
+        self.dispatch()
+        return worker
 
-    async def _watch(self, seat: PoolWorker) -> Death | None:
-        """How its process ended; None when it should be replaced."""
-        grown = asyncio.ensure_future(seat.is_excessive.wait())
+    async def _watch(self, worker: PoolWorker) -> Death | None:
+        """Wait until the process ends and return how; return None if it exceeds its memory limit before that."""
+        over_limit = asyncio.ensure_future(worker.is_over_limit.wait())
         try:
-            await asyncio.wait((seat.gone, grown), return_when=asyncio.FIRST_COMPLETED)
-            return seat.gone.result() if seat.gone.done() else None
+            await asyncio.wait((worker.gone, over_limit), return_when=asyncio.FIRST_COMPLETED)
+            return worker.gone.result() if worker.gone.done() else None
         finally:
-            grown.cancel()
+            over_limit.cancel()
 
-    async def _attend(self, seat: PoolWorker) -> Death:
-        """Until its process has ended, however that came, and what it had is with others."""
-        death = await seat.process.ended()
-        await self._bury(seat, death)
+    async def _wait_gone(self, worker: PoolWorker) -> Death:
+        """Wait until the process has ended and its batch was passed on."""
+        death = await worker.process.wait_ended()
+        await self._discard(worker, death)
         return death
 
-    async def _retire(self, seat: PoolWorker) -> None:
-        """Let it finish its batch and end."""
-        seat.leave()
-        idle = asyncio.ensure_future(seat.idle.wait())
+    async def _retire(self, worker: PoolWorker) -> None:
+        """Let a worker finish its batch, then end its process."""
+        worker.retire()
+        idle = asyncio.ensure_future(worker.idle.wait())
         try:
-            await asyncio.wait((seat.gone, idle), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((worker.gone, idle), return_when=asyncio.FIRST_COMPLETED)
         finally:
             idle.cancel()
-        if seat.gone.done():
-            death = seat.gone.result()
+        if worker.gone.done():
+            death = worker.gone.result()
             self.deaths[death.cause] += 1
             tell(
-                "stage_gone", f"{self.title}: a process is gone while it was replaced ({death.why})", logging.WARNING,
-                stage=self.title, cause=death.cause,
+                "stage_gone", f"{self.title}: a process ended while it was being replaced ({death.why})",
+                logging.WARNING, stage=self.title, cause=death.cause,
             )  # fmt: skip
             return
-        seat.gone.cancel()
-        seat.close()
-        await seat.process.stop()
-        if seat in self._seats:
-            self._seats.remove(seat)
+        worker.gone.cancel()
+        worker.close()
+        await worker.process.stop()
+        if worker in self.workers:
+            self.workers.remove(worker)
 
-    async def _bury(self, seat: PoolWorker, death: Death) -> None:
-        """Its process is gone, or is ended now: what it had goes to others.  Doing it again does nothing."""
-        seat.close()
-        await seat.process.stop()
-        if seat in self._seats:
-            self._seats.remove(seat)
-        flight, seat.flight = seat.flight, None
-        if flight is None:
+    async def _discard(self, worker: PoolWorker, death: Death) -> None:
+        """End the process if it still runs, and pass its batch to others.  Repeated calls have no effect."""
+        worker.close()
+        await worker.process.stop()
+        if worker in self.workers:
+            self.workers.remove(worker)
+        batch, worker.batch = worker.batch, None
+        if batch is None:
             return
-        if seat.process.has_begun:
-            flight.queue.lost(flight, seat.process.at(), death.cause == "hang", death.why)
-        else:  # whatever ended it, this batch did not
-            self.again([flight])
+        if worker.process.has_begun:
+            batch.process_lost(worker.process.position(), death.cause == "hang", death.why)
+        else:  # the process never read the batch, so the batch did not cause its death
+            self.rerun([batch])
 
-    async def _pause(self, place: int, death: Death, num_deaths: int) -> None:
-        """Say what happened, and wait before the next one."""
+    async def _pause(self, index: int, death: Death, num_deaths: int) -> None:
+        """Log a death, and wait before the next start."""
         self.deaths[death.cause] += 1
         if num_deaths >= LOOP_DEATHS:
-            self._failing.add(place)
-        if not self._seats and len(self._failing) == self.size:
+            self._failing.add(index)
+        if not self.workers and len(self._failing) == self.size:
             self._refuse_all()
-        supervision, pause_s = self._patience, 0.0
+        supervision, pause_s = self._supervision, 0.0
         if num_deaths > 1:
             pause_s = min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
         tell(
-            "stage_gone", f"{self.title}: a process is gone ({death.why}); the next one starts in {pause_s:g} s",
+            "stage_gone", f"{self.title}: a process ended ({death.why}); the next one starts in {pause_s:g} s",
             logging.WARNING, stage=self.title, cause=death.cause, deaths_in_a_row=num_deaths, restart_in_s=pause_s,
         )  # fmt: skip
         await asyncio.sleep(pause_s)
 
-    def note_excess(self, seat: PoolWorker, used_bytes: int, flight: Flight) -> None:
-        """A process has more memory than it may: another one is started, and takes its place."""
-        seat.is_excessive.set()
+    def batch_done(self, worker: PoolWorker) -> None:
+        """See WorkerOwner."""
+        if not worker.is_retired:
+            self.free.append(worker)
+        self.dispatch()
+
+    def withdraw(self, worker: PoolWorker) -> None:
+        """See WorkerOwner."""
+        with suppress(ValueError):
+            self.free.remove(worker)
+
+    def memory_exceeded(self, worker: PoolWorker, used_bytes: int, batch: PoolBatch) -> None:
+        """See WorkerOwner.  A replacement starts and takes the place of the process."""
+        worker.is_over_limit.set()
         limit = self._limit_bytes
-        if used_bytes > _FAR_ABOVE * limit:
-            seat.leave()
+        if used_bytes > _RETIRE_FACTOR * limit:
+            worker.retire()
         tell(
             "stage_grew",
-            f"{self.title}: process {seat.process.pid} has {used_bytes >> 20} MiB, above {limit >> 20}, after "
-            f"{', '.join(flight.queue.unit.names)}: it is replaced",
-            logging.WARNING, stage=self.title, pid=seat.process.pid, bytes=used_bytes,
+            f"{self.title}: process {worker.process.pid} uses {used_bytes >> 20} MiB, above its limit of "
+            f"{limit >> 20} MiB, after {', '.join(batch.stage_names)}; it will be replaced",
+            logging.WARNING, stage=self.title, pid=worker.process.pid, bytes=used_bytes,
         )  # fmt: skip
 
     def _refuse_all(self) -> None:
-        error = self._failing_error()
+        """End everything that waits with an error."""
+        error = self._crash_loop_error()
         if self._is_stopping:
             error = UnavailableError(f"{self.title} is being unloaded")
-        for flight in self._again:
-            for job, _, _ in flight.pieces:
-                job.fail(error)
-        self._again.clear()
+        for batch in self._ready_batches:
+            batch.fail(error)
+        self._ready_batches.clear()
         for queue in self.queues:
             queue.refuse_all(error)
 
     async def stop(self) -> None:
-        """End all processes; what is open is refused."""
+        """End all processes; open requests are refused."""
         self._is_stopping = True
-        tasks = [*self._keepers, *self._retiring, *(one.gone for one in self._seats)]
+        tasks = [*self._supervisors, *self._retiring, *(worker.gone for worker in self.workers)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
-        seats, self._seats = self._seats, []
+        workers, self.workers = self.workers, []
         self._refuse_all()
-        for seat in seats:
-            seat.close()
-            if seat.flight is not None:
-                for job, _, _ in seat.flight.pieces:
-                    job.fail(UnavailableError(f"{self.title} is being unloaded"))
-        await asyncio.gather(*(one.process.stop() for one in seats))
+        for worker in workers:
+            worker.close()
+            if worker.batch is not None:
+                worker.batch.fail(UnavailableError(f"{self.title} is being unloaded"))
+        await asyncio.gather(*(worker.process.stop() for worker in workers))

@@ -1,86 +1,99 @@
-"""A process in a pool, and the batch that it has."""
+"""A process in a pool, and the batch that it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from penstock.processes.supervision import Death
     from penstock.servables.process import stages_pb2 as pb
-    from penstock.servables.process.pool import Pool
+    from penstock.servables.process.pool_contract import PoolBatch
     from penstock.servables.process.stage_process import StageProcess
-    from penstock.servables.schedule.unit_queue import Flight
 
-__all__ = ["PoolWorker"]
+__all__ = ["PoolWorker", "WorkerOwner"]
+
+
+class WorkerOwner(Protocol):
+    """The pool of a worker."""
+
+    timeout_s: float
+
+    def batch_done(self, worker: PoolWorker) -> None:
+        """Handle the end of a worker's batch."""
+
+    def withdraw(self, worker: PoolWorker) -> None:
+        """Send the worker no further batches."""
+
+    def memory_exceeded(self, worker: PoolWorker, used_bytes: int, batch: PoolBatch) -> None:
+        """Handle a worker that used more memory than its limit, after ``batch``."""
 
 
 class PoolWorker:
-    """A process in the pool, and the batch that it has."""
+    """A process in a pool, and the batch that it runs.
 
-    def __init__(self, pool: Pool, process: StageProcess) -> None:
-        self.process, self.pool = process, pool
-        self.flight: Flight | None = None
+    ``gone``: completes with how the process ended, once its batch was passed on.  ``idle``: set when a retired worker
+    has finished its last batch.  ``is_over_limit``: set when the process used more memory than its limit.
+    """
+
+    def __init__(self, pool: WorkerOwner, process: StageProcess) -> None:
+        self.process, self._pool = process, pool
+        self.batch: PoolBatch | None = None
         self.num_batches = 0
-        self.is_leaving = False
-        self.is_excessive = asyncio.Event()
+        self.is_retired = False
+        self.is_over_limit = asyncio.Event()
         self.idle = asyncio.Event()
         self.gone: asyncio.Task[Death]
-        """How its process ended, once what it had is with others."""
-        self._since = 0.0
+        self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        process.on_result, process.on_end = self._hear, self.leave
+        process.on_result, process.on_end = self._on_result, self.retire
 
-    def run(self, flight: Flight) -> bool:
-        """Give it a batch; False when its process is gone."""
-        if not self.process.give(flight.message()):
+    def run(self, batch: PoolBatch) -> bool:
+        """Send a batch to the process; False if the process is gone."""
+        if not self.process.send_batch(batch.message()):
             return False
-        self.flight = flight
-        self._since = flight.began
+        self.batch = batch
+        self._sent_at = batch.began
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.pool.timeout_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._pool.timeout_s, self._check_timeout)
         return True
 
-    def _look(self) -> None:
-        """Whether its batch takes too long; the timer is that of a batch before, most often."""
+    def _check_timeout(self) -> None:
+        """Kill the process if its batch takes too long.  Usually the timer was set for an earlier batch."""
         self._timer = None
-        if self.flight is None:
+        if self.batch is None:
             return
-        left_s = self._since + self.pool.timeout_s - time.monotonic()
+        left_s = self._sent_at + self._pool.timeout_s - time.monotonic()
         if left_s <= 0:
             self.process.is_hung = True
             self.process.kill()
         else:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._check_timeout)
 
-    def _hear(self, result: pb.Result) -> None:
-        flight = self.flight
-        if flight is None:
-            raise ValueError("a result of no batch")
-        flight.land(result)  # an error ends its stream: then it is as if it had died with the batch
-        self.flight = None
+    def _on_result(self, result: pb.Result) -> None:
+        batch = self.batch
+        if batch is None:
+            raise ValueError("a result without a batch")
+        batch.complete(result)  # an error closes the stream, as if the process had died with the batch
+        self.batch = None
         self.num_batches += 1
-        if result.excess_bytes and not self.is_excessive.is_set():
-            self.pool.note_excess(self, result.excess_bytes, flight)
-        if self.is_leaving:
+        if result.excess_bytes and not self.is_over_limit.is_set():
+            self._pool.memory_exceeded(self, result.excess_bytes, batch)
+        if self.is_retired:
             self.idle.set()
-        else:
-            self.pool.free.append(self)
-        self.pool.pump()
+        self._pool.batch_done(self)
 
-    def leave(self) -> None:
-        """Give it no further batch."""
-        self.is_leaving = True
-        with suppress(ValueError):
-            self.pool.free.remove(self)
-        if self.flight is None:
+    def retire(self) -> None:
+        """Take no further batch."""
+        self.is_retired = True
+        self._pool.withdraw(self)
+        if self.batch is None:
             self.idle.set()
 
     def close(self) -> None:
-        """It is gone."""
-        self.leave()
+        """Retire, and stop watching the time of its batch."""
+        self.retire()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

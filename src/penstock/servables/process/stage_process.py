@@ -1,10 +1,9 @@
-"""A stage process as the primary has it: started, given batches one at a time, watched and ended."""
+"""A stage process as the primary sees it: it is started, sent one batch at a time, watched and stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 import os
 import secrets
 import signal
@@ -20,30 +19,31 @@ from penstock.processes.frames import FrameStream
 from penstock.processes.parent import kill_marked
 from penstock.processes.supervision import Death
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_worker import BEGUN, MARK_BYTES, MAX_FRAME_BYTES, PLACE
+from penstock.servables.process.progress import PROGRESS_BYTES, Progress
+from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
 
-__all__ = ["StageProcess", "launch"]
+__all__ = ["StageProcess", "start_stage_process"]
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "penstock.servables.process.stage_worker")
 _ENVIRONMENT_MARK: Final = "_PENSTOCK_STAGE"
-"""The environment variable by which all that a process started is found when it ends."""
-_NOWHERE: Final = (0xFFFFFFFF, 0)
-"""The place in a batch that no stage has been called with."""
-_FOREIGN: Final = "it sent something that is not the result of its batch"
+"""The environment variable that identifies everything that a process started, when the process ends."""
+_FOREIGN: Final = "it sent something other than the result of its batch"
 _STOP_S: Final = 2.0
-_LAST_WORDS_S: Final = 1.0
+_LAST_RESULT_S: Final = 1.0
 
 
 class StageProcess:
-    """``on_result`` is called with what comes back of the batch that was given last, ``on_end`` as soon as ``ended``
-    knows that nothing more is run; ``plan`` is what it told.
+    """A running stage process.
+
+    ``plan``: the plan of the servable in JSON, once ``wait_ready`` returned; empty for a process that runs a model.
+    ``on_result`` is called with the result of the last batch, ``on_end`` as soon as the process is known to have ended.
     """
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
         stream: FrameStream[pb.FromStage],
-        mark: mmap.mmap,
+        progress: Progress,
         environment_mark: str,
     ) -> None:
         self.pid = process.pid
@@ -52,23 +52,25 @@ class StageProcess:
         self.is_hung = False
         self.on_result: Callable[[pb.Result], None] = lambda result: None
         self.on_end: Callable[[], None] = lambda: None
-        self._process, self._stream, self._mark = process, stream, mark
-        self._has_begun, self._place = False, _NOWHERE
+        self._process, self._stream, self._progress = process, stream, progress
         self._is_gone = False
-        self._rest: asyncio.Future[int] | None = None
-        self._num_given = 0
-        self._awaited = 0  # the number of the batch that it has; 0: none
+        self._descendants_killed: asyncio.Future[int] | None = None
+        self._num_sent = 0
+        self._awaited = 0  # the number of the batch that it runs; 0: none
 
-    async def ready(self, start: pb.Start) -> None:
-        """Until it has loaded what it is to run; InvalidFileError with what it says was wrong, UnavailableError."""
+    async def wait_ready(self, start: pb.Start) -> None:
+        """Send what to load, and wait until it is loaded.
+
+        Raises InvalidFileError with the message of the process, or UnavailableError if the process was killed.
+        """
         self._stream.send(pb.ToStage(start=start))
         try:
             first = await self._stream.read()
         except Exception as error:
             raise InvalidFileError(f"{start.file or start.folder}: {_FOREIGN} ({error})") from error
         if first is None:
-            await self._exited()
-            raise self._lost(start)
+            await self._wait_exit()
+            raise self._load_error(start)
         if first.HasField("failed"):
             if first.failed.trace:
                 tell(
@@ -79,65 +81,56 @@ class StageProcess:
         if not first.HasField("ready"):
             raise InvalidFileError(f"{start.file or start.folder}: {_FOREIGN}")
         self.plan = first.ready.plan
-        self._stream.listen(self._hear)
+        self._stream.listen(self._on_message)
 
-    def _lost(self, start: pb.Start) -> PenstockError:
-        """What is to be said of a process that was gone before it had loaded anything."""
+    def _load_error(self, start: pb.Start) -> PenstockError:
+        """Return the error for a process that ended before it had loaded anything."""
         status = self._process.returncode
-        if not start.model and self._has_begun and status is not None and status >= 0:  # by os._exit and the like
-            return InvalidFileError(f"{start.file}: it ended its process while it was loaded, with status {status}")
-        return UnavailableError(f"{start.folder}: its process ended while it was loaded: {self._how()}")
+        if not start.model and self.has_begun and status is not None and status >= 0:  # by os._exit, for example
+            return InvalidFileError(f"{start.file}: it ended its process with status {status} while loading")
+        return UnavailableError(f"{start.folder}: the process ended while loading: {self._exit_reason()}")
 
-    def give(self, batch: pb.ToStage) -> bool:
-        """Run a batch, the one before having come back; False when it cannot get it any more."""
-        if self._mark.closed:
+    def send_batch(self, message: pb.ToStage) -> bool:
+        """Send a batch; the result of the previous one must have arrived.  False if the process is gone."""
+        if not self._progress.reset():  # the process waits for a batch, so nothing else writes the page now
             return False
-        BEGUN.pack_into(self._mark, 0, 0)  # it waits for the batch, so that nobody else writes here
-        PLACE.pack_into(self._mark, BEGUN.size, *_NOWHERE)
-        self._num_given += 1
-        self._awaited = batch.batch.number = self._num_given
-        return self._stream.send(batch)
-
-    def _read_mark(self) -> None:
-        if not self._mark.closed:
-            (begun,) = BEGUN.unpack_from(self._mark)
-            self._has_begun, self._place = bool(begun), PLACE.unpack_from(self._mark, BEGUN.size)
+        self._num_sent += 1
+        self._awaited = message.batch.number = self._num_sent
+        return self._stream.send(message)
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has read anything of the batch that it was given last."""
-        self._read_mark()
-        return self._has_begun
+        """Whether the process has started to read the batch that it was sent last."""
+        return self._progress.read()[0]
 
-    def at(self) -> tuple[int, int]:
-        """Which stage of its unit it is at, or was when it died, and which instance of the batch; -1: all of them.  A
-        stage that there is not: none yet.
+    def position(self) -> tuple[int, int]:
+        """Return the stage of the unit that runs, or ran when the process died, and the instance of the batch.
+
+        The instance is -1 for all instances.  A stage number that the unit does not have means: no stage was called.
         """
-        self._read_mark()
-        stage, instance = self._place
-        return stage, instance - 1
+        return self._progress.read()[1]
 
-    def _hear(self, message: pb.FromStage) -> None:
-        """Take a result; ValueError, which ends the stream, for one that does not belong to the batch that it has."""
+    def _on_message(self, message: pb.FromStage) -> None:
+        """Take a result.  Raises ValueError, which closes the stream, if it is not that of the current batch."""
         number = message.result.number
         if not number or number != self._awaited:
-            raise ValueError(f"expected a result of batch {self._awaited}, found one of batch {number}")
+            raise ValueError(f"expected the result of batch {self._awaited}, got that of batch {number}")
         self._awaited = 0
         self.on_result(message.result)
 
-    async def ended(self) -> Death:
-        """Until it is over, however that came."""
+    async def wait_ended(self) -> Death:
+        """Wait until the process has ended for any reason, and return how."""
         exited = asyncio.ensure_future(self._process.wait())
-        gone = asyncio.ensure_future(self._stream.ended.wait())
+        stream_ended = asyncio.ensure_future(self._stream.ended.wait())
         try:
-            await asyncio.wait((exited, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((exited, stream_ended), return_when=asyncio.FIRST_COMPLETED)
             self.on_end()
-            if not gone.done():  # its last result is on its way, unless what it started holds the stream open
-                await asyncio.wait((gone,), timeout=_LAST_WORDS_S)
+            if not stream_ended.done():  # the last result may arrive, unless a child process holds the stream open
+                await asyncio.wait((stream_ended,), timeout=_LAST_RESULT_S)
         finally:
             exited.cancel()
-            gone.cancel()
-        await self._exited()
+            stream_ended.cancel()
+        await self._wait_exit()
         if self.is_hung:
             return Death("hang", "it took longer than timeout_s")
         if self._stream.error is not None:
@@ -145,59 +138,61 @@ class StageProcess:
             tell("stage_stream_broken", text, logging.WARNING, pid=self.pid)
             return Death("stream", _FOREIGN)
         status = self._process.returncode
-        return Death("signal" if status is not None and status < 0 else "exit", self._how())
+        return Death("signal" if status is not None and status < 0 else "exit", self._exit_reason())
 
-    async def _exited(self) -> None:
-        """Its stream has ended: nothing good comes of it any more."""
+    async def _wait_exit(self) -> None:
+        """End the process after its stream has ended; it may exit by itself first."""
         if not self.is_hung and self._stream.error is None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._process.wait()), _LAST_WORDS_S)
-        await self._kill()
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), _LAST_RESULT_S)
+        await self._kill_and_wait()
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Kill the process group at once."""
         if not self._is_gone:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    async def _kill(self) -> None:
+    async def _kill_and_wait(self) -> None:
         self.kill()
         await self._process.wait()
-        self._is_gone = True  # the number may be another one's from now on
+        self._is_gone = True  # another process may get this pid from now on
         self._stream.close()
-        self._read_mark()
-        self._mark.close()  # a mapping holds a descriptor
-        if self._rest is None:  # what it started may be in sessions of its own
-            self._rest = asyncio.ensure_future(asyncio.to_thread(kill_marked, self._environment_mark))
-        await asyncio.shield(self._rest)
+        self._progress.close()
+        if self._descendants_killed is None:  # descendants may have started sessions of their own
+            self._descendants_killed = asyncio.ensure_future(asyncio.to_thread(kill_marked, self._environment_mark))
+        await asyncio.shield(self._descendants_killed)
 
     async def stop(self) -> None:
-        """Let it end in good order, and end it when it does not."""
+        """Close the stream so that the process exits, and kill it if it does not."""
         self._stream.close()
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_S)
-        except asyncio.CancelledError:  # nobody waits for it any more
+        except asyncio.CancelledError:  # the caller does not wait any longer
             self.kill()
             raise
-        await self._kill()
+        await self._kill_and_wait()
 
-    def _how(self) -> str:
+    def _exit_reason(self) -> str:
         status = self._process.returncode
         if status is not None and status < 0:
             return f"it was ended by {signal.Signals(-status).name}"
-        return f"it ended with status {status}"
+        return f"it exited with status {status}"
 
 
-async def launch(start: pb.Start, load_s: float) -> StageProcess:
-    """A process that has loaded its part; raises as ``ready`` does, and leaves nothing then."""
+async def start_stage_process(start: pb.Start, load_s: float) -> StageProcess:
+    """Start a process and wait up to ``load_s`` seconds until it has loaded what ``start`` names.
+
+    Raises as ``StageProcess.wait_ready`` does, and UnavailableError; the process is stopped then.
+    """
     try:
-        process = await _started()
-    except OSError as error:  # no descriptor, no process, no memory
-        raise UnavailableError(f"a process cannot be started: {error}") from error
+        process = await _spawn()
+    except OSError as error:  # no file descriptor, process or memory is left
+        raise UnavailableError(f"failed to start a process: {error}") from error
     try:
         async with asyncio.timeout(load_s):
-            await process.ready(start)
+            await process.wait_ready(start)
     except BaseException as error:
         process.kill()
         await process.stop()
@@ -207,28 +202,28 @@ async def launch(start: pb.Start, load_s: float) -> StageProcess:
     return process
 
 
-async def _started() -> StageProcess:
-    """The process gets its end of a pair of sockets: nobody else can have it, so there is no secret to prove."""
+async def _spawn() -> StageProcess:
+    """Spawn a process that inherits one end of a socket pair; nothing else can connect, so no secret is needed."""
     token = secrets.token_hex(16)
-    mark_fd = os.memfd_create("penstock-mark", os.MFD_CLOEXEC)
-    own, its = socket.socketpair()
+    progress_fd = os.memfd_create("penstock-progress", os.MFD_CLOEXEC)
+    parent_end, child_end = socket.socketpair()
     try:
-        os.ftruncate(mark_fd, MARK_BYTES)
-        mark = mmap.mmap(mark_fd, MARK_BYTES)
-        arguments: Any = (*_COMMAND, str(its.fileno()), str(mark_fd))
+        os.ftruncate(progress_fd, PROGRESS_BYTES)
+        progress = Progress(progress_fd)
+        arguments: Any = (*_COMMAND, str(child_end.fileno()), str(progress_fd))
         process = await asyncio.create_subprocess_exec(
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=2,  # what the operator's code prints is no protocol's
-            pass_fds=(its.fileno(), mark_fd),
+            stdout=2,  # output of the operator's code goes to standard error
+            pass_fds=(child_end.fileno(), progress_fd),
             env={**os.environ, _ENVIRONMENT_MARK: token},
-            start_new_session=True,  # signals of a terminal are the primary's; and all that it starts ends with it
+            start_new_session=True,  # the terminal's signals reach only the primary; the group can be killed as a whole
         )
     except BaseException:
-        own.close()
+        parent_end.close()
         raise
     finally:
-        its.close()
-        os.close(mark_fd)
-    stream = FrameStream(own, pb.FromStage.FromString, MAX_FRAME_BYTES)
-    return StageProcess(process, stream, mark, f"{_ENVIRONMENT_MARK}={token}")
+        child_end.close()
+        os.close(progress_fd)
+    stream = FrameStream(parent_end, pb.FromStage.FromString, MAX_FRAME_BYTES)
+    return StageProcess(process, stream, progress, f"{_ENVIRONMENT_MARK}={token}")

@@ -1,7 +1,7 @@
-"""A stage process: imports a servable.py, or opens a model, and runs batches of it for the primary, one at a time.
+"""A stage process: imports a servable.py or opens a model, and runs its batches one at a time for the primary.
 
-It is started with one end of a pair of sockets, which nobody else has, as a descriptor that its last argument names.
-The operator's code runs here and nowhere else.  What it prints goes to standard error, as its standard output is that.
+The process inherits one end of a socket pair as a file descriptor, which no other process has.  The operator's code
+runs only here.  Its standard output is redirected to standard error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import io
 import linecache
-import mmap
 import os
 import signal
 import socket
@@ -25,77 +24,73 @@ from typing import Final, Protocol
 
 from penstock.errors import PenstockError
 from penstock.processes.parent import die_with_parent
-from penstock.servables.api.declare import declaring, run_stages_of
+from penstock.servables.api.declare import collect_declarations, run_stages_of
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.failures import plain, trace_of
+from penstock.servables.process.failures import format_trace, to_unicode
+from penstock.servables.process.progress import Progress
 
-__all__ = ["BEGUN", "MARK_BYTES", "MAX_FRAME_BYTES", "PLACE", "main"]
+__all__ = ["MAX_FRAME_BYTES", "main"]
 
 _LENGTH: Final = struct.Struct("<I")
-MARK_BYTES: Final = mmap.PAGESIZE
-"""Of the memory in which a process notes what it is at, from its beginning on ``BEGUN`` and ``PLACE``."""
-BEGUN: Final = struct.Struct("<I")
-"""Whether it has begun to read what it was given last: 1, or 0 as the primary left it."""
-PLACE: Final = struct.Struct("<II")
-"""Which stage of its unit it is at, and which instance of the batch, counted from 1; 0 is all of them."""
 MAX_FRAME_BYTES: Final = 1 << 30
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class Runner(Protocol):
-    """What runs batches here."""
+class BatchRunner(Protocol):
+    """What runs batches in this process."""
 
-    def run(self, batch: pb.Batch, mark: Callable[[int, int], None]) -> pb.Result:
-        """A batch's outputs, or why not."""
+    def run(self, batch: pb.Batch, note: Callable[[int, int], None]) -> pb.Result:
+        """Return the outputs of a batch, or its failures.  ``note(stage, instance)`` records the progress."""
 
 
-class _Stages:
+class _StageRunner:
     """The Python stages of a servable.py."""
 
     def __init__(self, start: pb.Start) -> None:
-        from penstock.servables.api.plan import write_plan
-        from penstock.servables.api.plan_builder import make_plan
+        from penstock.servables.api.plan import plan_to_json
+        from penstock.servables.api.plan_builder import build_plan
 
-        with declaring(Path(start.folder), start.version) as declared:
+        with collect_declarations(Path(start.folder), start.version) as declared:
             run_stages_of(declared)
-            _run_file(start.file, start.source)
-            plan, self._programs = make_plan(declared)
-        self.plan = write_plan(plan)
+            _run_script(start.file, start.source)
+            plan, self._programs = build_plan(declared)
+        self.plan = plan_to_json(plan)
         self.memory_limit_bytes = (plan.settings.memory_limit_mib or 0) << 20
 
-    def run(self, batch: pb.Batch, mark: Callable[[int, int], None]) -> pb.Result:
-        from penstock.servables.process.programs import run_batch
+    def run(self, batch: pb.Batch, note: Callable[[int, int], None]) -> pb.Result:
+        from penstock.servables.process.stage_program import run_batch
 
-        return run_batch(self._programs[batch.unit], batch, mark)
+        return run_batch(self._programs[batch.unit], batch, note)
 
 
-def _run_file(file: str, source: bytes) -> None:
-    """Run the text that the primary read, whatever the file holds by now, as the module ``servable``."""
+def _run_script(file: str, source: bytes) -> None:
+    """Run the text that the primary read as the module ``servable``, whatever the file contains by now."""
     module = types.ModuleType("servable")
     module.__file__ = file
     sys.modules["servable"] = module
-    sys.path.append(str(Path(file).parent))  # modules that lie beside it; behind all that is installed
+    sys.path.append(str(Path(file).parent))  # modules beside the file come after all installed ones
     text = source.decode()
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     code = builtins.compile(source, file, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 - the operator's own file, which is what this process is for
+    exec(code, module.__dict__)  # noqa: S102 - the operator's own file; running it is the purpose of this process
 
 
-def _told(error: BaseException, file: str) -> str:
-    """An error with the line of servable.py that it came from."""
+def _describe(error: BaseException, file: str) -> str:
+    """Return the message of an error with the line of servable.py that raised it."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return f"{file}:{error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f"{file}:{lines[-1]}: " if lines else f"{file}: "
     if isinstance(error, SystemExit):
-        return f"{where}it ended its process while it was loaded, by {error!r}"
+        return f"{where}it ended its process while loading, by {error!r}"
     return where + (str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")
 
 
 class _Stream:
-    """Frames over a socket that blocks.  ``begin`` is called with each that comes, before anything is done with it.
+    """Frames over a blocking socket.  ``begin`` is called when a frame arrives, before it is read.
 
-    Only the process that made it reads and writes: a stage that forks may return in the child, too, which ends here.
+    Only the process that made the stream may use it.  A stage that forks may return in the child, too; using the stream
+    there ends the child.
     """
 
     def __init__(self, own: socket.socket, begin: Callable[[], None]) -> None:
@@ -104,19 +99,19 @@ class _Stream:
         self._pid = os.getpid()
 
     def close_in_child(self) -> None:
-        """Close the socket in a child that was forked, so that nothing there writes on it."""
+        """Close the socket in a forked child, so that nothing in the child writes to it."""
         os.close(self._socket.detach())
 
     def _end_child(self) -> None:
-        """End the process if it is a child, also one that was forked past Python."""
+        """End the process if it is a forked child, even one that was forked without Python's knowledge."""
         if os.getpid() != self._pid:
-            told = "penstock: a stage forked and returned in the child, too: the child was ended\n"
+            text = "penstock: a stage forked and returned in the child process; the child was ended\n"
             with suppress(OSError):
-                os.write(2, told.encode())
+                os.write(2, text.encode())
             os._exit(1)
 
     def read(self) -> pb.ToStage | None:
-        """The next message; None when the primary has gone or wants no more."""
+        """Return the next message; None if the primary is gone or closed the stream."""
         self._end_child()
         head = self._file.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
@@ -127,103 +122,86 @@ class _Stream:
         return pb.ToStage.FromString(data) if len(data) == size else None
 
     def send(self, message: pb.FromStage) -> None:
-        """Send, waiting for room."""
+        """Send a message; block while the socket's buffer is full."""
         self._end_child()
         data = message.SerializeToString()
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
 
-class _Mark:
-    """What the process is at, in memory that the primary reads."""
-
-    def __init__(self, shared_fd: int) -> None:
-        self._memory: mmap.mmap | bytearray = mmap.mmap(shared_fd, MARK_BYTES)
-
-    def leave_in_child(self) -> None:
-        """Let a child that was forked write elsewhere."""
-        self._memory = bytearray(MARK_BYTES)
-
-    def begin(self) -> None:
-        """The process has begun to read what it was given."""
-        BEGUN.pack_into(self._memory, 0, 1)
-
-    def note(self, stage: int, instance: int) -> None:
-        """The process is at this stage of its unit and this instance of the batch; -1: all of them."""
-        PLACE.pack_into(self._memory, BEGUN.size, stage, instance + 1)
-
-
-class _Memory:
-    """Resident memory above a limit."""
+class _MemoryLimit:
+    """Compares the resident memory of this process with a limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if limit_bytes else -1
 
-    def excess(self) -> int:
-        """Bytes in use, when they are above the limit; else 0."""
+    def used_if_exceeded(self) -> int:
+        """Return the bytes in use if they exceed the limit; otherwise 0."""
         if self._file < 0:
             return 0
         used = int(os.pread(self._file, 128, 0).split()[1]) * _PAGE
         return used if used > self._limit else 0
 
 
-def _open(start: pb.Start) -> tuple[Runner, str, int]:
-    """What runs, its plan and its memory limit."""
+def _load(start: pb.Start) -> tuple[BatchRunner, str, int]:
+    """Return what runs batches, its plan in JSON and its memory limit in bytes."""
     if start.model:
         from penstock.servables.process.onnx_model import OnnxModel
 
         return OnnxModel(start), "", start.memory_limit_bytes
-    stages = _Stages(start)
+    stages = _StageRunner(start)
     return stages, stages.plan, stages.memory_limit_bytes
 
 
-def serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
-    """Load, then run batches until the primary ends the stream; the exit status."""
+def _serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
+    """Load, then run batches until the primary closes the stream; return the exit status."""
     first = stream.read()
     if first is None:
         return 1
     start = first.start
     try:
-        runner, plan, limit_bytes = _open(start)
-    except BaseException as error:  # SystemExit, too: the file is told by its line, and not as a process that died
-        text = _told(error, start.file) if not start.model else str(error)
-        trace = "" if isinstance(error, PenstockError) else trace_of(error, start.file, __file__)
-        stream.send(pb.FromStage(failed=pb.Failed(text=plain(text, 2000), trace=trace)))
+        runner, plan, limit_bytes = _load(start)
+    except BaseException as error:  # includes SystemExit: the message names the line instead of a dead process
+        text = _describe(error, start.file) if not start.model else str(error)
+        trace = "" if isinstance(error, PenstockError) else format_trace(error, start.file, __file__)
+        stream.send(pb.FromStage(failed=pb.Failed(text=to_unicode(text, 2000), trace=trace)))
         return 1
-    memory = _Memory(limit_bytes)
+    memory = _MemoryLimit(limit_bytes)
     stream.send(pb.FromStage(ready=pb.Ready(plan=plan)))
     while (message := stream.read()) is not None:
         began = time.perf_counter_ns()
         result = runner.run(message.batch, note)
         result.took_ns = time.perf_counter_ns() - began
-        result.excess_bytes = memory.excess()
+        result.excess_bytes = memory.used_if_exceeded()
         if result.ByteSize() > MAX_FRAME_BYTES:
             result = pb.Result()
-            result.failures.add(part=-1, instance=-1, kind="result", text="its outputs are too large")
+            result.failures.add(
+                part=-1, instance=-1, kind="result", text=f"its outputs exceed {MAX_FRAME_BYTES >> 20} MiB"
+            )
         result.number = message.batch.number
         stream.send(pb.FromStage(result=result))
     return 0
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process that the primary started with ``[descriptor of the socket, descriptor of the mark]``."""
+    """Run the process.  The primary passes two file descriptors: of the socket and of the progress page."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
-    with suppress(OSError):  # when memory is short the kernel should end this process, not the service
+    with suppress(OSError):  # if memory runs out the kernel should kill this process rather than the service
         Path("/proc/self/oom_score_adj").write_text("500")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what is printed is seen at once, also when it ends badly
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print output at once, even if the process dies afterwards
         sys.stdout.reconfigure(line_buffering=True)
-    own_fd, mark_fd = int(arguments[0]), int(arguments[1])
-    os.set_inheritable(own_fd, False)
-    mark = _Mark(mark_fd)
-    os.close(mark_fd)
-    with socket.socket(fileno=own_fd) as own:
+    socket_fd, progress_fd = int(arguments[0]), int(arguments[1])
+    os.set_inheritable(socket_fd, False)
+    progress = Progress(progress_fd)
+    os.close(progress_fd)
+    with socket.socket(fileno=socket_fd) as own:
         own.setblocking(True)
-        stream = _Stream(own, mark.begin)
+        stream = _Stream(own, progress.begin)
         os.register_at_fork(after_in_child=stream.close_in_child)
-        os.register_at_fork(after_in_child=mark.leave_in_child)
-        return serve(stream, mark.note)
+        os.register_at_fork(after_in_child=progress.detach)
+        return _serve(stream, progress.note)
 
 
 if __name__ == "__main__":

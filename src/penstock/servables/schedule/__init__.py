@@ -1,1 +1,1 @@
-"""Requests through the steps of a method: queues, batches, results."""
+"""The way of a request through a method: queues, batches, results.  May import ``api`` and ``process``."""

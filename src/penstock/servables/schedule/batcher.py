@@ -1,7 +1,7 @@
-"""Batches out of requests: they are split and combined to the size that a model takes, by rules and by the time.
+"""Combines and splits requests into batches of the sizes that a model accepts, by rules and by waiting time.
 
-Nothing here reads a clock, waits or runs a model: the caller gives the time (seconds of any clock that does not go
-back) and asks for a batch whenever somebody is free to run one.  An operation takes O(log n) of n requests, amortised.
+Nothing here reads a clock, waits or runs a model.  The caller passes the time (seconds of any monotonic clock) and asks
+for a batch when a process is free to run one.  An operation takes amortized O(log n) time with n waiting requests.
 """
 
 from __future__ import annotations
@@ -11,67 +11,25 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from penstock.errors import InvalidArgumentError, QueueFullError
 
-__all__ = ["MAX_BATCH_SIZE", "OLDEST_EVERY", "Batch", "BatchRules", "Batcher", "Part"]
+if TYPE_CHECKING:
+    from penstock.servables.api.batch_rules import BatchRules
+
+__all__ = ["OLDEST_EVERY", "Batch", "Batcher", "Part"]
 
 R = TypeVar("R", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
 OLDEST_EVERY: Final = 8
-"""Of so many batches one at least begins with the request that has waited longest, whatever its priority."""
-
-MAX_BATCH_SIZE: Final = 1 << 20
-
-
-@dataclass(frozen=True)
-class BatchRules:
-    """How large batches are, how long they are waited for and how much may wait; InvalidArgumentError names the field.
-
-    ``max_size``: instances of a batch at most.  ``preferred_sizes``: a batch that reaches one goes without waiting for
-    more.  ``max_delay_s``: no instance is held back for longer.  ``padded_sizes``: the only sizes that the model takes,
-    the largest of them ``max_size``; a batch is padded to the next one; any size when empty.  ``max_waiting``:
-    instances that may wait; a larger request is taken when nothing waits.
-    """
-
-    max_size: int = 1
-    preferred_sizes: tuple[int, ...] = ()
-    max_delay_s: float = 0.0
-    padded_sizes: tuple[int, ...] = ()
-    max_waiting: int = 4096
-
-    def __post_init__(self) -> None:
-        _whole("max_size", self.max_size, MAX_BATCH_SIZE)
-        _whole("max_waiting", self.max_waiting, 1 << 40)
-        for name in ("preferred_sizes", "padded_sizes"):
-            sizes = tuple(getattr(self, name))
-            for size in sizes:
-                _whole(name, size, self.max_size)
-            if list(sizes) != sorted(set(sizes)):
-                raise InvalidArgumentError(f"{name} must be ascending, not {sizes}")
-            object.__setattr__(self, name, sizes)
-        if self.padded_sizes and self.padded_sizes[-1] != self.max_size:
-            told = f"the largest of padded_sizes must be the batch size, {self.max_size}, not {self.padded_sizes[-1]}"
-            raise InvalidArgumentError(told)
-        delay_s = self.max_delay_s
-        if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not 0 <= delay_s <= 1e6:
-            raise InvalidArgumentError(f"max_delay_s must be a number from 0 to 1e6, not {delay_s!r}")
-
-    def padded(self, count: int) -> int:
-        """The size of the batch that ``count`` instances, up to ``max_size``, are padded to."""
-        return next((size for size in self.padded_sizes if size >= count), count)
-
-
-def _whole(name: str, value: Any, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        raise InvalidArgumentError(f"{name} must be a whole number from 1 to {largest}, not {value!r}")
+"""At least one of this many batches starts with the request that has waited longest, whatever its priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[R]):
-    """``count`` instances of a request, from its instance ``first`` on."""
+    """``count`` instances of a request, starting with its instance ``first``."""
 
     request: R
     first: int
@@ -80,7 +38,7 @@ class Part(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[R]):
-    """What runs together, in this order; ``size`` counts instances with the padding behind them."""
+    """Instances that run together, in this order.  ``size`` is the number of instances including padding."""
 
     parts: tuple[Part[R], ...]
     size: int
@@ -88,54 +46,62 @@ class Batch(Generic[R]):
 
 
 class Batcher(Generic[R]):
-    """The requests that wait for one model, and which of them make the next batch.
+    """The requests that wait for one model or stage; it decides which of them form the next batch.
 
-    Requests wait in the order of their priorities (lower first), of equal priority in the order that they came; one
-    that is split keeps its place.  Only requests of equal ``kind`` share a batch, and ``alone`` never shares.  A batch
-    is due when ``max_size`` instances of a kind wait, or a preferred size (the largest that is reached goes, what is
-    above it waits on), when the oldest of a kind has waited ``max_delay_s``, and for ``alone`` at once.
+    Requests wait in the order of their priorities (lower first), and in order of arrival within a priority.  A request
+    that is split keeps its place.  Only requests of equal ``kind`` share a batch; a request with ``alone`` never shares
+    one.  A batch is due in any of these cases:
 
-    Starvation is bounded: of OLDEST_EVERY batches in a row one begins with the oldest request of those that are due.
-    So a request before which w instances came is begun after at most OLDEST_EVERY * (w + 1) batches, whatever comes
-    after it.
+    - ``max_size`` instances of a kind wait.
+    - A preferred size is reached.  The largest one that is reached runs; the remaining instances keep waiting.
+    - The oldest instance of a kind has waited ``max_delay_s``.
+    - A request with ``alone`` waits.
+
+    Starvation is bounded: of OLDEST_EVERY consecutive batches at least one starts with the oldest request that is due.
+    A request that arrives after w instances therefore starts within OLDEST_EVERY * (w + 1) batches.
     """
 
     def __init__(self, rules: BatchRules) -> None:
         self.rules = rules
         self.num_waiting = 0
-        """Instances that are in no batch yet."""
+        """The number of instances that are not in a batch yet."""
         self._thresholds = (*(size for size in rules.preferred_sizes if size < rules.max_size), rules.max_size)
         self._entries: dict[R, _Entry[R]] = {}
         self._groups: dict[Hashable, _Group[R]] = {}
-        self._due: _Order[_Group[R]] = _Order()  # by the first of each in the order of priorities
+        self._due: _Order[_Group[R]] = _Order()  # by the key of the first request of each group
         self._due_by_age: _Order[_Group[R]] = _Order()
-        self._later: _Order[_Group[R]] = _Order()  # by when they are due
+        self._later: _Order[_Group[R]] = _Order()  # by the time at which they become due
         self._deadlines: _Order[_Entry[R]] = _Order()
         self._num_added = 0
-        self._num_overtaken = 0  # batches since one began with the oldest
+        self._num_overtaken = 0  # batches since one started with the oldest request
         self._now = -math.inf
 
     def add(
         self, request: R, num_instances: int, now: float, *, priority: int = 0, deadline: float = math.inf,
         kind: Hashable = (), alone: bool = False,
     ) -> None:  # fmt: skip
-        """Let a request wait with ``num_instances`` instances; it is known by its equality until all are taken.
+        """Queue a request with ``num_instances`` instances.  ``request`` identifies it until all of them are taken.
 
-        QueueFullError when too many wait; InvalidArgumentError for a count below 1 and a request that waits already.
+        ``now`` and ``deadline`` are times in seconds.  Raises QueueFullError if too many instances wait, and
+        InvalidArgumentError for a count below 1 or a request that is already waiting.
         """
         if num_instances < 1:
-            raise InvalidArgumentError(f"num_instances must be 1 at least, not {num_instances!r}")
+            raise InvalidArgumentError(
+                f"num_instances: expected at least 1, got {num_instances!r}", param="num_instances"
+            )
         if request in self._entries:
-            raise InvalidArgumentError("the request waits already")
+            raise InvalidArgumentError("the request is already waiting")
         if self.num_waiting and self.num_waiting + num_instances > self.rules.max_waiting:
-            told = f"{self.num_waiting} instances wait and {num_instances} more are above max_waiting"
-            raise QueueFullError(f"{told}, {self.rules.max_waiting}")
-        self._pass(now)
+            raise QueueFullError(
+                f"the queue is full: {self.num_waiting} instances are waiting and {num_instances} more "
+                f"would exceed max_waiting ({self.rules.max_waiting})"
+            )
+        self._advance(now)
         if alone:
             group = _Group[R](kind, True)
         else:
-            found = self._groups.get(kind)
-            group = self._groups[kind] = _Group(kind, False) if found is None else found
+            known = self._groups.get(kind)
+            group = self._groups[kind] = _Group(kind, False) if known is None else known
         self._num_added += 1
         entry = _Entry(request, group, (priority, self._num_added), self._now, num_instances)
         self._entries[request] = entry
@@ -143,11 +109,11 @@ class Batcher(Generic[R]):
         group.add(entry)
         if deadline != math.inf:
             self._deadlines.put(entry, (deadline, self._num_added))
-        if not group.is_due or entry is group.first():  # else nothing changes for the others
+        if not group.is_due or entry is group.first():  # otherwise the place of the group does not change
             self._place(group)
 
     def cancel(self, request: R) -> int:
-        """Take a request out; returns its instances that were in no batch yet, 0 for one that does not wait."""
+        """Remove a request.  Return how many of its instances were not in a batch yet; 0 if it does not wait."""
         entry = self._entries.get(request)
         if entry is None:
             return 0
@@ -159,24 +125,24 @@ class Batcher(Generic[R]):
         return count
 
     def expired(self, now: float) -> list[R]:
-        """Take out the requests whose deadline is now or was before, the earliest first."""
-        found: list[R] = []
+        """Remove and return the requests whose deadline has passed, the earliest first."""
+        expired: list[R] = []
         while (entry := self._deadlines.first()) is not None and self._deadlines.key(entry)[0] <= now:
-            found.append(entry.request)
+            expired.append(entry.request)
             self.cancel(entry.request)
-        return found
+        return expired
 
     def take(self, now: float) -> Batch[R] | None:
-        """The batch that is due and goes first; None when none is due."""
-        self._pass(now)
+        """Return the next batch that is due; None if none is due."""
+        self._advance(now)
         oldest_group = self._due_by_age.first()
         if oldest_group is None:
             return None
         oldest = oldest_group.oldest()
         first = self._due.first()
-        is_turn = first is None or self._num_overtaken >= OLDEST_EVERY - 1
-        group = oldest_group if first is None or is_turn else first
-        entry = oldest if is_turn else group.first()
+        is_oldest_turn = first is None or self._num_overtaken >= OLDEST_EVERY - 1
+        group = oldest_group if first is None or is_oldest_turn else first
+        entry = oldest if is_oldest_turn else group.first()
         self._num_overtaken = 0 if entry is oldest else self._num_overtaken + 1
         count = left = self._count(group)
         parts: list[Part[R]] = []
@@ -197,14 +163,14 @@ class Batcher(Generic[R]):
         return Batch(tuple(parts), self.rules.padded(count), group.kind)
 
     def wake_at(self) -> float:
-        """When take() would next give a batch, if nothing comes meanwhile: a time that is past when one is due."""
+        """Return when take() will next return a batch if nothing is added; a past time if a batch is due now."""
         if self._due.first() is not None:
             return self._now
         group = self._later.first()
         return math.inf if group is None else float(self._later.key(group)[0])
 
-    def _pass(self, now: float) -> None:
-        """Let time pass: groups whose oldest has waited long enough are due."""
+    def _advance(self, now: float) -> None:
+        """Advance the clock: groups whose oldest request has waited long enough become due."""
         if now > self._now:
             self._now = now
         if not self._later:
@@ -213,14 +179,14 @@ class Batcher(Generic[R]):
             self._place(group)
 
     def _count(self, group: _Group[R]) -> int:
-        """Instances of a group that is due which go together."""
+        """Return how many instances of a due group form the next batch."""
         count = min(group.num_waiting, self.rules.max_size)
         if group.is_alone or group.oldest().arrival + self.rules.max_delay_s <= self._now:
             return count
         return max(size for size in self._thresholds if size <= count)
 
     def _place(self, group: _Group[R]) -> None:
-        """Enter a group that has changed where it belongs: due, later or nowhere."""
+        """Move a group that changed to where it belongs: due, later or nowhere."""
         if not group.num_waiting:
             for order in (self._due, self._due_by_age, self._later):
                 order.drop(group)
@@ -246,7 +212,7 @@ class Batcher(Generic[R]):
 
 
 class _Entry(Generic[R]):
-    """A request that waits: ``next`` is its first instance that is in no batch, ``left`` how many are."""
+    """A waiting request.  ``next``: its first instance that is not in a batch yet.  ``left``: how many are not."""
 
     __slots__ = ("arrival", "group", "key", "left", "next", "request")
 
@@ -258,7 +224,7 @@ class _Entry(Generic[R]):
 class _Group(Generic[R]):
     """Requests that may share batches.
 
-    Those that are through (``left`` is 0) stay in a queue until they come first, or make up more than half of it.
+    Finished requests (``left`` is 0) stay in a queue until they come first or make up more than half of it.
     """
 
     __slots__ = ("_by_age", "_by_priority", "_num_requests", "is_alone", "is_due", "kind", "num_waiting")
@@ -281,9 +247,9 @@ class _Group(Generic[R]):
         entry.left = 0
         self._num_requests -= 1
         if len(self._by_age) > 2 * self._num_requests + 64:
-            self._by_age = deque(one for one in self._by_age if one.left)
+            self._by_age = deque(queued for queued in self._by_age if queued.left)
         if len(self._by_priority) > 2 * self._num_requests + 64:
-            self._by_priority = [one for one in self._by_priority if one[1].left]
+            self._by_priority = [item for item in self._by_priority if item[1].left]
             heapify(self._by_priority)
 
     def oldest(self) -> _Entry[R]:
@@ -300,9 +266,9 @@ class _Group(Generic[R]):
 
 
 class _Order(Generic[T]):
-    """Items by keys that may change, no two items ever with the same key; the least comes first.
+    """A priority queue of items with unique keys that may change; the least key comes first.
 
-    What was changed or dropped stays in the heap until it comes first, or until it makes up more than half of it.
+    Outdated entries stay in the heap until they come first or make up more than half of it.
     """
 
     __slots__ = ("_heap", "_keys")
@@ -315,7 +281,7 @@ class _Order(Generic[T]):
         return len(self._keys)
 
     def put(self, item: T, key: tuple[float, ...]) -> None:
-        """Enter an item or change its key."""
+        """Add an item or change its key."""
         if self._keys.get(item) == key:
             return
         self._keys[item] = key
@@ -325,14 +291,14 @@ class _Order(Generic[T]):
             heapify(self._heap)
 
     def drop(self, item: T) -> None:
-        """Take an item out if it is there."""
+        """Remove an item if it is present."""
         self._keys.pop(item, None)
 
     def key(self, item: T) -> tuple[float, ...]:
         return self._keys[item]
 
     def first(self) -> T | None:
-        """The item with the least key."""
+        """Return the item with the least key; None if there is none."""
         heap, keys = self._heap, self._keys
         while heap:
             key, item = heap[0]

@@ -1,4 +1,4 @@
-"""Requests whose instances fail one by one (the parameter ``per_instance_errors``): each instance a run of its own."""
+"""Requests with ``per_instance_errors``: if the request fails, each of its instances runs separately."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.servables.api.specs import Spec
-    from penstock.servables.schedule.flow import Route, Run
+    from penstock.servables.schedule.method_run import MethodRun, Route
 
-__all__ = ["Found", "is_of_instances", "room", "run_each"]
+__all__ = ["MethodResult", "is_instance_error", "run_each_instance", "wait_for_room"]
 
 _CODES: Final = frozenset({"invalid_input", "stage_failed", "stage_died", "stage_hung"})
-_WINDOW: Final = 256
-"""Instances that are on their way at once, where so many may wait."""
+_MAX_RUNNING: Final = 256
+"""The maximum number of instances of a request that run at the same time; ``max_waiting`` may lower it."""
 _MIN_PAUSE_S: Final = 0.005
 _MAX_PAUSE_S: Final = 0.2
 
 
-def is_of_instances(error: RefusalError) -> bool:
-    """Whether it is about what was given, so that other instances may do better; not about queues, time or versions."""
+def is_instance_error(error: RefusalError) -> bool:
+    """Return True if the input of an instance may have caused the error, rather than queues, deadlines or versions."""
     return error.code in _CODES
 
 
 @dataclass
-class Found:
-    """What came of a request: its outputs, [count, ...] each, and the errors of its instances."""
+class MethodResult:
+    """The result of a request: output arrays [count, ...], seconds of waiting and computing, and errors by instance."""
 
     outputs: list[NDArray[Any]]
     queue_s: float
@@ -43,48 +43,52 @@ class Found:
     errors: dict[int, RefusalError] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Run) -> Found:
-        """Of one whose outcome is there."""
+    def of(cls, run: MethodRun) -> MethodResult:
+        """Return the result of a finished run; raise its error."""
         return cls(run.outcome.result(), run.queue_s, run.compute_s)
 
-    def errors_text(self) -> str:
-        """A JSON list, by instance: ``instance``, ``status``, ``code`` and ``message`` of each that failed."""
+    def errors_json(self) -> str:
+        """Return a JSON list with ``instance``, ``status``, ``code`` and ``message`` of each failed instance."""
         return json.dumps(
             [
-                {"instance": index, "status": one.status, "code": one.code, "message": str(one)[:MAX_MESSAGE_CHARS]}
-                for index, one in sorted(self.errors.items())
+                {
+                    "instance": index,
+                    "status": error.status,
+                    "code": error.code,
+                    "message": str(error)[:MAX_MESSAGE_CHARS],
+                }
+                for index, error in sorted(self.errors.items())
             ]
         )
 
 
-async def run_each(
-    run: Callable[[int], Awaitable[Run]], count: int, route: Route, known: Mapping[int, RefusalError]
-) -> Found:
-    """Run each of ``count`` instances by its number, some side by side; raises what is not about an instance.
+async def run_each_instance(
+    run: Callable[[int], Awaitable[MethodRun]], count: int, route: Route, known: Mapping[int, RefusalError]
+) -> MethodResult:
+    """Run ``count`` instances separately and concurrently; ``run`` is called with the number of each.
 
-    ``known``: errors of instances that need not run.
-
-    Rows of instances that failed are zeros, or empty bytes; RefusalError when the others' differ in shape.
+    ``known``: errors of instances that need not run.  The rows of failed instances are zeros, or empty bytes.
+    Raises errors that no instance caused, and RefusalError if the rows of instances differ in shape.
     """
     rows: list[list[NDArray[Any]] | None] = [None] * count
     errors = dict(known)
     times = [0.0, 0.0]
-    left = (index for index in range(count) if index not in known)
+    remaining = (index for index in range(count) if index not in known)
 
-    async def some() -> None:
-        for index in left:
+    async def run_remaining() -> None:
+        for index in remaining:
             try:
-                one = await run(index)
+                instance_run = await run(index)
             except RefusalError as error:
-                if not is_of_instances(error):
+                if not is_instance_error(error):
                     raise
                 errors[index] = error
             else:
-                rows[index] = one.outcome.result()
-                times[:] = max(times[0], one.queue_s), max(times[1], one.compute_s)
+                rows[index] = instance_run.outcome.result()
+                times[:] = max(times[0], instance_run.queue_s), max(times[1], instance_run.compute_s)
 
-    num_tasks = min(count, _WINDOW, *(queue.max_waiting for queue in route.queues))
-    tasks = [asyncio.ensure_future(some()) for _ in range(num_tasks)]
+    num_tasks = min(count, _MAX_RUNNING, *(queue.max_waiting for queue in route.queues))
+    tasks = [asyncio.ensure_future(run_remaining()) for _ in range(num_tasks)]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -92,30 +96,33 @@ async def run_each(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     outputs = [
-        _together(spec, [None if row is None else row[n] for row in rows])
+        _concatenate(spec, [None if row is None else row[n] for row in rows])
         for n, spec in enumerate(route.plan.outputs.values())
     ]
-    return Found(outputs, times[0], times[1], errors)
+    return MethodResult(outputs, times[0], times[1], errors)
 
 
-async def room(route: Route, left_s: float) -> None:
-    """Until an instance that a full queue refused may try again, or for ``left_s``: others of its request have run, so
-    that it waits rather than spoil them.  It is not told when there is room: it looks, and less often with time.
+async def wait_for_room(route: Route, left_s: float) -> None:
+    """Wait until the queues may accept an instance that was refused, or for ``left_s`` seconds.
+
+    Other instances of its request have run already, so the instance waits instead of failing the request.  This polls
+    the queues with growing pauses.
     """
-    over = time.monotonic() + left_s
+    end = time.monotonic() + left_s
     pause_s = _MIN_PAUSE_S
-    while (left_s := over - time.monotonic()) > 0:
+    while (left_s := end - time.monotonic()) > 0:
         await asyncio.sleep(min(pause_s, left_s))
         if route.has_room:
             return
         pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
 
-def _together(spec: Spec, rows: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
-    """Arrays of one row each as one; a row that is missing is as empty as its kind can be."""
+def _concatenate(spec: Spec, rows: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
+    """Concatenate arrays of one row each; missing rows are zeros, or empty bytes."""
     shapes = {row.shape[1:] for row in rows if row is not None}
     if len(shapes) > 1:
-        raise RefusalError(400, "its instances gave different shapes: send them one by one", code="invalid_input")
+        message = "its instances returned different shapes; send one instance per request"
+        raise RefusalError(400, message, code="invalid_input")
     shape = shapes.pop() if shapes else tuple(max(size, 0) for size in spec.shape)
     empty = np.zeros((1, *shape), spec.dtype)
     if spec.is_bytes:

@@ -1,4 +1,4 @@
-"""What waits for a unit: its batcher, and batches as processes are given them and give them back."""
+"""The queue of a unit: its batcher, and the batches that are sent to processes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
 from penstock.logs import tell
+from penstock.servables.api.batch_rules import BatchRules
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.columns import joined, read_column
-from penstock.servables.schedule.batcher import Batcher, BatchRules
+from penstock.servables.process.columns import encode_arrays, read_column
+from penstock.servables.schedule.batcher import Batcher
 
 if TYPE_CHECKING:
     from penstock.servables.api.plan import Unit
     from penstock.servables.process.pool import Pool
-    from penstock.servables.schedule.flow import Job
+    from penstock.servables.process.pool_contract import PoolBatch, PoolQueue
+    from penstock.servables.schedule.method_run import Job, StepQueue
 
-__all__ = ["Flight", "UnitQueue"]
+    def _fits(batch: UnitBatch, queue: UnitQueue) -> tuple[PoolBatch, PoolQueue, StepQueue]:
+        return batch, queue, queue
+
+
+__all__ = ["UnitBatch", "UnitQueue"]
 
 _TRIP_S: Final = 0.002
-_MAX_OF_TRIP: Final = 64
-"""Of stages that take one instance at a time so many go in a trip at most, and fewer when they take long: so that other
-processes get some of what waits."""
+"""The target duration of a trip for stages that take one instance at a time."""
+_MAX_TRIP_SIZE: Final = 64
+"""The maximum number of instances in such a trip.  Slow stages get fewer, so that other processes share the work."""
 Piece = tuple["Job", int, int]
-"""A job, the first of its instances, and how many."""
+"""A job, the first of its instances in the piece, and their number."""
 
 
-class Flight:
-    """A batch on its way."""
+class UnitBatch:
+    """A batch that is sent to a process.
+
+    ``size``: its rows including padding; 0 for stages that take one instance at a time.
+    ``began``: when it was sent, in seconds of the monotonic clock.
+    """
 
     __slots__ = ("began", "pieces", "queue", "size")
 
@@ -38,11 +48,26 @@ class Flight:
         self.queue, self.pieces, self.size = queue, pieces, size
         self.began = 0.0
 
+    @property
+    def num_parts(self) -> int:
+        """See PoolBatch."""
+        return len(self.pieces)
+
+    @property
+    def stage_names(self) -> Sequence[str]:
+        """See PoolBatch."""
+        return self.queue.unit.names
+
+    @property
+    def is_abandoned(self) -> bool:
+        """See PoolBatch."""
+        return all(job.is_over for job, _, _ in self.pieces)
+
     def message(self) -> pb.ToStage:
-        """As its process gets it."""
+        """Return the message for the process, and record when it is sent."""
         self.began = time.monotonic()
-        found = pb.ToStage()
-        batch, unit, pieces = found.batch, self.queue.unit, self.pieces
+        message = pb.ToStage()
+        batch, unit, pieces = message.batch, self.queue.unit, self.pieces
         batch.unit, batch.size = self.queue.index, self.size
         batch.counts.extend([count for _, _, count in pieces])
         for index, spec in enumerate(unit.inputs):
@@ -50,26 +75,26 @@ class Flight:
                 job.arrays[index] if count == job.count else job.arrays[index][first : first + count]
                 for job, first, count in pieces
             ]
-            column = batch.inputs.add(data=joined(spec, arrays))
+            column = batch.inputs.add(data=encode_arrays(spec, arrays))
             if not spec.is_fixed:
-                for one in arrays:
-                    column.sizes.extend(one.shape[1:])
-        return found
+                for array in arrays:
+                    column.sizes.extend(array.shape[1:])
+        return message
 
-    def land(self, result: pb.Result) -> None:
-        """Hand over what came back; ValueError when that makes no sense."""
+    def complete(self, result: pb.Result) -> None:
+        """Pass the outputs and failures to their jobs.  Raises ValueError if the result does not fit the batch."""
         ended = time.monotonic()
         if result.failures:
-            failed = {one.part: one for one in result.failures}
+            failed = {failure.part: failure for failure in result.failures}
             whole = failed.get(-1)
             if whole is not None:
-                self._failed_whole(whole)
+                self._fail_whole(whole)
                 return
-            pieces = [one for part, one in enumerate(self.pieces) if part not in failed]
+            pieces = [piece for part, piece in enumerate(self.pieces) if part not in failed]
         else:
             failed, pieces = {}, [*self.pieces]
         counts = [count for _, _, count in pieces]
-        self.queue.note(self, ended, sum(counts), result.took_ns / 1e9)
+        self.queue.note_batch(self, ended, sum(counts), result.took_ns / 1e9)
         if pieces:
             unit = self.queue.unit
             columns = [
@@ -77,205 +102,226 @@ class Flight:
             ]
             times = (self.began, ended)
             for index, (job, first, count) in enumerate(pieces):
-                job.ran(first, count, [one[index] for one in columns], times)
+                job.add_result(first, count, [column[index] for column in columns], times)
         for part, failure in failed.items():
-            self._failed(self.pieces[part], failure)
+            self._fail_piece(self.pieces[part], failure)
 
-    def _failed_whole(self, failure: pb.Failure) -> None:
-        """Somebody's instance made a stage fail: alone each request finds out whether it was its own."""
+    def _fail_whole(self, failure: pb.Failure) -> None:
+        """Handle the failure of a stage that takes batches: rerun each request separately to find the one at fault."""
         if self.is_shared:
-            self.queue.pool.again(self.alone())
+            self.queue.pool.rerun(self.split_by_request())
             return
-        self._failed(self.pieces[0], failure)
+        self._fail_piece(self.pieces[0], failure)
 
     @property
     def is_shared(self) -> bool:
-        """Whether it has instances of several requests, be they over or not."""
+        """Whether it contains instances of several requests, including requests that have ended."""
         return len({job for job, _, _ in self.pieces}) > 1
 
-    def alone(self) -> list[Flight]:
-        """A batch of its own for each of the requests that still wait for it."""
+    def split_by_request(self) -> list[UnitBatch]:
+        """Return a separate batch for each request that is still open."""
         jobs: dict[Job, list[Piece]] = {}
         for piece in self.pieces:
             jobs.setdefault(piece[0], []).append(piece)
         rules = self.queue.rules
         return [
-            Flight(self.queue, pieces, rules.padded(sum(count for _, _, count in pieces)))
+            UnitBatch(self.queue, pieces, rules.padded(sum(count for _, _, count in pieces)))
             for job, pieces in jobs.items()
             if not job.is_over
         ]
 
-    def _failed(self, piece: Piece, failure: pb.Failure) -> None:
+    def _fail_piece(self, piece: Piece, failure: pb.Failure) -> None:
         job, first, _ = piece
         if not job.is_over:
-            job.fail(self.queue.refusal(job, failure, first))
+            job.fail(self.queue.failure_error(job, failure, first))
+
+    def fail(self, error: Exception) -> None:
+        """End its requests with an error."""
+        for job, _, _ in self.pieces:
+            job.fail(error)
+
+    def process_lost(self, position: tuple[int, int], is_hung: bool, why: str) -> None:
+        """Handle the death of its process: rerun each request separately, or refuse the only one.
+
+        ``position``: the stage of the unit and the instance of the batch that ran, -1 for all instances.
+        """
+        batches = self.split_by_request()
+        if self.is_shared:
+            self.queue.pool.rerun(batches)
+            return
+        for batch in batches:
+            self.queue.refuse_lost(batch.pieces, position, is_hung, why)
 
 
 class UnitQueue:
-    """A unit's work; ``index`` is the unit's number, ``title`` the servable's name and version for the log."""
+    """The queue of a unit.
+
+    ``index``: the number of the unit.  ``title``: the name and version of the servable, for the log.
+    """
 
     def __init__(self, index: int, unit: Unit, pool: Pool, title: str) -> None:
         self.index, self.unit, self.pool, self.title = index, unit, pool, title
-        self.rules = replace(unit.rules or BatchRules(max_size=_MAX_OF_TRIP), max_waiting=pool.max_waiting)
+        self.rules = replace(unit.rules or BatchRules(max_size=_MAX_TRIP_SIZE), max_waiting=pool.max_waiting)
         self._batcher: Batcher[Job] = Batcher(self.rules)
-        self._is_each = unit.rules is None
-        self._each_s = _TRIP_S
-        self._is_prompt = self.rules.max_delay_s == 0
+        self._is_each = unit.rules is None  # its stages take one instance at a time
+        self._instance_s = _TRIP_S
+        self._starts_at_once = self.rules.max_delay_s == 0
         self._varied = [index for index, spec in enumerate(unit.inputs) if not spec.is_fixed]
         if self._is_each:
-            self._varied = []  # taken one by one, they need not have the same shape
+            self._varied = []  # instances that run one by one need not have the same shape
         pool.queues.append(self)
 
     @property
     def max_waiting(self) -> int:
-        """Instances that may be in no batch."""
+        """The maximum number of instances that may wait."""
         return self.rules.max_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Instances that are in no batch."""
+        """The number of instances that are not in a batch yet."""
         return self._batcher.num_waiting
 
     def add(self, job: Job) -> None:
-        """Take a job, and begin it at once where a process is free."""
-        self.pool.check()
+        """Queue a job, or run it at once if a process is free.  Raises QueueFullError and UnavailableError."""
+        self.pool.check_available()
         count = job.count
         if (
-            self._is_prompt
+            self._starts_at_once
             and not self._batcher.num_waiting
-            and count <= self._most
+            and count <= self._max_trip_size
             and self.pool.has_room
-            and (count == 1 or _bytes_of(job, 0, count) <= self.pool.max_batch_bytes)
+            and (count == 1 or _num_bytes(job, 0, count) <= self.pool.max_batch_bytes)
         ):
-            self.pool.run(Flight(self, ((job, 0, count),), self.rules.padded(count)))
+            self.pool.run(UnitBatch(self, ((job, 0, count),), self.rules.padded(count)))
             return
         kind: Any = ()
         if self._varied:
             kind = tuple(job.arrays[index].shape[1:] for index in self._varied)
         self._batcher.add(job, count, time.monotonic(), priority=job.run.priority, kind=kind)
-        self.pool.pump()
+        self.pool.dispatch()
 
     def cancel(self, job: Job) -> None:
-        """Take it out if it is queued."""
+        """Remove a job if it is queued."""
         self._batcher.cancel(job)
 
     @property
-    def _most(self) -> int:
-        """Instances of a trip at most."""
+    def _max_trip_size(self) -> int:
+        """The maximum number of instances in a trip."""
         if not self._is_each:
             return self.rules.max_size
-        return max(1, min(_MAX_OF_TRIP, int(_TRIP_S / self._each_s)))
+        return max(1, min(_MAX_TRIP_SIZE, int(_TRIP_S / self._instance_s)))
 
-    def take(self, now: float) -> list[Flight]:
-        """A batch that is due, cut into several where its stages take long; empty when none is."""
+    def take(self, now: float) -> list[UnitBatch]:
+        """Return a batch that is due, divided into several if its stages are slow; empty if none is due."""
         batch = self._batcher.take(now)
         if batch is None:
             return []
         pieces = [(part.request, part.first, part.count) for part in batch.parts]
-        flights = _cut(pieces, self._most) if self._is_each else [pieces]
+        trips = _cut_by_count(pieces, self._max_trip_size) if self._is_each else [pieces]
         limit = self.pool.max_batch_bytes
         return [
-            Flight(self, ones, 0 if self._is_each else self.rules.padded(sum(count for _, _, count in ones)))
-            for flight in flights
-            for ones in _cut_by_bytes(flight, limit)
+            UnitBatch(self, some, 0 if self._is_each else self.rules.padded(sum(count for _, _, count in some)))
+            for trip in trips
+            for some in _cut_by_bytes(trip, limit)
         ]
 
     def wake_at(self) -> float:
-        """When there may be a batch."""
+        """Return when the next batch may be due."""
         return self._batcher.wake_at()
 
-    def note(self, flight: Flight, ended: float, count: int, took_s: float) -> None:
-        """Count a batch that ran: for each method that has a request in it, if this is the step that it counts."""
-        if not count:  # nothing came of it
+    def note_batch(self, batch: UnitBatch, ended: float, count: int, took_s: float) -> None:
+        """Count a batch for each method with a request in it whose statistics count this step.
+
+        ``count``: the instances that did not fail.  ``took_s``: the time in the process, without transport.
+        """
+        if not count:
             return
-        took = ended - flight.began
         if self._is_each:
-            self._each_s += (took_s / count - self._each_s) / 8
-        routes = {job.run.route for job, _, _ in flight.pieces if job.step == job.run.route.counted}
+            self._instance_s += (took_s / count - self._instance_s) / 8
+        routes = {job.run.route for job, _, _ in batch.pieces if job.step == job.run.route.counted}
         for route in routes:
-            route.note_batch(count, took)
+            route.note_batch(count, ended - batch.began)
 
     def refuse_all(self, error: Exception) -> None:
-        """End what waits."""
+        """End everything that waits with an error."""
         batcher, self._batcher = self._batcher, Batcher(self.rules)
         while (batch := batcher.take(float("inf"))) is not None:
             for part in batch.parts:
                 part.request.fail(error)
 
-    def refusal(self, job: Job, failure: pb.Failure, first: int) -> RefusalError:
-        """What a request is told whose instance a stage failed on; the log has the rest."""
+    def failure_error(self, job: Job, failure: pb.Failure, first: int) -> RefusalError:
+        """Return the error for a request whose instance made a stage fail, and log the details."""
         instance = f", instance {job.run.first + first + failure.instance}" if failure.instance >= 0 else ""
         stage = failure.stage[:128] or " or ".join(self.unit.names)
         if failure.kind == "input":
             return RefusalError(400, f"{stage}{instance}: {failure.text}", code="invalid_input")
-        what = failure.text if failure.kind == "result" else f"{failure.text}; the log has more"
-        told = f"stage {stage} failed{instance}: {what}"
+        reason = failure.text if failure.kind == "result" else f"{failure.text}; see the log for details"
+        message = f"stage {stage} failed{instance}: {reason}"
         tell(
-            "stage_failed", f"{self.title}: {told}", logging.WARNING, request_id=job.run.request_id, stage=stage,
+            "stage_failed", f"{self.title}: {message}", logging.WARNING, request_id=job.run.request_id, stage=stage,
             kind=failure.kind, trace=failure.trace,
         )  # fmt: skip
-        return RefusalError(500, told, code="stage_failed")
+        return RefusalError(500, message, code="stage_failed")
 
-    def lost(self, flight: Flight, at: tuple[int, int], is_hung: bool, why: str) -> None:
-        """The process of a batch is gone: each of its requests runs once more, alone; who was alone is refused."""
-        alone = flight.alone()
-        if flight.is_shared:
-            self.pool.again(alone)
-            return
+    def refuse_lost(self, pieces: Sequence[Piece], position: tuple[int, int], is_hung: bool, why: str) -> None:
+        """Refuse a request that was running without others when its process died or hung."""
         names = self.unit.names
-        stage = names[at[0]] if at[0] < len(names) else " or ".join(names)
-        for one in alone:
-            job, first, _ = one.pieces[0]
-            instance = f", instance {job.run.first + first + at[1]}" if at[1] >= 0 and len(one.pieces) == 1 else ""
-            if is_hung:
-                error = RefusalError(504, f"stage {stage}{instance} took longer than it may", code="stage_hung")
-            else:
-                error = RefusalError(500, f"stage {stage}{instance} ended its process: {why}", code="stage_died")
-            tell("stage_lost", f"{self.title}: {error}", logging.WARNING, request_id=job.run.request_id, stage=stage)
-            job.fail(error)
+        stage_index, instance_index = position
+        stage = names[stage_index] if stage_index < len(names) else " or ".join(names)
+        job, first, _ = pieces[0]
+        instance = ""
+        if instance_index >= 0 and len(pieces) == 1:
+            instance = f", instance {job.run.first + first + instance_index}"
+        if is_hung:
+            message = f"stage {stage}{instance} exceeded its time limit of {self.pool.timeout_s:g} s"
+            error = RefusalError(504, message, code="stage_hung")
+        else:
+            error = RefusalError(500, f"stage {stage}{instance} ended its process: {why}", code="stage_died")
+        tell("stage_lost", f"{self.title}: {error}", logging.WARNING, request_id=job.run.request_id, stage=stage)
+        job.fail(error)
 
 
-def _cut(pieces: Sequence[Piece], most: int) -> list[list[Piece]]:
-    """The same instances in lists of at most so many."""
-    found: list[list[Piece]] = [[]]
-    room = most
+def _cut_by_count(pieces: Sequence[Piece], max_count: int) -> list[list[Piece]]:
+    """Divide pieces into lists of at most ``max_count`` instances."""
+    lists: list[list[Piece]] = [[]]
+    room = max_count
     for job, first, count in pieces:
         while count:
             if not room:
-                found.append([])
-                room = most
+                lists.append([])
+                room = max_count
             number = min(count, room)
-            found[-1].append((job, first, number))
+            lists[-1].append((job, first, number))
             first, count, room = first + number, count - number, room - number
-    return found
+    return lists
 
 
-def _bytes_of(job: Job, first: int, count: int) -> int:
-    """Of so many instances' inputs."""
+def _num_bytes(job: Job, first: int, count: int) -> int:
+    """Return the size of the inputs of ``count`` instances in bytes."""
     return sum(
-        sum(map(len, one[first : first + count].flat)) + 4 * one[first : first + count].size
-        if one.dtype.hasobject
-        else one.nbytes // job.count * count
-        for one in job.arrays
+        sum(map(len, array[first : first + count].flat)) + 4 * array[first : first + count].size
+        if array.dtype.hasobject
+        else array.nbytes // job.count * count
+        for array in job.arrays
     )
 
 
-def _cut_by_bytes(pieces: list[Piece], most: int) -> list[list[Piece]]:
-    """The same instances in lists of at most so many bytes; an instance that has more is alone in one."""
-    if sum(_bytes_of(*piece) for piece in pieces) <= most:
+def _cut_by_bytes(pieces: list[Piece], max_bytes: int) -> list[list[Piece]]:
+    """Divide pieces into lists of at most ``max_bytes``; an instance that is larger gets a list of its own."""
+    if sum(_num_bytes(*piece) for piece in pieces) <= max_bytes:
         return [pieces]
-    found: list[list[Piece]] = []
+    lists: list[list[Piece]] = []
     room = 0
     for job, first, count in pieces:
-        for number in range(first, first + count):
-            size = _bytes_of(job, number, 1)
-            if not found or size > room:
-                found.append([])
-                room = most
+        for index in range(first, first + count):
+            size = _num_bytes(job, index, 1)
+            if not lists or size > room:
+                lists.append([])
+                room = max_bytes
             room -= size
-            ones = found[-1]
-            if ones and ones[-1][0] is job:
-                ones[-1] = (job, ones[-1][1], ones[-1][2] + 1)
+            current = lists[-1]
+            if current and current[-1][0] is job:
+                current[-1] = (job, current[-1][1], current[-1][2] + 1)
             else:
-                ones.append((job, number, 1))
-    return found
+                current.append((job, index, 1))
+    return lists

@@ -1,1 +1,1 @@
-"""The gRPC listener and its services.  Imported only where gRPC is asked for."""
+"""The gRPC listener and its services.  It is imported only if gRPC is enabled."""

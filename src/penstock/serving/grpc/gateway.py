@@ -1,8 +1,8 @@
-"""The gRPC door of the service: nothing reaches a method before it was checked here, as in ``door``.
+"""The gRPC gateway of the service: it checks each RPC before a method handles it, like ``penstock.serving.gateway``.
 
-In this order: the metadata's size, Origin, the key, the method, how many requests are open, the message's time, size
-and fields.  Every method of every service goes through ``GrpcGateway``, also those that do not exist.  Keys, limits,
-counts and metrics are those of the HTTP door beside it.
+The order of checks is: the metadata's size, Origin, the key, the method, the number of open requests, the message's
+arrival time, size and fields.  All methods go through ``GrpcGateway``, including unknown ones.  Keys, limits, counts
+and metrics are shared with the HTTP gateway.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ __all__ = ["GoneError", "GrpcCall", "GrpcGateway", "Method", "Outcome", "trailer
 
 _OPEN_MESSAGE: Final = 1 << 10
 _MAX_KEYLESS: Final = 16
-"""Messages that are read at a time from callers without a key: each may be as large as any until it is here."""
+"""The most messages that are read at a time from clients without a key: each may be large until it was received."""
 _NO_DEADLINE_S: Final = 1e9
-NO_KEY: Final = "the API key is missing or wrong: send the metadata authorization: Bearer KEY"
+NO_KEY: Final = "API key required. Send the metadata `authorization: Bearer KEY`."
 
 
 class GoneError(Exception):
-    """The client went away, or takes nothing."""
+    """Raised when the client has disconnected or does not read."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method: its full name, what it is asked with, and what answers.
+    """One method: its full name, the type of its request, and its handler.
 
-    ``run`` returns the reply.  ``is_stream``: it reads its messages itself, and writes its replies.  ``is_many``: it
-    writes them, and reads nothing.
-    ``is_open``: no key is asked for.  ``is_work``: it counts among the requests that may be open.  ``is_admin``: an
-    admin's key is asked for.
+    ``run`` returns the response message.  ``is_stream``: ``run`` reads messages and writes responses itself.
+    ``is_many``: ``run`` only writes responses itself.  ``is_open``: needs no key.  ``is_work``: counts as an open
+    request.  ``is_admin``: needs an admin key.
     """
 
     name: str
@@ -68,28 +67,28 @@ class Method:
 
 @dataclass
 class Outcome:
-    """How a request ended: a status of the table of refusals, 200, or 499 for a client that went away."""
+    """The end of a request: a status of the table of errors, 200, or 499 for a client that disconnected."""
 
     status: int = 499
     refusal: RefusalError | None = None
 
     def refuse(self, error: BaseException, call: GrpcCall) -> None:
-        """It ends with an error."""
+        """Record that the request ended with an error."""
         self.refusal = refusal_of(error, call.request_id)
         self.status = self.refusal.status
         call.facts["error"] = str(error)[:1000]
 
     @property
     def code(self) -> str:
-        """gRPC's name for it."""
+        """The name of the gRPC status code."""
         return grpc_code(self.status)
 
 
 @dataclass
 class GrpcCall:
-    """An RPC that was let in.  ``is_known``: it brought a key, or none is needed.  ``facts`` go into the log line."""
+    """An RPC.  ``is_known``: it has a valid key, or none is needed.  ``facts``: fields for the log line."""
 
-    door: GrpcGateway
+    gateway: GrpcGateway
     method: Method
     context: Any
     request_id: str
@@ -102,19 +101,19 @@ class GrpcCall:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the client's deadline; very many when it has none."""
+        """Seconds until the client's deadline; a very large number if it has none."""
         found = self.context.time_remaining()
         return _NO_DEADLINE_S if found is None else float(found)
 
     @property
     def client(self) -> str:
-        """Whose request it is."""
+        """The client that the request is accounted to."""
         address = _host_of(self.context.peer())
-        return self.door.http.admission.client_of(self.headers.get(b"authorization"), address)
+        return self.gateway.http.admission.client_of(self.headers.get(b"authorization"), address)
 
     def request(self, body: dict[str, Any]) -> Call:
-        """A request to a model, for the parts that know no gRPC."""
-        http = self.door.http
+        """Return the RPC as a Call, for code that is independent of gRPC."""
+        http = self.gateway.http
         call = Call(self.request_id, {}, body, http.models, http.settings, http.metrics, _no_send)
         call.arrived, call.facts, call.methods = self.arrived, self.facts, http.methods
         call.client = self.client
@@ -124,9 +123,9 @@ class GrpcCall:
         return call
 
     async def next(self) -> bytes | None:
-        """As ``read``, and None when the service stops."""
+        """Read the next message; None after the last message and when the service stops."""
         reading = asyncio.ensure_future(self.read())
-        stopping = asyncio.ensure_future(self.door.stopping.wait())
+        stopping = asyncio.ensure_future(self.gateway.stopping.wait())
         try:
             await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else None
@@ -135,7 +134,7 @@ class GrpcCall:
             stopping.cancel()
 
     async def read(self) -> bytes | None:
-        """The client's next message; None after the last.  GoneError when the RPC is over."""
+        """Read the client's next message; None after the last.  Raises GoneError if the RPC is over."""
         try:
             data = await self.context.read()
         except grpc.aio.BaseError as error:
@@ -143,9 +142,9 @@ class GrpcCall:
         return None if data is grpc.aio.EOF else bytes(data)
 
     async def write(self, message: Any) -> None:
-        """Send a message.  GoneError when the RPC is over, or nobody takes anything of it for ``write_s``."""
+        """Send a message.  Raises GoneError if the RPC is over, or if the client reads nothing for ``write_s``."""
         try:
-            async with asyncio.timeout(self.door.limits.write_s):
+            async with asyncio.timeout(self.gateway.limits.write_s):
                 await self.context.write(message.SerializeToString())
         except TimeoutError:
             raise self._slow_reader() from None
@@ -153,10 +152,13 @@ class GrpcCall:
             raise GoneError(str(error)) from error
 
     async def whole(self, message: Any) -> bytes:
-        """A message that gRPC sends once the method has ended.  GoneError when it has no room for ``write_s``."""
+        """Return the bytes of the only response, which gRPC sends when the method returns.
+
+        Raises GoneError if the send budget has no room for ``write_s``.
+        """
         data: bytes = message.SerializeToString()
         try:
-            await self.door.untaken.add(len(data), self.door.limits.write_s)
+            await self.gateway.untaken.add(len(data), self.gateway.limits.write_s)
         except TimeoutError:
             raise self._slow_reader() from None
         return data
@@ -166,8 +168,8 @@ class GrpcCall:
         return GoneError("slow reader")
 
     async def parsed(self, data: bytes) -> Any:
-        """A message of the method's type, also of packed bytes; RefusalError for bytes that are none."""
-        most = _OPEN_MESSAGE if self.method.is_open else self.door.limits.body_bytes
+        """Parse a message of the method's type, compressed or not.  Raises RefusalError for invalid bytes."""
+        most = _OPEN_MESSAGE if self.method.is_open else self.gateway.limits.body_bytes
         num_bytes = LARGE_BODY if encoding_of(data) else len(data)
 
         def parse() -> Any:
@@ -176,23 +178,24 @@ class GrpcCall:
                 check_fields(message, self.method.request.DESCRIPTOR)
                 return self.method.request.FromString(message)
             except (BadMessageError, DecodeError) as error:
-                raise RefusalError(400, f"this is no {self.method.request.DESCRIPTOR.name}: {error}") from None
+                raise RefusalError(400, f"Invalid {self.method.request.DESCRIPTOR.name} message: {error}") from None
 
         return await decode(num_bytes, parse)
 
 
 async def _no_send(message: Any) -> None:
-    raise RuntimeError("an answer over gRPC is no HTTP message")
+    raise RuntimeError("an RPC cannot send HTTP messages")
 
 
 class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Lets RPCs in.  ``http`` is the door beside it, whose keys, limits, counts and metrics it shares."""
+    """Admits RPCs and runs their methods.  ``http`` is the gateway whose keys, limits, counts and metrics it shares."""
 
     def __init__(self, http: Gateway, methods: Sequence[Method]) -> None:
         self.http, self.limits = http, http.settings.limits
         self.stopping = asyncio.Event()
+        """Set when idle streams should end."""
         self.num_asked = 0
-        """Set when streams that have nothing left to do are to end."""
+        """The number of RPCs that gRPC has passed to this gateway."""
         self.untaken = SendBudget()
         self._methods = {f"/{one.name}": one for one in methods}
         self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
@@ -201,10 +204,10 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._num_keyless = 0
 
     def service(self, details: Any) -> Any:
-        """gRPC asks here who answers a method: whatever it is, this door does.
+        """Return gRPC's handler for a method; unknown methods have one, too, which refuses them.
 
-        An answer that is a message goes out with its status in one turn, unless readers leave no room for it: then
-        each has its clock.
+        A single response goes out together with its status, unless slow clients have used up the send budget.  Then it
+        is written first, with a timeout of its own.
         """
         self.num_asked += 1
         whole = self._whole.get(details.method)
@@ -226,7 +229,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_stream_rpc_method_handler(write)
 
     async def _serve(self, method: Method, context: Any, is_whole: bool = False) -> bytes:
-        """Answer an RPC; returns the message that is left to be sent where ``is_whole``."""
+        """Handle an RPC; return the bytes of the response that gRPC still has to send if ``is_whole``."""
         metadata = [(_bytes(key), _bytes(value)) for key, value in context.invocation_metadata() or ()]
         headers = dict(metadata)
         given = headers.get(b"x-request-id", b"")
@@ -236,7 +239,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             with self.counted(outcome, call):
                 self._let_in(call, metadata)
-                if method.is_work:  # of a stream's request the message is read first: its refusal has its id
+                if method.is_work:  # requests of a stream are checked later, because their errors need their ids
                     self.http.check_room(call.client)
                 with self.opened() if method.is_work else nullcontext():
                     if not method.is_stream:
@@ -247,20 +250,20 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
                     elif reply is not None:
                         await call.write(reply)
         except asyncio.CancelledError:
-            if call.facts.get("gone") == "slow reader":  # gRPC keeps an RPC that no status ends
+            if call.facts.get("gone") == "slow reader":  # gRPC would keep an RPC without a status
                 with suppress(TimeoutError, grpc.aio.BaseError):
                     async with asyncio.timeout(1):
-                        await context.abort(grpc.StatusCode.ABORTED, "nothing of the answer was read in time")
+                        await context.abort(grpc.StatusCode.ABORTED, "The client did not read the response in time.")
             raise
         context.set_trailing_metadata(trailers_of(request_id, outcome.refusal))
-        if outcome.refusal is not None:  # abort would say it by an error, which holds the request until a collection
+        if outcome.refusal is not None:  # not ``abort``: its exception would hold the request until a collection
             context.set_code(getattr(grpc.StatusCode, outcome.code))
             context.set_details(str(outcome.refusal)[:MAX_MESSAGE_CHARS])
         return found
 
     @contextmanager
     def counted(self, outcome: Outcome, call: GrpcCall) -> Iterator[None]:
-        """Notes how what is inside ends: in ``outcome``, the metrics and the log."""
+        """Record how the block ends: in ``outcome``, the metrics and the log."""
         try:
             yield
             outcome.status = 200
@@ -268,18 +271,18 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise asyncio.CancelledError from None
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # what it waited for was: the client still waits
-                outcome.refuse(UnavailableError("the request was given up inside: send it again"), call)
-                LOG.error("request %s was given up", call.request_id, exc_info=error)
+            if task is not None and not task.cancelling():  # an inner task was cancelled: the client is still waiting
+                outcome.refuse(UnavailableError("The request was cancelled internally. Send it again."), call)
+                LOG.error("request %s was cancelled internally", call.request_id, exc_info=error)
             else:
                 if call.remaining_s <= 0:
                     outcome.status = 504
                 raise
         except Exception as error:
             outcome.refuse(error, call)
-            if outcome.status == 500 and outcome.refusal is not error:  # a stage's failure has its own line
+            if outcome.status == 500 and outcome.refusal is not error:  # stage failures are logged elsewhere
                 LOG.error("request %s failed", call.request_id, exc_info=error)
-            if outcome.refusal is not None:  # its frames hold the outcome, which holds it
+            if outcome.refusal is not None:  # break the reference cycle of the error, its frames and the outcome
                 outcome.refusal.__traceback__ = outcome.refusal.__context__ = None
         finally:
             self._note(call, outcome)
@@ -288,17 +291,20 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self.http.admission.lets_in(headers.get(b"authorization"))
 
     def _let_in(self, call: GrpcCall, metadata: Sequence[tuple[bytes, bytes]]) -> None:
-        """Everything but the message is seen to be in order."""
+        """Make all checks that do not need the message."""
         if len(metadata) > self.limits.num_headers:
-            raise RefusalError(431, f"the metadata has more than {self.limits.num_headers} entries")
+            raise RefusalError(431, f"The metadata has more than {self.limits.num_headers} entries.")
         if len(call.headers) != len(metadata):
             names = [name for name, _ in metadata]
             for single in (b"authorization", b"origin"):
                 if names.count(single) > 1:
-                    raise RefusalError(400, f"the metadata {single.decode()} appears twice", code="invalid_header")
+                    raise RefusalError(
+                        400, f"The metadata key {single.decode()} appears more than once.", code="invalid_header"
+                    )
         origin = call.headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in self.http.origins:
-            raise RefusalError(403, "this service does not answer to pages of that Origin", code="origin_not_allowed")
+            message = "Origin not allowed. The server's --allowed-origin option adds origins."
+            raise RefusalError(403, message, code="origin_not_allowed")
         if not call.is_known and not call.method.is_open:
             raise RefusalError(401, NO_KEY, code="invalid_api_key")
         if call.method.is_admin:
@@ -306,11 +312,10 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """One more request is open; 429 when as many are already as may be."""
+        """Count an open request for the duration of the block; raise a 429 error if too many are open."""
         if self.http.num_open >= self.limits.num_open:
-            raise RefusalError(
-                429, "as many requests are open already as may be: come back later", code="too_many_requests"
-            )
+            message = f"Too many open requests (limit {self.limits.num_open}). Retry later."
+            raise RefusalError(429, message, code="too_many_requests")
         self.http.num_open += 1
         try:
             yield
@@ -320,7 +325,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
     @contextmanager
     def _keyless(self) -> Iterator[None]:
         if self._num_keyless >= _MAX_KEYLESS:
-            raise RefusalError(429, "too many ask without a key at once: come back later", code="too_many_requests")
+            raise RefusalError(429, "Too many requests without a key. Retry later.", code="too_many_requests")
         self._num_keyless += 1
         try:
             yield
@@ -328,22 +333,22 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._num_keyless -= 1
 
     async def _read(self, call: GrpcCall) -> bytes:
-        """The message of a method that has one."""
+        """Read the only message of a method."""
         try:
             with nullcontext() if call.is_known else self._keyless():
                 async with asyncio.timeout(self.limits.body_s):
                     data = await call.read()
         except TimeoutError:
-            message = f"the message did not arrive in {self.limits.body_s:g} s"
+            message = f"The message did not arrive within {self.limits.body_s:g} s."
             raise RefusalError(408, message, code="body_too_slow") from None
-        if call.method.is_open and len(data or b"") > _OPEN_MESSAGE:  # anybody may send it
-            raise RefusalError(413, f"the message has more than {_OPEN_MESSAGE} bytes", code="body_too_large")
+        if call.method.is_open and len(data or b"") > _OPEN_MESSAGE:  # anyone may send it
+            raise RefusalError(413, f"The message has more than {_OPEN_MESSAGE} bytes.", code="body_too_large")
         if data is None:
-            raise RefusalError(400, "the message is missing", code="missing_required_parameter")
+            raise RefusalError(400, "The request message is missing.", code="missing_required_parameter")
         return data
 
     def _note(self, call: GrpcCall, outcome: Outcome) -> None:
-        """Count an RPC or a request of a stream, and write its line of the log."""
+        """Count an RPC, or a request of a stream, and write its log line."""
         seconds = time.perf_counter() - call.arrived
         path = f"/{call.method.name}"
         self.http.metrics.grpc(path if path in self._methods else "none", outcome.code, seconds)
@@ -367,7 +372,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata: the request's id, and of a refusal what HTTP says in headers and in its body."""
+    """Return the trailing metadata: the request's id, and for an error what HTTP has in its headers and body."""
     found = [("x-request-id", request_id)]
     if refusal is not None:
         found += [(name.decode(), value.decode()) for name, value in refusal.headers if name == b"retry-after"]
@@ -378,19 +383,19 @@ def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[st
 
 
 def _operation(path: str) -> Operation:
-    """A method as traces know routes."""
+    """Return a method as an Operation, for traces."""
 
-    async def nobody(call: Call) -> None:
-        raise RuntimeError("a method of gRPC is no route")
+    async def unreachable(call: Call) -> None:
+        raise RuntimeError("a gRPC method is not an HTTP route")
 
-    return Operation("gRPC", path, "infer", "", nobody, ())
+    return Operation("gRPC", path, "infer", "", unreachable, ())
 
 
 def _unknown(path: str) -> Method:
-    async def nobody(call: GrpcCall) -> None:
-        raise RefusalError(405, "there is no such method: reflection lists them", code="unknown_method")
+    async def refuse(call: GrpcCall) -> None:
+        raise RefusalError(405, "Unknown method. Server reflection lists all methods.", code="unknown_method")
 
-    return Method(path.removeprefix("/"), None, nobody, is_stream=True)
+    return Method(path.removeprefix("/"), None, refuse, is_stream=True)
 
 
 def _bytes(text: str | bytes) -> bytes:
@@ -398,5 +403,5 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def _host_of(peer: str) -> str:
-    """The address of "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"."""
+    """Return the address in "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"."""
     return peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "")

@@ -1,4 +1,4 @@
-"""gRPC's standard health service: the service under the name "", each model under its own."""
+"""gRPC's standard health service: the name "" stands for the whole service, other names for models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _Status = pb.HealthCheckResponse.ServingStatus
 
 
 class HealthMethods:
-    """Check and Watch.  Like ``/health/ready`` they ask for no key, but names of models are told with one alone."""
+    """Check and Watch.  Like ``/health/ready`` they need no key, except for the health of a named model."""
 
     def __init__(self) -> None:
         self._num_watchers = 0
 
     def methods(self) -> list[Method]:
-        """The methods of the service."""
+        """Return the methods of the service."""
         return [
             Method(f"{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
             Method(f"{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
@@ -36,28 +36,28 @@ class HealthMethods:
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:
         name = _name(call)
-        status = _status(call.door.http.models, name)
+        status = _status(call.gateway.http.models, name)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
-            raise NotFoundError(f"there is no model {name[:128]!r} here")
+            raise NotFoundError(f"Model {name[:128]!r} not found.")
         return pb.HealthCheckResponse(status=status)
 
     async def _watch(self, call: GrpcCall) -> None:
-        """Each change, as it is seen, until the client leaves or the service stops."""
-        name, last, stopping = _name(call), None, call.door.stopping
-        most = MAX_WATCHERS if call.is_known else MAX_WATCHERS // 2  # strangers leave room for the others
+        """Write each change until the client leaves or the service stops."""
+        name, last, stopping = _name(call), None, call.gateway.stopping
+        most = MAX_WATCHERS if call.is_known else MAX_WATCHERS // 2  # clients without a key may use half
         if self._num_watchers >= most:
-            raise RefusalError(429, f"{most} clients watch already", code="too_many_requests")
+            raise RefusalError(429, f"Too many watching clients (limit {most}).", code="too_many_requests")
         self._num_watchers += 1
         try:
             while not stopping.is_set():
-                status = _status(call.door.http.models, name)
+                status = _status(call.gateway.http.models, name)
                 if status != last:
                     await call.write(pb.HealthCheckResponse(status=status))
                     last = status
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._num_watchers -= 1
-        raise RefusalError(503, "the service is stopping", code="draining")
+        raise RefusalError(503, "The service is stopping.", code="draining")
 
 
 def _name(call: GrpcCall) -> str:

@@ -1,4 +1,4 @@
-"""The listener of the gRPC door: a port at the host of the HTTP one."""
+"""The gRPC listener: a port on the host of the HTTP listener."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _STREAMS_OF_CONNECTION: Final = 1024
 
 def _options(limits: GatewayLimits) -> tuple[tuple[str, int], ...]:
     return (
-        ("grpc.so_reuseport", 0),  # else a second service takes half of the connections of a port, and nobody is told
+        ("grpc.so_reuseport", 0),  # otherwise a second service could share the port, unnoticed
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.header_bytes),
         ("grpc.absolute_max_metadata_size", limits.header_bytes),
-        ("grpc.per_message_decompression", 0),  # gRPC would unpack a message whole, however large
+        ("grpc.per_message_decompression", 0),  # gRPC would decompress without a size limit
         ("grpc.max_concurrent_streams", _STREAMS_OF_CONNECTION),
         ("grpc.max_allowed_incoming_connections", limits.num_connections),
         ("grpc.max_connection_idle_ms", int(limits.keep_alive_s * 1000)),
         ("grpc.server_handshake_timeout_ms", int(limits.header_s * 1000)),
-        ("grpc.keepalive_time_ms", int(limits.write_s * 1000)),  # a client whose machine is gone says nothing
+        ("grpc.keepalive_time_ms", int(limits.write_s * 1000)),  # detects clients whose machine is down
         ("grpc.keepalive_timeout_ms", int(limits.write_s * 1000)),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -50,7 +50,7 @@ def _options(limits: GatewayLimits) -> tuple[tuple[str, int], ...]:
 
 
 def _numeric(host: str) -> str:
-    """One address for a name, as HTTP's: gRPC would take any of them that is free, and others' clients at the rest."""
+    """Return one address for a host name, like the HTTP listener; gRPC would bind any free address of the name."""
     if ":" in host:
         return f"[{host}]"
     try:
@@ -60,9 +60,9 @@ def _numeric(host: str) -> str:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Drop what gRPC's core logs as an error when a message cannot be sent: the deadline passed, or the client left.
+    """Return False for errors of gRPC's core about messages that cannot be sent: a passed deadline, a lost client.
 
-    The RPC has a line of its own then, with status 504 or 499.
+    The RPC itself is logged with status 504 or 499.
     """
     return not record.getMessage().startswith("ExecuteBatchError raised in core") or LOG.isEnabledFor(logging.DEBUG)
 
@@ -71,11 +71,11 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
 
 
 class GrpcListener:
-    """gRPC beside an HTTP door.  ``open`` binds the port, ``serve`` answers until ``stop`` is called."""
+    """Serves gRPC beside an HTTP gateway: ``open`` binds the port, ``serve`` handles RPCs until ``stop`` is called."""
 
     def __init__(self, http: Gateway) -> None:
         settings = http.settings
-        self.door = GrpcGateway(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
+        self.gateway = GrpcGateway(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
         self._settings = settings
         self._tls: GrpcTls | None = None
         if settings.tls_certificate is not None and settings.tls_key is not None:
@@ -85,37 +85,37 @@ class GrpcListener:
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
 
     def open(self) -> str:
-        """Bind the port; returns the address.  FileAccessError when the system refuses it."""
+        """Bind the port; return the address.  Raises FileAccessError if binding fails."""
         settings = self._settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{_numeric(settings.host)}:{self._port}"
         limits = settings.limits
         self._server = grpc.aio.server(options=_options(limits), maximum_concurrent_rpcs=limits.num_connections)
-        self._server.add_generic_rpc_handlers((self.door,))
+        self._server.add_generic_rpc_handlers((self.gateway,))
         try:
             if self._tls is None:
                 self._port = self._server.add_insecure_port(address)
             else:
                 self._port = self._server.add_secure_port(address, self._tls.credentials)
         except RuntimeError as error:
-            raise FileAccessError(f"{address}: cannot listen for gRPC there: {error}") from error
+            raise FileAccessError(f"{address}: failed to listen for gRPC: {error}") from error
         return f"{host}:{self._port}"
 
     async def serve(self) -> None:
-        """Answer; returns once ``stop`` was called and what ran has ended."""
+        """Handle RPCs; return after ``stop`` was called and running RPCs have ended."""
         if self._server is None:
             self.open()
         while not await self._serve_once():
-            LOG.error("gRPC's server ended by itself; it is opened again at port %d", self._port)
+            LOG.error("The gRPC server stopped unexpectedly. Restarting it on port %d.", self._port)
             self.open()
 
     async def _serve_once(self) -> bool:
-        """Answer until ``stop`` was called, or (False) until the server ended by itself.
+        """Handle RPCs; return True after ``stop`` was called, False if the server stopped by itself.
 
-        gRPC 1.84 and 1.85 end it where a method's name is no UTF-8.
+        gRPC 1.84 and 1.85 stop it when the name of a method is not UTF-8.
         """
         await self._server.start()
-        ended = asyncio.ensure_future(self._server.wait_for_termination())  # gRPC's own future: not to be cancelled
+        ended = asyncio.ensure_future(self._server.wait_for_termination())  # gRPC's future: never cancel it
         stopped, hurried = (asyncio.ensure_future(one.wait()) for one in (self._stop, self._stop_now))
         try:
             await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -131,29 +131,30 @@ class GrpcListener:
             await asyncio.gather(ended, return_exceptions=True)
 
     async def _refuse_the_last(self) -> None:
-        """Until nobody has asked for a moment, half a second at most.
+        """Wait for a moment without new RPCs, for at most half a second.
 
-        What came and was not looked at when gRPC's server stops it cancels, which tells nobody to ask elsewhere.
+        RPCs that were received but not handled when gRPC's server stops are cancelled, and their clients would not
+        learn that they should retry elsewhere.
         """
         for _ in range(_MAX_QUIETS):
-            before = self.door.num_asked
+            before = self.gateway.num_asked
             await asyncio.sleep(_QUIET_S)
-            if self.door.num_asked == before or self._stop_now.is_set():
+            if self.gateway.num_asked == before or self._stop_now.is_set():
                 return
 
     def stop(self, at_once: bool = False) -> None:
-        """Take no more requests; those that run may end unless ``at_once``, streams without any end now."""
+        """Stop taking RPCs; running requests may finish unless ``at_once``; idle streams end now."""
         if at_once:
             self._stop_now.set()
-        self.door.stopping.set()
+        self.gateway.stopping.set()
         self._stop.set()
 
     def reload_tls(self) -> None:
-        """Use the certificate and key that lie in the files now for new connections; FileAccessError."""
+        """Use the current contents of the certificate and key files for new connections.  Raises FileAccessError."""
         settings = self._settings
         if self._tls is not None and settings.tls_certificate is not None and settings.tls_key is not None:
             self._tls.replace(read_bytes(settings.tls_key), read_bytes(settings.tls_certificate))
 
     def close(self) -> None:
-        """The port is given back when ``serve`` ends; one that never served gives it back with this object."""
+        """Drop the server.  ``serve`` closes its port at the end; otherwise the port closes with the server object."""
         self._server = None

@@ -1,4 +1,4 @@
-"""How many fields a message of a client's may have: two bytes can make a hundred once they are parsed."""
+"""Limits on the number of fields of a client's message: two bytes on the wire can become a hundred in memory."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ __all__ = ["MAX_FIELDS", "MAX_NUMBERS", "BadMessageError", "check_fields"]
 
 MAX_FIELDS: Final = 16_384
 MAX_NUMBERS: Final = 1 << 20
-"""In packed fields of varints, all together: a byte each on the wire, up to eight once they are parsed in one call."""
+"""The most numbers in all packed varint fields together: each takes one byte or more on the wire, and eight parsed."""
 _MESSAGE: Final = 11
-"""The type of a field that is a message, in a descriptor."""
+"""The descriptor type of a field that is a message."""
 _VARINTS: Final = frozenset({3, 4, 5, 8, 13, 14, 17, 18})
 _GO_ON: Final = bytes(range(128, 256))
-"""Bytes of a varint but its last."""
+"""All bytes of a varint except its last."""
 _MAX_DEPTH: Final = 16
 
 
 class BadMessageError(Exception):
-    """Bytes that are no such message, or one of too many fields."""
+    """Raised for bytes that are not a message, or a message with too many fields."""
 
 
 def check_fields(data: bytes, descriptor: Any) -> None:
-    """Refuse a message of more than MAX_FIELDS fields, those of the messages in it included, before it is parsed.
+    """Refuse a message with more than MAX_FIELDS fields, nested messages included, before it is parsed.
 
-    Packed numbers are one field, and MAX_NUMBERS in all.  Time goes with the fields, of which no more are looked at
-    than may be.
+    A packed field counts as one field; all packed fields may have MAX_NUMBERS numbers.  The check stops at the first
+    field above the limit, so its time is bounded.
     """
     numbers = 0
     left, todo = MAX_FIELDS, [(0, len(data), descriptor, 0)]
     while todo:
         at, end, kind, depth = todo.pop()
         if depth > _MAX_DEPTH:
-            raise BadMessageError("the message nests too deep")
+            raise BadMessageError("it is nested too deeply")
         while at < end:
             left -= 1
             if left < 0:
-                raise BadMessageError(f"the message has more than {MAX_FIELDS} fields")
+                raise BadMessageError(f"it has more than {MAX_FIELDS} fields")
             tag = data[at]
             if tag < 128:  # most are a byte
                 at += 1
@@ -58,21 +58,21 @@ def check_fields(data: bytes, descriptor: Any) -> None:
                 if field is not None and field.type in _VARINTS:
                     numbers += len(data[at : min(end, at + size)].translate(None, _GO_ON))
                     if numbers > MAX_NUMBERS:
-                        raise BadMessageError(f"the message has more than {MAX_NUMBERS} packed numbers: send them raw")
+                        raise BadMessageError(f"it has more than {MAX_NUMBERS} packed numbers; use raw_input_contents")
                 if field is not None and field.type == _MESSAGE:
                     if at + size > end:
                         raise _cut_off()
                     todo.append((at, at + size, field.message_type, depth + 1))
                 at += size
             else:
-                raise BadMessageError("the message has a field of a type that is not known here")
+                raise BadMessageError("it has a field of an unknown wire type")
         if at != end:
             raise _cut_off()
 
 
 def _cut_off() -> BadMessageError:
-    """A new one each time: a raised error holds what it went through, the message included."""
-    return BadMessageError("the message ends inside of a field")
+    """Return a new error each time, because a raised error holds its frames, and so the message."""
+    return BadMessageError("it is truncated inside a field")
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""``inference.GRPCInferenceService``: the Open Inference Protocol over gRPC, and Triton's stream of requests."""
+"""``inference.GRPCInferenceService``: the Open Inference Protocol over gRPC, with Triton's streaming method."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["SERVICE", "oip_methods"]
 SERVICE: Final = "inference.GRPCInferenceService"
 FINAL: Final = "triton_final_response"
 MAX_OF_STREAM: Final = 128
-"""Requests of one stream that are open at a time; no more are read meanwhile."""
+"""The most open requests of one stream; further ones are not read until one has ended."""
 _LARGE_REQUEST: Final = 1 << 16
 
 
 def oip_methods() -> list[Method]:
-    """The methods of the service."""
+    """Return the methods of the service."""
     return [
-        # Their messages are empty, and are not read: anybody may send some.
+        # Anyone may call these two, so their messages, which are empty, are not read.
         Method(f"{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
         Method(f"{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
         Method(f"{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
@@ -52,7 +52,7 @@ async def _live(call: GrpcCall) -> pb.ServerLiveResponse:
 
 
 async def _ready(call: GrpcCall) -> pb.ServerReadyResponse:
-    """As ``/health/ready``."""
+    """Report the same as ``/health/ready``."""
     return pb.ServerReadyResponse(ready=call.request({}).is_ready())
 
 
@@ -100,7 +100,7 @@ async def _unload(call: GrpcCall) -> pb.RepositoryModelUnloadResponse:
 
 def _check_repository(call: GrpcCall) -> None:
     if call.message.repository_name:
-        message = "repository_name must be empty: there is one repository, without a name"
+        message = "repository_name must be empty: the only repository has no name"
         raise RefusalError(400, message, param="repository_name", code="unsupported_parameter")
 
 
@@ -119,7 +119,7 @@ async def _written(response: InferResponse, model: str, request_id: str) -> pb.M
 
 
 async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
-    """One answer, whole."""
+    """Handle ModelInfer: one request, one response."""
     message = call.message
     request = await _read(message)
     name, response = await answer(
@@ -129,7 +129,7 @@ async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
 
 
 class _Stream:
-    """The requests of one stream, side by side; their responses are written one at a time."""
+    """Handles the requests of one stream concurrently; responses are written one at a time."""
 
     def __init__(self, call: GrpcCall) -> None:
         self._call = call
@@ -138,12 +138,12 @@ class _Stream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_read = 0
         self._is_stopped = False
-        """Ended by the service, and not by the client's last request."""
+        """True if the service ended the stream, and not the client."""
 
     async def run(self) -> None:
-        """Until the client has sent its last request and all are answered, or the service stops."""
+        """Handle requests until the client has sent its last one and all are answered, or until the service stops."""
         self._owner = asyncio.current_task()
-        stopping = asyncio.ensure_future(self._call.door.stopping.wait())
+        stopping = asyncio.ensure_future(self._call.gateway.stopping.wait())
         try:
             while (data := await self._next(stopping)) is not None:
                 self._num_read += 1
@@ -158,14 +158,14 @@ class _Stream:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._is_stopped:
-            raise RefusalError(503, "the service is stopping", code="draining")
+            raise RefusalError(503, "The service is stopping.", code="draining")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._places.release()
 
     async def _next(self, stopping: asyncio.Future[Any]) -> bytes | None:
-        """The next request, once there is a place for it; None after the last."""
+        """Wait for room and read the next request; None after the last."""
         await self._places.acquire()
         reading = asyncio.ensure_future(self._call.read())
         try:
@@ -176,11 +176,11 @@ class _Stream:
             reading.cancel()
 
     async def _answer(self, data: bytes, request_id: str) -> None:
-        """One request: what goes wrong with it is a response of its own, and the others go on."""
+        """Handle one request; an error is sent as its response, and does not affect other requests."""
         rpc = self._call
-        one = GrpcCall(rpc.door, _ONE_OF_STREAM, rpc.context, request_id, rpc.headers, rpc.is_known)
+        one = GrpcCall(rpc.gateway, _ONE_OF_STREAM, rpc.context, request_id, rpc.headers, rpc.is_known)
         outcome, message = Outcome(), pb.ModelInferRequest()
-        with rpc.door.counted(outcome, one), rpc.door.opened():
+        with rpc.gateway.counted(outcome, one), rpc.gateway.opened():
             message = await one.parsed(data)
             await self._respond(one, message)
         if outcome.refusal is not None:
@@ -219,7 +219,7 @@ class _Stream:
 
 
 def _failed(message: pb.ModelInferRequest, refusal: RefusalError, request_id: str) -> pb.ModelStreamInferResponse:
-    """What a request of a stream is refused with; the parameters say what a status and trailing metadata would."""
+    """Return the error response to a request of a stream; its parameters replace a status and trailing metadata."""
     found = pb.ModelStreamInferResponse(error_message=str(refusal)[:MAX_MESSAGE_CHARS])
     response = found.infer_response
     response.id, response.model_name = message.id[:MAX_ID_CHARS], message.model_name[:MAX_NAME_CHARS]
@@ -231,7 +231,7 @@ def _failed(message: pb.ModelInferRequest, refusal: RefusalError, request_id: st
 
 
 async def _stream_infer(call: GrpcCall) -> None:
-    """Requests as they come, answered side by side."""
+    """Handle ModelStreamInfer."""
     await _Stream(call).run()
 
 

@@ -1,4 +1,4 @@
-"""gRPC's server reflection: which services there are, and the files that describe them."""
+"""gRPC's server reflection: lists the services, and returns the files that describe them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.serving.proto import reflection_pb2 as pb
 __all__ = ["reflection_methods"]
 
 NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The same messages under both; older clients ask under the second."""
+"""Both names have the same messages; older clients use the second."""
 _FILES: Final = (oip_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, pb.DESCRIPTOR)
 _NOT_FOUND: Final = 5
 _INVALID: Final = 3
@@ -19,12 +19,12 @@ MAX_REQUESTS: Final = 1000
 
 
 def reflection_methods() -> list[Method]:
-    """The one method, under both names of the service."""
+    """Return the only method, under both names of the service."""
     return [Method(f"{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES]
 
 
 async def _info(call: GrpcCall) -> None:
-    """Answer requests one after the other."""
+    """Answer requests in order."""
     for _ in range(MAX_REQUESTS):
         data = await call.next()
         if data is None:
@@ -48,17 +48,17 @@ def _answer(request: pb.ServerReflectionRequest, response: pb.ServerReflectionRe
         found = _file_of(request.file_containing_symbol)
     elif kind is None:
         response.error_response.error_code = _INVALID
-        response.error_response.error_message = "the request asks for nothing"
+        response.error_response.error_message = "The request has no message_request."
         return
-    if found is None:  # extensions among them, of which there are none
+    if found is None:  # also requests for extensions, which these files do not have
         response.error_response.error_code = _NOT_FOUND
-        response.error_response.error_message = "there is nothing of that name"
+        response.error_response.error_message = "No file or symbol has that name."
         return
     response.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
 
 
 def _file_of(symbol: str) -> Any:
-    """The file of a service, method, message, field or enumeration, by its full name."""
+    """Return the file of a service, method, message, field or enumeration, given its full name."""
     for file in _FILES:
         try:
             return file.pool.FindFileContainingSymbol(symbol)

@@ -1,8 +1,8 @@
-"""Whole answers over gRPC that their clients have not taken yet: how many there may be, and how large together.
+"""A budget for whole gRPC responses that clients have not read yet: their number and their total size.
 
-gRPC sends a whole answer and its status in one turn, and says nothing until both have left: so there is no clock for a
-reader who takes nothing, as there is where an answer is written first and its status then.  What such readers can hold
-is bounded here instead.
+gRPC sends a whole response together with its status and reports only when both have been sent, so there is no timeout
+for a client that does not read, unlike for responses that are written before their status.  The budget limits the
+memory that such clients can occupy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_BYTES: Final = 32 << 20
 
 
 class SendBudget:
-    """Counts answers from the moment that gRPC has them to the end of their RPCs."""
+    """Counts responses from the moment that gRPC has them until the end of their RPCs."""
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES) -> None:
         self.num_answers = self.num_bytes = 0
@@ -27,14 +27,14 @@ class SendBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether what is asked for from now on may be answered like this."""
+        """True if new requests may be answered with a whole response."""
         return self.num_answers < self._max_answers and self.num_bytes < self._max_bytes
 
     async def add(self, size: int, seconds: float) -> None:
-        """Count an answer of so many bytes until the task that calls this has ended.
+        """Count a response of ``size`` bytes until the calling task ends.
 
-        Waits for room, those who came first going first; an answer alone has room, however large.  TimeoutError when
-        there is none for so long.
+        Waits for room, in order of arrival; a single response always has room, however large.  Raises TimeoutError if
+        there is no room within ``seconds``.
         """
         if self._turn.locked() or not self._fits(size):
             async with asyncio.timeout(seconds), self._turn:
@@ -43,7 +43,7 @@ class SendBudget:
                     await self._left.wait()
         task: asyncio.Task[Any] | None = asyncio.current_task()
         if task is None:
-            raise RuntimeError("an answer is counted for the task that gives it")
+            raise RuntimeError("add must be called in a task")
         self.num_answers += 1
         self.num_bytes += size
         task.add_done_callback(partial(self._ended, size))

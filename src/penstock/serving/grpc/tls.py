@@ -1,4 +1,4 @@
-"""TLS of gRPC servers whose certificate can be replaced while they run."""
+"""TLS for gRPC servers, with certificates that can be replaced while the server runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class GrpcTls:
         self.credentials = grpc.dynamic_ssl_server_credentials(first, self._fetch)
 
     def replace(self, key: bytes, certificate: bytes) -> None:
-        """Use another certificate from the next handshake on."""
+        """Use another certificate, starting with the next handshake."""
         self._next = grpc.ssl_server_certificate_configuration([(key, certificate)])
 
     def _fetch(self) -> Any:
-        """Return what to use from now on; gRPC asks at each handshake, and None changes nothing."""
+        """Return the new configuration, or None for no change; gRPC calls this at each handshake."""
         found, self._next = self._next, None
         return found

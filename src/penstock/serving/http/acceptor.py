@@ -1,7 +1,6 @@
-"""Accepting connections, also when there are too many of them or the system has no descriptors left.
+"""Accept connections, with limits, and with a pause when the process is out of file descriptors.
 
-asyncio's own server reacts to a failed ``accept`` with as many errors in the log as its backlog is long, and tries
-again that often at once.
+asyncio's own server logs a failed ``accept`` once for each place of its backlog, and retries as often at once.
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ from penstock.logs import tell
 __all__ = ["Acceptor"]
 
 _MAX_ACCEPTS: Final = 256
-"""Connections that are taken in one turn of the event loop."""
+"""The most connections that are accepted in one turn of the event loop."""
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
 _LOG_S: Final = 1.0
 
 
 class Acceptor:
-    """Accepts connections of a listening socket until ``close``; stands for asyncio's server in uvicorn's list.
+    """Accepts connections of a listening socket until ``close``; it replaces asyncio's server in uvicorn's list.
 
-    ``make`` returns the protocol of a new connection, which calls the function that it is given when it has the
-    connection.  ``tls`` is the context of the handshakes, which have
-    ``handshake_s``.  Where ``is_full`` is true for the number of connections that no protocol has yet, a new connection
-    gets ``refusal`` and is closed at once.
+    ``make`` returns the protocol of a new connection; the protocol calls the function passed to ``make`` when the
+    connection is made.  ``tls`` is the context of TLS handshakes, ``handshake_s`` their timeout.  If ``is_full``
+    returns True for the number of connections without a protocol, a new connection gets ``refusal`` and is closed.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Acceptor:
         self._tls, self._handshake_s = tls, handshake_s
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
-        self._num_opening = 0  # of these, the ones whose protocol has no connection yet
+        self._num_opening = 0  # those whose protocol has no connection yet
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._logged = -_LOG_S
@@ -57,7 +55,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Take no more connections; handshakes that run are given up."""
+        """Stop accepting connections and cancel running handshakes."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._listener.fileno())
@@ -65,7 +63,7 @@ class Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until no handshake runs."""
+        """Wait until all handshakes have ended."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _resume(self) -> None:
@@ -91,7 +89,7 @@ class Acceptor:
                 self._begin(own)
 
     def _pause(self, error: OSError) -> None:
-        """Leave the connections in the system's queue for a while: the listener stays readable."""
+        """Stop accepting for a while; connections wait in the system's queue."""
         self._loop.remove_reader(self._listener.fileno())
         self._timer = self._loop.call_later(self._pause_s, self._resume)
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
@@ -111,8 +109,8 @@ class Acceptor:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._opening.discard(task)
-            connected()  # or it failed
-            if task.cancelled():  # perhaps before it began
+            connected()  # in case the handshake failed
+            if task.cancelled():  # possibly before it started
                 own.close()
 
         self._num_opening += 1
@@ -122,13 +120,13 @@ class Acceptor:
 
     def _refuse(self, own: socket.socket) -> None:
         with own, suppress(OSError):
-            if self._tls is None:  # else there is no way to say it before the handshake
+            if self._tls is None:  # before a TLS handshake no response can be sent
                 own.send(self._refusal)
             own.shutdown(socket.SHUT_WR)
 
     async def _open(self, own: socket.socket, connected: Callable[[], None]) -> None:
         timeout = None if self._tls is None else self._handshake_s
-        with suppress(OSError):  # a handshake that fails, is broken off or takes too long: it has closed the socket
+        with suppress(OSError):  # a handshake that failed or timed out has closed the socket
             await self._loop.connect_accepted_socket(
                 partial(self._make, connected), own, ssl=self._tls, ssl_handshake_timeout=timeout
             )

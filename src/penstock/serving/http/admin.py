@@ -1,4 +1,4 @@
-"""The admin listener: routes that change a service's models, on a socket of its own and never at the public door."""
+"""The admin listener: routes that change a service's models, on a separate socket and never on the public listener."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["MAX_CONNECTIONS", "admin_operations", "make_admin"]
 MAX_CONNECTIONS: Final = 64
 _PATH: Final = Text(1, 4096)
 _NOTES: Final = {
-    "path": "An absolute path on the service's machine: a bundle, or a checkpoint's folder.",
-    "name": "What requests call it; that of the file unless given.",
+    "path": "Absolute path of a bundle or a checkpoint folder on the server.",
+    "name": "Name of the model in requests. Default: the name of the file.",
 }
 LOAD: Final = Members("LoadRequest", {"path": _PATH, "name": Text(1, 128, NAME)}, ("path",), _NOTES)
 UPDATE: Final = Members("UpdateRequest", {"path": _PATH}, ("path",), _NOTES)
@@ -42,47 +42,47 @@ UNLOADED: Final = Members("Unloaded", {"id": Text(), "state": Choice(("unloaded"
 
 
 class _Routes:
-    """The handlers, over the changes that they ask for."""
+    """The handlers of the admin routes."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
 
     async def load(self, call: Call) -> Reply:
-        """Load a bundle under a name of its own."""
+        """Load a model under a new name."""
         with _refusals_of_files():
             backend = await self._changes.load(_absolute(call.body["path"]), call.body.get("name", ""))
         call.facts["model"] = backend.name
         return json_reply(model_status(backend, call.metrics))
 
     async def update(self, call: Call) -> Reply:
-        """Switch a model to other weights."""
+        """Switch a model to new weights."""
         name = call.facts["model"] = call.path_values["model"]
         with _refusals_of_files():
             backend = await self._changes.update(name, _absolute(call.body["path"]))
         return json_reply(model_status(backend, call.metrics))
 
     async def unload(self, call: Call) -> Reply:
-        """Drain a model and give its memory back."""
+        """Drain a model and free its memory."""
         name = call.facts["model"] = call.path_values["model"]
         await self._changes.unload(name)
         return json_reply({"id": name, "state": "unloaded"})
 
 
 def admin_operations(changes: Changes) -> list[Operation]:
-    """Every route of the admin listener."""
+    """Return all routes of the admin listener."""
     routes = _Routes(changes)
     table = [
-        Operation("GET", "/admin/models", "admin_models", "Models and workers, as /status has them.", status, STATUS),
+        Operation("GET", "/admin/models", "admin_models", "Models and workers, as in /status.", status, STATUS),
         Operation(
             "POST", "/admin/models/load", "load_model", "Load a model.", routes.load, MODEL_STATUS, LOAD,
             refusals=(429, 503, 504),
         ),
         Operation(
-            "POST", "/admin/models/{model}/update", "update_model", "Switch a model to other weights.",
+            "POST", "/admin/models/{model}/update", "update_model", "Switch a model to new weights.",
             routes.update, MODEL_STATUS, UPDATE, refusals=(404, 429, 503, 504),
         ),
         Operation(
-            "POST", "/admin/models/{model}/unload", "unload_model", "Drain a model and give its memory back.",
+            "POST", "/admin/models/{model}/unload", "unload_model", "Drain a model and free its memory.",
             routes.unload, UNLOADED, refusals=(404, 429, 503, 504),
         ),
     ]  # fmt: skip
@@ -91,10 +91,10 @@ def admin_operations(changes: Changes) -> list[Operation]:
 
 
 def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Gateway:
-    """The application of the admin listener.
+    """Return the application of the admin listener.
 
-    It asks for no key: who may open its socket is the owner.  Its limits are the defaults, for a load may take longer
-    than the public door gives an answer.  ``metrics`` are the public door's, so that both tell the same latencies.
+    It needs no key, because only the owner may open its socket.  Its limits are the defaults, because a load may take
+    longer than a public request.  ``metrics`` are the public gateway's, so that both report the same latencies.
     """
     settings = GatewaySettings(limits=GatewayLimits(num_connections=MAX_CONNECTIONS))
     return Gateway(Routes(admin_operations(changes)), models, settings, metrics=metrics)
@@ -102,13 +102,15 @@ def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Gateway:
 
 def _absolute(path: str) -> str:
     if not Path(path).is_absolute() or "\0" in path:
-        raise InvalidArgumentError(f"path must be absolute, for the service has a folder of its own, not {path!r:.200}")
+        raise InvalidArgumentError(
+            f"path must be absolute, not {path!r:.200}. The server's working folder differs from yours.", param="path"
+        )
     return path
 
 
 @contextmanager
 def _refusals_of_files() -> Iterator[None]:
-    """Whoever asks here chose the file and may read why it does not open, which the public door tells nobody."""
+    """Report why a file does not open.  Only the admin listener does, because its client chose the file."""
     try:
         yield
     except (InvalidFileError, FileAccessError, UnsupportedError) as error:

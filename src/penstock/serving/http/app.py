@@ -1,4 +1,4 @@
-"""The HTTP application: the table of its operations, behind the door."""
+"""The HTTP application: the gateway with the table of all operations."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _WORK = (*_MODEL, 504)
 
 
 def operations() -> list[Operation]:
-    """Every route of the service."""
+    """Return all routes of the service."""
     table = [
-        Operation("GET", "/v1/models", "list_models", "The models.", health.models, health.MODELS),
+        Operation("GET", "/v1/models", "list_models", "List the models.", health.models, health.MODELS),
         Operation(
-            "GET", "/v1/models/{model}", "get_model", "One model.", health.model, health.MODEL, refusals=(404,)
+            "GET", "/v1/models/{model}", "get_model", "Describe a model.", health.model, health.MODEL, refusals=(404,)
         ),
         Operation(
-            "POST", "/v1/completions", "complete", "Continue prompts.", completions.complete,
+            "POST", "/v1/completions", "complete", "Complete prompts.", completions.complete,
             completions.COMPLETION_ANSWER, request_fields.COMPLETION, completions.COMPLETION_EVENT, _WORK,
         ),
         Operation(
@@ -45,36 +45,37 @@ def operations() -> list[Operation]:
             request_fields.CHAT, chat.CHAT_EVENT, _WORK,
         ),
         Operation(
-            "POST", "/v1/embeddings", "embed", "Texts as vectors.", embeddings.embeddings,
+            "POST", "/v1/embeddings", "embed", "Embed texts or token ids.", embeddings.embeddings,
             embeddings.EMBEDDING_ANSWER, request_fields.EMBEDDING, refusals=_WORK,
         ),
         Operation(
-            "POST", "/tokenize", "tokenize", "A text's or a conversation's token ids.", tokenize.tokenize,
+            "POST", "/tokenize", "tokenize", "Tokenize a text or a conversation.", tokenize.tokenize,
             tokenize.TOKENIZE_ANSWER, request_fields.TOKENIZE, refusals=_MODEL,
         ),
         Operation(
-            "POST", "/detokenize", "detokenize", "The text of token ids.", tokenize.detokenize,
+            "POST", "/detokenize", "detokenize", "Decode token ids into text.", tokenize.detokenize,
             tokenize.DETOKENIZE_ANSWER, request_fields.DETOKENIZE, refusals=_MODEL,
         ),
         Operation(
-            "GET", "/health/live", "live", "The service runs.", health.health_live, health.HEALTH, is_open=True
+            "GET", "/health/live", "live", "Report that the service is running.", health.health_live, health.HEALTH,
+            is_open=True,
         ),
         Operation(
-            "GET", "/health/ready", "ready", "A model takes requests.", health.health_ready, health.HEALTH,
-            refusals=(503,), is_open=True,
+            "GET", "/health/ready", "ready", "Report whether a model accepts requests.", health.health_ready,
+            health.HEALTH, refusals=(503,), is_open=True,
         ),
         Operation(
-            "GET", "/health", "health", "As /health/ready, by the name that vLLM has.", health.health_ready,
+            "GET", "/health", "health", "Same as /health/ready, under vLLM's name.", health.health_ready,
             health.HEALTH, refusals=(503,), is_open=True,
         ),
         Operation("GET", "/version", "version", "The version of Penstock.", health.version, health.VERSION),
-        Operation("GET", "/status", "status", "What the live view shows.", status.status, status.STATUS),
+        Operation("GET", "/status", "status", "Status of models, workers and servables.", status.status, status.STATUS),
         Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
         Operation(
-            "GET", "/page/{file}", "page_file", "What the page loads.", page_files.page_file, page_files.PAGE_TYPES,
+            "GET", "/page/{file}", "page_file", "A file of the web page.", page_files.page_file, page_files.PAGE_TYPES,
             refusals=(404,), is_open=True,
         ),
-        Operation("GET", "/metrics", "metrics", "Prometheus' text.", health.metrics, ("text/plain",)),
+        Operation("GET", "/metrics", "metrics", "Metrics in Prometheus' text format.", health.metrics, ("text/plain",)),
     ]  # fmt: skip
     table += oip_operations()
     table.append(description_of(table))
@@ -82,7 +83,7 @@ def operations() -> list[Operation]:
 
 
 def description_of(table: list[Operation]) -> Operation:
-    """The description of the others, and of itself."""
+    """Return the operation that describes all operations of ``table``, itself included."""
     texts: list[bytes] = []
 
     async def openapi(call: Call) -> Reply:
@@ -90,7 +91,7 @@ def description_of(table: list[Operation]) -> Operation:
             texts.append(json.dumps(describe(table)).encode())
         return Reply(200, texts[0])
 
-    return Operation("GET", "/openapi.json", "openapi", "This description.", openapi, Anything())
+    return Operation("GET", "/openapi.json", "openapi", "This OpenAPI description.", openapi, Anything())
 
 
 def make_app(
@@ -100,7 +101,7 @@ def make_app(
     arrivals: Arrivals | None = None,
     methods: Methods | None = None,
 ) -> Gateway:
-    """The application over some models and servables.  Reads the keys' files; InvalidFileError when they are wrong."""
+    """Return the application for models and servables.  It reads the key files and raises InvalidFileError for them."""
     settings = settings or GatewaySettings()
     admission = Admission.read(settings.keys_file, settings.admin_keys_file)
     return Gateway(Routes(operations()), models, settings, admission, traces=traces, arrivals=arrivals, methods=methods)

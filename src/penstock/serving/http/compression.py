@@ -1,4 +1,4 @@
-"""Compressed bodies: what comes never grows past a bound, what goes is compressed where the client takes it."""
+"""Compressed bodies: decompress requests up to a size limit, compress responses if the client accepts it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.api_errors import RefusalError
 __all__ = ["ENCODINGS", "accepted", "deflated", "inflated"]
 
 ENCODINGS: Final = {"gzip": 31, "deflate": 15}
-"""HTTP's name of an encoding, and zlib's number for it."""
+"""HTTP's names of encodings, and zlib's ``wbits`` for each."""
 _LEVEL: Final = 1
 
 
 def inflated(data: bytes, encoding: str, most: int, noun: str = "body") -> bytes:
-    """What was compressed.  413 as soon as it has more than ``most`` bytes, 400 when it is not one whole stream.
+    """Return the decompressed data, which is called ``noun`` in errors.
 
-    Refusals call it ``noun``.
+    Raises a 413 error as soon as the result exceeds ``most`` bytes, a 400 error unless the data is one whole stream.
     """
     unpacker = zlib.decompressobj(ENCODINGS[encoding])
     try:
@@ -25,24 +25,24 @@ def inflated(data: bytes, encoding: str, most: int, noun: str = "body") -> bytes
     except zlib.error as error:
         raise _wrong(noun, encoding, str(error)) from None
     if len(found) > most:
-        raise RefusalError(413, f"the {noun} has more than {most} bytes once it is unpacked", code="body_too_large")
+        raise RefusalError(413, f"The decompressed {noun} has more than {most} bytes.", code="body_too_large")
     if not unpacker.eof or unpacker.unused_data:
-        raise _wrong(noun, encoding, "bytes behind its end" if unpacker.eof else "it ends too early")
+        raise _wrong(noun, encoding, "data after its end" if unpacker.eof else "it is truncated")
     return found
 
 
 def _wrong(noun: str, encoding: str, why: str) -> RefusalError:
-    return RefusalError(400, f"the {noun} is not one {encoding} stream: {why}", code="invalid_compression")
+    return RefusalError(400, f"The {noun} is not a valid {encoding} stream: {why}.", code="invalid_compression")
 
 
 def deflated(data: bytes, encoding: str) -> bytes:
-    """Compressed, quickly."""
+    """Return the data compressed at zlib's fastest level."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, ENCODINGS[encoding])
     return packer.compress(data) + packer.flush()
 
 
 def accepted(header: bytes) -> str:
-    """The encoding of ENCODINGS that an Accept-Encoding header likes best; empty for none."""
+    """Return the encoding of ENCODINGS that an Accept-Encoding header prefers; empty for none."""
     best, found = 0.0, ""
     for part in header[:256].decode("latin-1").split(","):
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))

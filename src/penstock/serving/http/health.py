@@ -1,4 +1,4 @@
-"""What is there and how it is: models, health, metrics."""
+"""The routes for models, health, metrics and version."""
 
 from __future__ import annotations
 
@@ -76,34 +76,34 @@ def _described(backend: Backend) -> dict[str, Any]:
 
 
 async def models(call: Call) -> Reply:
-    """All models."""
+    """Return all models."""
     return json_reply({"object": "list", "data": [_described(one) for one in call.models.list()]})
 
 
 async def model(call: Call) -> Reply:
-    """One model."""
+    """Return one model."""
     return json_reply(_described(call.models.get(call.path_values["model"])))
 
 
 async def health_live(call: Call) -> Reply:
-    """The event loop turns."""
+    """Report that the event loop runs."""
     return json_reply({"status": "ok"})
 
 
 async def health_ready(call: Call) -> Reply:
-    """A model's engine turned recently or a servable is ready, and the service is not stopping."""
+    """Report whether a model or a servable accepts requests, and the service is not stopping."""
     if call.models.is_draining:
-        raise RefusalError(503, "the service is stopping", code="draining")
+        raise RefusalError(503, "The service is stopping.", code="draining")
     if not call.is_ready():
-        raise RefusalError(503, "no model is ready", code="not_ready")
+        raise RefusalError(503, "No model is ready.", code="not_ready")
     return json_reply({"status": "ok"})
 
 
 async def metrics(call: Call) -> Reply:
-    """Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     return Reply(200, call.metrics.text(), CONTENT_TYPE)
 
 
 async def version(call: Call) -> Reply:
-    """The version of Penstock."""
+    """Return the version of Penstock."""
     return json_reply({"version": __version__})

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1, whose parser knows no bounds, with those of a service."""
+"""HTTP/1.1: uvicorn's protocol, whose parser has no limits, with the limits of the gateway."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from penstock.serving.http.transport import Transport
 __all__ = ["MAX_REFUSED", "TOO_MANY_CONNECTIONS", "BoundedProtocol"]
 
 MAX_REFUSED: Final = 64
-"""Connections above ``num_connections`` that may read at leisure why they are refused."""
+"""The most connections above ``num_connections`` that are kept open while they read why they were refused."""
 _REFUSED_S: Final = 1.0
-"""How long they may take."""
+"""The time that they have for it."""
 
 _SEND_BYTES: Final = 1 << 17
 _RECEIVE_BYTES: Final = 1 << 16
@@ -35,11 +35,11 @@ _CHUNKED: Final = [b"chunked"]
 
 
 class _RefusedError(Exception):
-    """Raised in a callback of the parser to stop it; ``_refusal`` says why."""
+    """Raised in a callback of the parser to stop it; ``_refusal`` holds the reason."""
 
 
 class _Together:
-    """Stands for a connection's transport while a whole answer is written, which then goes out in one piece."""
+    """Replaces a connection's transport while a whole response is written, and sends it in one write."""
 
     __slots__ = ("_cycle", "_pieces", "_transport")
 
@@ -73,7 +73,7 @@ class _Together:
 
 
 class _DirectBody:
-    """The rest of an answer that has begun in chunks, without a message, a coroutine and a look at each for a piece."""
+    """Writes response chunks directly to the transport, without the cost of ASGI messages and coroutines."""
 
     __slots__ = ("_cycle", "on_gone")
 
@@ -118,7 +118,7 @@ class _DirectBody:
         found.append(b"\r\n")
         head = b"".join(found)
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
-            raise ValueError("a header holds the end of a line")
+            raise ValueError("a header contains a line break")
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
         cycle.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
@@ -133,7 +133,7 @@ class _DirectBody:
 
 
 def _refusal(status: int, message: str) -> bytes:
-    """An error response outside of the application, after which the connection is closed."""
+    """Return an error response that is sent without the application; the connection is closed after it."""
     error = {"message": message, "type": CODES[status].type, "param": None, "code": None}
     body = json.dumps({"error": error}).encode()
     lines = [
@@ -151,9 +151,9 @@ TOO_MANY_CONNECTIONS: Final = _refusal(503, "Too many open connections. Retry la
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection.  The application is a Gateway, whose limits hold from the first byte on.
+    """One connection.  The application is a Gateway, whose limits apply from the first byte.
 
-    ``connected`` is called when the connection is made, and counts among the open ones.
+    ``connected`` is called when the connection is made, from when on it counts as open.
     """
 
     def __init__(self, config: Any, *arguments: Any, connected: Callable[[], None], **named: Any) -> None:
@@ -162,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = config.app.settings.limits
         self._arrivals = config.app.arrivals
         self._timer: asyncio.TimerHandle | None = None
-        self._direct: deque[_DirectBody] = deque()  # of the requests that came and are not answered: in their order
+        self._direct: deque[_DirectBody] = deque()  # of the received, unanswered requests, in their order
         self._num_bytes = 0
         self._num_unparsed = 0
         self._refusal = (400, "Malformed HTTP request.")
@@ -172,22 +172,22 @@ class BoundedProtocol(HttpToolsProtocol):
         """A refusal that waits for responses to earlier requests: how many requests it follows, status, message."""
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection; refuse it where ``num_connections`` are open."""
+        """Accept a connection, or refuse it if ``num_connections`` are open."""
         self._connected()
         limits = self._limits
         is_full = len(self.connections) >= limits.num_connections
         linger_s = min(limits.body_s, _REFUSED_S) if is_full else limits.body_s
         self._way = Transport(transport, lambda: self._is_in_body, linger_s, limits.write_s)
         super().connection_made(self._way)  # type: ignore[arg-type]
-        if hasattr(transport, "max_size"):  # asyncio reads 256 KiB: thousands of requests or chunks in one turn
+        if hasattr(transport, "max_size"):  # asyncio would read 256 KiB, thousands of requests or chunks, in one turn
             transport.max_size = _RECEIVE_BYTES
         own = transport.get_extra_info("socket")
-        if own is not None:  # else the system takes megabytes for a reader who takes nothing
+        if own is not None:  # a small buffer: the system would hold megabytes for a client that reads nothing
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-            if own.family != socket.AF_UNIX:  # else a small piece waits 40 ms for an acknowledgement
+            if own.family != socket.AF_UNIX:  # otherwise a small chunk waits up to 40 ms for an acknowledgement
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if is_full:
-            self._is_in_body = True  # its request may be on its way
+            self._is_in_body = True  # the client may still send its request
             self.transport.write(TOO_MANY_CONNECTIONS)
             self.transport.close()
         else:
@@ -195,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Clean up after a closed connection."""
         self._arrivals.spoke(self)
         self._stop_timer()
         self._way.ended()
@@ -206,28 +206,28 @@ class BoundedProtocol(HttpToolsProtocol):
                 on_gone()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; the first bytes of a request start its clock."""
+        """Parse received data; the first bytes of a request start its timeout."""
         if self.transport.is_closing() or self._held is not None:
             return
         self._arrivals.spoke(self)
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-            if self._is_in_body:  # of a request that was answered before all of it was here: nobody reads it
+            if self._is_in_body:  # the rest of a request that is already answered: discard it
                 self._timer = self.loop.call_later(self._limits.body_s, self._way.end)
             else:
                 self._expect_headers()
         self._num_unparsed += len(data)
         self._parse(data)
-        # The parser keeps half a header to itself, however long it grows.
+        # The parser buffers an incomplete header without a limit.
         is_head = not self._is_in_body and self._held is None and not self.transport.is_closing()
         if is_head and self._num_unparsed > self._limits.header_bytes:
             self._refuse(431, "The headers are too large.")
 
     def _parse(self, data: bytes) -> None:
-        """Parse what came, as uvicorn does, but read on behind an ``Upgrade`` header.
+        """Parse received data like uvicorn, but continue after an ``Upgrade`` header.
 
-        The parser stops behind the headers of a request to upgrade and would take its body for the next request.  A
-        server may ignore the header (RFC 9110 section 7.8): a new parser reads the same headers without it, then the
-        rest.
+        The parser stops after the headers of a request to upgrade and would parse its body as the next request.  A
+        server may ignore the header (RFC 9110 section 7.8), so a new parser reads the same headers without it, and then
+        the rest.
         """
         self._unset_keepalive_if_required()
         pieces: list[bytes | memoryview] = [data]
@@ -245,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response(self._refusal[1])
 
     def _head_without_upgrade(self) -> bytes:
-        """The request line and headers that were parsed last, as bytes, without ``Upgrade``."""
+        """Return the request line and headers that were parsed last, as bytes, without ``Upgrade``."""
         parts = [self.parser.get_method(), b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
         for name, value in self.headers:
             if name != b"upgrade":
@@ -253,24 +253,24 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"".join((*parts, b"\r\n"))
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Handle the beginning of a request."""
         super().on_message_begin()
         self._num_bytes = 0
         self._is_upgrade = False
 
     def on_url(self, url: bytes) -> None:
-        """Part of the request line."""
+        """Handle a part of the request line."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or a trailer behind a chunked body, which is ignored: it must not count as a header."""
+        """Handle a header.  A trailer after a chunked body is ignored, because it must not count as a header."""
         self._count(len(name) + len(value) + 4)
         if not self._is_in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The application takes over."""
+        """Pass the request to the application."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 self._stop(501, "Unsupported method: CONNECT. This server is not a proxy.")
@@ -281,14 +281,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(501, "Unsupported Transfer-Encoding. Expected chunked.")
         self._stop_timer()
         self._is_in_body = True
+        # Else ``Connection: close`` among the trailers makes the parser drop what follows.
+        self.parser.set_dangerous_leniencies(lenient_keep_alive=self.parser.should_keep_alive())
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:  # its task begins with the loop's next round
+        if self.cycle is not None and self.cycle.scope is self.scope:  # its task starts in the next turn of the loop
             direct = _DirectBody(self.cycle)
             self._direct.append(direct)
             self.cycle.scope[DIRECT_BODY] = direct  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
-        """All of a request is here; where its answer is, too, the connection rests as behind any other answer."""
+        """Handle the end of a request; if it is already answered, the connection becomes idle."""
         if self._is_upgrade:
             return
         self._is_in_body = False
@@ -301,7 +303,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """The next request may come."""
+        """Prepare for the next request."""
         if self._direct:
             self._direct.popleft()
         if self._held is not None:
@@ -311,7 +313,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """The parser gave up; what our own callbacks raise ends here, too."""
+        """Refuse the request; called for errors of the parser and of the callbacks above."""
         self._refuse(*self._refusal)
 
     def _count(self, num_bytes: int) -> None:
@@ -321,7 +323,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(431, "The headers are too many or too large.")
 
     def _stop(self, status: int, message: str) -> None:
-        """Stop the parser inside a callback and refuse the request."""
+        """Stop the parser from inside a callback and refuse the request."""
         self._refusal = status, message
         raise _RefusedError
 
@@ -340,7 +342,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer outside of the application, behind the responses to earlier requests, and close the connection."""
+        """Send an error after the responses to earlier requests, without the application, and close the connection."""
         self._stop_timer()
         # The refused request is among the unanswered ones if the application has it already.
         is_own = self._is_in_body and self.cycle is not None and not self.cycle.response_complete
@@ -353,5 +355,5 @@ class BoundedProtocol(HttpToolsProtocol):
     def _write_refusal(self, status: int, message: str) -> None:
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             self.transport.write(_refusal(status, message))
-        self._is_in_body = status in (431, 501)  # the rest of the request is on its way
+        self._is_in_body = status in (431, 501)  # the client may still send the rest of the request
         self.transport.close()

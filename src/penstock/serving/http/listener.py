@@ -1,4 +1,4 @@
-"""The listener: uvicorn on a socket of ours."""
+"""The HTTP listener: uvicorn on a socket that this module opens."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Listener", "check_tls"]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with another way to accept connections; it leaves signals alone."""
+    """uvicorn's server with the Acceptor; it does not handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         await super().startup(sockets=[])
         config, connections = self.config, self.server_state.connections
         limits: GatewayLimits = config.app.settings.limits  # type: ignore[union-attr]
@@ -48,14 +48,14 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    """The door on a socket.  ``open`` binds it, ``serve`` answers until ``stop`` is called.
+    """Serves a gateway on a socket: ``open`` binds it, ``serve`` handles requests until ``stop`` is called.
 
-    With ``path`` it is a unix socket of its owner's alone, else a port.
+    With ``path`` the socket is a unix socket that only its owner may open, otherwise a TCP port.
     """
 
     def __init__(self, app: Gateway, settings: GatewaySettings, path: Path | None = None) -> None:
         self._settings = settings
-        self.door = app
+        self.gateway = app
         self._path = path
         self._socket: socket.socket | None = None
         self._unix: UnixSocket | None = None
@@ -80,11 +80,11 @@ class Listener:
 
     @property
     def connections(self) -> Collection[object]:
-        """Those that are open."""
+        """The open connections."""
         return self._server.server_state.connections
 
     def open(self) -> str:
-        """Bind the address; returns the URL.  FileAccessError when the system refuses it; those of UnixSocket."""
+        """Bind the address; return the URL.  Raises FileAccessError if binding fails, and the errors of UnixSocket."""
         settings = self._settings
         if self._path is not None:
             self._unix = UnixSocket(self._path)
@@ -100,7 +100,7 @@ class Listener:
         return f"{scheme}://{host}:{self._socket.getsockname()[1]}"
 
     async def serve(self) -> None:
-        """Answer requests; returns once ``stop`` was called and what ran has ended."""
+        """Handle requests; return after ``stop`` was called and running requests have ended."""
         if self._socket is None:
             self.open()
         if self._socket is not None:
@@ -110,19 +110,19 @@ class Listener:
                 self.close()
 
     def stop(self, at_once: bool = False) -> None:
-        """Take no more connections; requests that run may end unless ``at_once``."""
+        """Stop accepting connections; running requests may finish unless ``at_once``."""
         self._server.should_exit = True
         if at_once:
             self._server.force_exit = True
 
     def reload_tls(self) -> None:
-        """Use the certificate and key that lie in the files now for new connections; they must have been checked."""
+        """Use the current contents of the certificate and key files, which were checked, for new connections."""
         tls, settings = self._server.config.ssl, self._settings
         if tls is not None and settings.tls_certificate is not None:
             tls.load_cert_chain(settings.tls_certificate, settings.tls_key, password=_no_password)
 
     def close(self) -> None:
-        """Give the socket back; nothing happens when there is none."""
+        """Close the socket, if there is one."""
         if self._unix is not None:
             self._unix.close()
         elif self._socket is not None:
@@ -130,7 +130,7 @@ class Listener:
 
 
 def check_tls(settings: GatewaySettings) -> None:
-    """Refuse files that are no certificate and its key, before anything runs.  uvicorn's own words name neither."""
+    """Check the certificate and its key before anything runs; uvicorn's own errors do not name the files."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return

@@ -11,7 +11,7 @@ __all__ = ["fitting_connections", "raise_limit"]
 _MAX_LIMIT: Final = 1 << 16
 """The soft limit is not raised further: 65,536 is several times what the default limits of a service can use."""
 _RESERVE: Final = 192
-"""Descriptors for all that is not a client's connection: files, listeners, the log, clients that are being refused."""
+"""Descriptors that are not client connections: files, listeners, the log, clients that are being refused."""
 
 
 def raise_limit() -> int:

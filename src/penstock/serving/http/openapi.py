@@ -1,4 +1,4 @@
-"""``/openapi.json``, written from the table of operations and the shapes that check them."""
+"""``/openapi.json``, generated from the table of operations and the shapes that check their bodies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["describe"]
 
 _EVENT_STREAM = "text/event-stream"
 _BYTES = "application/octet-stream"
-_AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, and tensors as bytes behind it."}
+_AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, followed by tensors as bytes."}
 
 
 def describe(operations: Sequence[Operation]) -> dict[str, Any]:
-    """OpenAPI 3.1 of the operations."""
+    """Return the OpenAPI 3.1 description of the operations."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for one in operations:
@@ -67,12 +67,12 @@ def _answer(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if one.binary:
         content[_BYTES] = {"schema": _AS_BYTES}
     if one.events is not None:
-        # An event as OpenAPI 3.2 describes it: 3.1 has no word for the items of a stream.
-        note = "A JSON value like `x-event`" + ("." if one.is_oip else "; the last is `[DONE]`.")
+        # Events are described as in OpenAPI 3.2, because 3.1 cannot describe the items of a stream.
+        note = "A JSON value with the schema `x-event`." + ("" if one.is_oip else " The last event is `[DONE]`.")
         data = {"type": "string", "description": note, "x-event": _hoisted(one.events.schema(), schemas)}
         schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         content[_EVENT_STREAM] = {"schema": schema}
-    return {"description": "Done.", "headers": _headers(200), "content": content}
+    return {"description": "Success.", "headers": _headers(200), "content": content}
 
 
 def _refusal(status: int, one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _headers(status: int) -> dict[str, Any]:
 
 
 def _hoisted(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schema with every titled one moved among the components."""
+    """Return the schema with each titled part moved to the components and replaced by a reference."""
     moved: dict[str, Any] = {}
     for key, value in schema.items():
         if isinstance(value, dict):
@@ -104,5 +104,5 @@ def _hoisted(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
         return moved
     known = schemas.setdefault(title, moved)
     if known != moved:
-        raise ValueError(f"two schemas are called {title}")
+        raise ValueError(f"two schemas have the title {title}")
     return {"$ref": f"#/components/schemas/{title}"}

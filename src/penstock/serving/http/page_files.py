@@ -1,4 +1,4 @@
-"""The web page: a fixed table of the package's files, read once.  It holds no data, so it is served without a key."""
+"""The web page: a fixed table of the package's files, read once.  It contains no data, so it needs no key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HEADERS: Final[Headers] = [
 
 @cache
 def _table() -> dict[str, Reply]:
-    """Every file by its name: what is not here when the service starts is never served."""
+    """Return all files by name; only files that exist at the first request are ever served."""
     found: dict[str, Reply] = {}
     for one in files("penstock.serving").joinpath("page").iterdir():
         kind = _TYPES.get(one.name[one.name.rfind(".") :])
@@ -47,9 +47,9 @@ async def page(call: Call) -> Reply:
 
 
 async def page_file(call: Call) -> Reply:
-    """What the page loads."""
+    """A file that the page loads."""
     name = call.path_values["file"]
     reply = _table().get(name)
     if reply is None or name == "index.html":
-        raise RefusalError(404, "the page has no such file", code="unknown_route")
+        raise RefusalError(404, "The page has no file of that name.", code="unknown_route")
     return reply

@@ -1,4 +1,4 @@
-"""``GET /status``: what the live view of the page shows."""
+"""``GET /status``: models, workers, servables, counts and latencies; the page's live view shows them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ STATUS: Final = Members(
 
 
 async def status(call: Call) -> Reply:
-    """Models, workers, counts and latencies of this moment."""
+    """Return the current models, workers, servables, counts and latencies."""
     models = [model_status(one, call.metrics) for one in call.models.list()]
     uptime_s = call.arrived - call.metrics.started
     servables = call.metrics.servables
@@ -108,12 +108,12 @@ async def status(call: Call) -> Reply:
 
 
 def _age(seconds: float) -> float | None:
-    """JSON has no infinity: None for an engine that never turned."""
+    """Return an age for JSON, which has no infinity: None for an engine that has not run a step."""
     return max(0.0, seconds) if seconds < 1e12 else None
 
 
 def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
-    """One model, its workers, counts and latencies."""
+    """Return a model's status: workers, counts and latencies."""
     figures, noted = backend.figures(), metrics.of_model(backend.name)
     found: dict[str, Any] = {
         "id": backend.name,
@@ -124,7 +124,7 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
         **{name: 0 if figures is None else getattr(figures, name) for name in _COUNTS},
         "num_finished": {} if figures is None else dict(figures.num_finished),
         "num_restarts": dict(backend.deaths()),
-        "window": f"the last {WINDOW} requests; of tokens, the last {WINDOW} pieces",
+        "window": f"the last {WINDOW:,} requests; inter-token latency over the last {WINDOW:,} chunks",
         "latency": {name: noted.percentiles(name) for name in _LATENCIES},
         "workers": [
             {

@@ -1,4 +1,4 @@
-"""A connection's transport that comes to its end, whatever the client still sends or does not read."""
+"""A connection's transport that always closes in time, even if the client keeps sending or does not read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any, Final
 __all__ = ["Transport"]
 
 _MIN_BYTES: Final = 1 << 16
-"""Who takes less of an answer in ``write_s`` is not waited for."""
+"""A client that reads less than this within ``write_s`` is cut off."""
 
 
 class Transport:
-    """Stands for asyncio's, whose ``close`` alone ends nothing where a client reads nothing, and breaks an answer off
-    where it is still sending: then the system resets the connection, and the client never reads what it was refused
-    with.  So what ``is_sending`` still brings is thrown away for up to ``body_s``, and what is not read in time is
-    dropped.  ``ended`` must be called with the connection's end.
+    """Wraps asyncio's transport to close connections properly.
+
+    asyncio's ``close`` never completes if the client does not read.  If the client is still sending, the system resets
+    the connection, and the client loses the error response.  So while ``is_sending`` returns True, received data is
+    discarded for up to ``body_s``; then data that the client does not read in time is dropped.  ``ended`` must be
+    called when the connection is lost.
     """
 
     def __init__(self, inner: asyncio.Transport, is_sending: Callable[[], bool], body_s: float, write_s: float) -> None:
@@ -30,29 +32,34 @@ class Transport:
         self.pause_reading, self.resume_reading = inner.pause_reading, inner.resume_reading
 
     def write(self, data: bytes) -> None:
-        """Nothing to a client that has gone: asyncio would log each piece until it has told the protocol so.  Of a
-        connection that is about to end, nothing is left to say.
+        """Write data, unless the connection is closing.
+
+        asyncio would log each write to a closed connection until it has notified the protocol.
         """
         if not self._lingers and not self._inner.is_closing():
             self._inner.write(data)
 
     def is_closing(self) -> bool:
-        """Whether nothing that comes matters any more."""
+        """Return True if further received data is ignored."""
         return self._lingers or self._is_ending or bool(self._inner.is_closing())
 
     def close(self) -> None:
-        """End the connection once what was written has left; a client that is still sending may read it first."""
+        """Close after written data was sent; a client that is still sending gets time to read it."""
         if self._lingers or self._is_ending or not self._is_sending():
             self.end()
             return
         self._lingers = True
         self._inner.resume_reading()
         if self._inner.can_write_eof():
-            self._inner.write_eof()
+            try:
+                self._inner.write_eof()
+            except OSError:  # the client has closed the connection, and asyncio does not know it yet
+                self.end()
+                return
         self._timer = self._loop.call_later(self._body_s, self.end)
 
     def end(self) -> None:
-        """End it whatever comes, once what was written has left."""
+        """Close after written data was sent, even if the client is still sending."""
         if self._is_ending:
             return
         self.ended()
@@ -60,13 +67,13 @@ class Transport:
         self._watch()
 
     def abort(self) -> None:
-        """End it now; what has not left is dropped."""
+        """Close now; data that was not sent is dropped."""
         self.ended()
         self._inner.abort()
 
     def ended(self) -> None:
-        """It is gone: nothing is left to be watched."""
-        self._is_ending, self._is_sending = True, bool  # False; what was asked holds this
+        """Stop the timers of a lost connection."""
+        self._is_ending, self._is_sending = True, bool  # returns False; the old callback would hold this object
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""A unix socket at a path of the operator's: for its owner alone, and gone at the end."""
+"""A unix socket that only its owner may open, and whose path is removed at the end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KNOCK_S: Final = 2.0
 
 
 class UnixSocket:
-    """A socket that listens at a path; whoever may open the path may speak, which is its owner alone (mode 0600).
+    """A listening unix socket with mode 0600: only its owner may connect.
 
-    InvalidArgumentError when something else is there, when somebody listens there, or when others than the owner may
-    write in the folder; FileAccessError when the system refuses the path.
+    Raises InvalidArgumentError if the path is something else than a socket, if a process listens on it, or if other
+    users may write to its folder; FileAccessError if the system refuses the path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,13 +33,13 @@ class UnixSocket:
             _make_room(self.path)
             self.socket.bind(str(self.path))
             self._known = self.path.lstat()
-            self.path.chmod(0o600)  # nobody can connect before it listens
+            self.path.chmod(0o600)  # safe, because no client can connect before ``listen``
             self.socket.listen(_BACKLOG)
         except OSError as error:
             self.close()
             if isinstance(error, FileAccessError):
                 raise
-            raise FileAccessError(f"{self.path}: cannot listen there: {error.strerror or error}") from error
+            raise FileAccessError(f"{self.path}: failed to listen: {error.strerror or error}") from error
         except BaseException:
             self.close()
             raise
@@ -47,7 +47,7 @@ class UnixSocket:
     _known: os.stat_result | None = None
 
     def close(self) -> None:
-        """Stop listening and remove the path, unless it is another's by now."""
+        """Stop listening and remove the path, unless another socket has replaced it."""
         self.socket.close()
         with suppress(OSError):
             known, found = self._known, self.path.lstat()
@@ -57,7 +57,7 @@ class UnixSocket:
 
 
 def _check_folder(path: Path) -> None:
-    """Who may write in the folder could put a socket of their own in the place of ours."""
+    """Check the socket's folder: a user who may write to it could replace the socket."""
     try:
         found = path.parent.stat()
     except OSError as error:
@@ -66,18 +66,18 @@ def _check_folder(path: Path) -> None:
         raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, found a file")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidArgumentError(
-            f"{path.parent}: others may write in the socket's folder: give one of your own (mkdir -m 700)"
+            f"{path.parent}: other users may write to the socket's folder. Use a private folder (mkdir -m 700)."
         )
 
 
 def _make_room(path: Path) -> None:
-    """Remove a socket that nobody listens at any more; refuse anything else."""
+    """Remove a socket that no process listens on; refuse anything else."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise InvalidArgumentError(f"{path}: expected a free path for the socket, found something that is none")
+        raise InvalidArgumentError(f"{path}: expected a free path for the socket, found a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(_KNOCK_S)
         code = knock.connect_ex(str(path))

@@ -1,4 +1,4 @@
-"""Who answers a request of the Open Inference Protocol, and how: a language model, or a method of a servable."""
+"""Dispatch requests of the Open Inference Protocol to a language model or to a method of a servable."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ _GRACE_S: Final = 5.0
 _LARGE: Final = 1 << 14
 _TIMEOUT: Final = Whole(1000, int(MAX_TIMEOUT_S * 1e6))
 _PRIORITY: Final = Whole(-MAX_PRIORITY, MAX_PRIORITY)
-_HINT: Final = "triton_enable_empty_final_response"  # the last response of ours never is empty
+_HINT: Final = "triton_enable_empty_final_response"  # ignored: the last response is never empty
 
 
 def found_method(call: Call, name: str, version: str) -> Method | None:
-    """The method of that name; None when it can only be a language model's.  NotFoundError, UnavailableError."""
+    """Return the servable's method of that name, or None if the name can only be a language model.
+
+    Raises NotFoundError, UnavailableError.
+    """
     if call.methods is None or not name:
         return None
     found = call.methods.find(name, version)
@@ -42,7 +45,7 @@ def found_method(call: Call, name: str, version: str) -> Method | None:
 
 
 def model_called(call: Call, name: str) -> Backend:
-    """The language model of a name, which must be there; NotFoundError."""
+    """Return the language model of a name.  Raises NotFoundError, or a 400 error for an empty name."""
     if not name:
         raise RefusalError(400, "name is missing", param="name", code="missing_required_parameter")
     call.facts["model"] = name[:128]
@@ -50,7 +53,7 @@ def model_called(call: Call, name: str) -> Backend:
 
 
 def _known(call: Call, name: str) -> Backend:
-    """The language model of a name; NotFoundError, which names the servables, too."""
+    """Return the language model of a name.  Raises NotFoundError with the names of models and servables."""
     try:
         return call.models.get(name)
     except NotFoundError:
@@ -58,15 +61,15 @@ def _known(call: Call, name: str) -> Backend:
             raise
         ready = [one.name for one in call.methods.index() if one.state == "READY"]
         there = dict.fromkeys([*(one.name for one in call.models.list()), *ready])
-        raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(there) or 'none'}") from None
+        raise NotFoundError(f"Model {name!r:.140} not found. Available: {', '.join(there) or 'none'}.") from None
 
 
 def check_version(backend: Backend, version: str, found: int = 0) -> None:
-    """404 for a version that does not answer (``found``, else the one that would)."""
+    """Raise a 404 error if ``version`` is set and is not the model's version (``found``, or else the current one)."""
     there = str(found or backend.card.version)
     if version not in ("", there):
         raise RefusalError(
-            404, f"{backend.name} has version {there}, not {version[:32]!r}", param="model_version",
+            404, f"{backend.name} has no version {version[:32]!r}. Available: {there}.", param="model_version",
             code="version_not_found",
         )  # fmt: skip
 
@@ -74,13 +77,13 @@ def check_version(backend: Backend, version: str, found: int = 0) -> None:
 async def answer(
     call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
 ) -> tuple[str, InferResponse]:
-    """The whole answer to a request, and the name of what gave it; the client waits for ``remaining_s`` seconds."""
+    """Return the name of the model or method, and its whole response; the client waits for ``remaining_s`` seconds."""
     method = found_method(call, model, version)
     if method is not None:
         return method.name, await run_method(call, method, request, remaining_s)
     inference = await language_model(call, request, model, version, remaining_s)
     if call.body.get("stream"):
-        message = "stream is true, but this answers once: ModelStreamInfer and generate_stream stream"
+        message = "stream must be false here. ModelStreamInfer and generate_stream support streaming."
         raise RefusalError(400, message, param="stream", code="invalid_value")
     response = await inference.whole()
     return inference.name, response
@@ -89,7 +92,10 @@ async def answer(
 async def language_model(
     call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
 ) -> Inference:
-    """A request to a language model, checked: beside the event loop when it is large.  NotFoundError before all."""
+    """Return a checked request to a language model; a large request is checked in a thread.
+
+    Raises NotFoundError before any other error.
+    """
     if model:
         _known(call, model)
     is_large = any(one.array.size > _LARGE for one in request.inputs.values())
@@ -100,9 +106,9 @@ async def language_model(
 
 
 async def run_method(call: Call, method: Method, request: InferRequest, remaining_s: float = math.inf) -> InferResponse:
-    """What a method of a servable answers; in the log it goes by the call's id, whatever the body calls it."""
+    """Run a method of a servable and return its response; the log has the call's id, not the id in the body."""
     if call.models.is_draining:
-        raise RefusalError(503, "the service is stopping", code="draining")
+        raise RefusalError(503, "The service is stopping.", code="draining")
     seconds, priority, is_each = min(call.settings.limits.request_s, remaining_s), 0, False
     for name, value in request.parameters.items():
         if name == "timeout":
@@ -116,8 +122,8 @@ async def run_method(call: Call, method: Method, request: InferRequest, remainin
         else:
             raise MisfitError(
                 name[:MAX_NAME_CHARS],
-                f"the parameter {show(name)} is not known; servables know timeout, priority and "
-                "per_instance_errors", "unknown",
+                f"Unknown parameter: {show(name)}. Servables accept timeout, priority and per_instance_errors.",
+                "unknown",
             )  # fmt: skip
     if seconds <= 0:
         raise DeadlineError("the deadline was over when the request came")
@@ -127,7 +133,7 @@ async def run_method(call: Call, method: Method, request: InferRequest, remainin
 
 
 class Inference:
-    """One request to a language model, from what it asks to its answers."""
+    """One request to a language model and its answers."""
 
     def __init__(self, call: Call, asked: Asked, remaining_s: float = math.inf) -> None:
         call.body = {**asked.body, "model": asked.model} if asked.model else asked.body
@@ -137,16 +143,16 @@ class Inference:
 
     @property
     def name(self) -> str:
-        """Of the model, once it answers."""
+        """The model's name, once the request runs."""
         return self._backend.name
 
     @property
     def id(self) -> str:
-        """As the client calls the request."""
+        """The client's id of the request."""
         return self._asked.id
 
     async def whole(self) -> InferResponse:
-        """All answers."""
+        """Return all answers in one response."""
         choices: dict[int, Choice] = {}
 
         def keep(index: int, answer: Answer, delta: Delta) -> bool:
@@ -160,14 +166,14 @@ class Inference:
         return self._response([choices[index] for index in sorted(choices)])
 
     async def pieces(self, send: Callable[[InferResponse, bool], Awaitable[None]]) -> None:
-        """A response for each piece of text, and whether it is the last."""
+        """Send a response for each delta, with True for the last one."""
         choices: dict[int, Choice] = {}
 
         async def take(index: int, answer: Answer, delta: Delta) -> None:
             choice = choices.setdefault(index, Choice(index))
             self._add(choice, answer, delta)
             if not delta.text and delta.finish_reason is None:
-                return  # half a character
+                return  # an incomplete character
             del choices[index]
             self._num_finished += delta.finish_reason is not None
             await send(self._response([choice]), self._num_finished == self._num_answers)
@@ -187,7 +193,7 @@ class Inference:
         return response_of(self._asked, self._version, choices)
 
     async def _run(self, take: Take, take_now: TakeNow | None = None) -> None:
-        """The answers' pieces, by the number of the answer."""
+        """Run the request; pass each delta to ``take`` with the index of its answer."""
         asked, call = self._asked, self._call
         body, backend = call.body, call.model()
         self._backend = backend
@@ -212,7 +218,8 @@ class Inference:
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
                 await run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None)
-        except DeadlineError:  # the engine's own, which is a TimeoutError, too
+        except DeadlineError:  # the engine's error, which is also a TimeoutError
             raise
         except TimeoutError:
-            raise DeadlineError(f"no answer within {seconds:g} s") from None
+            message = f"timeout: no complete response within {seconds:g} s"
+            raise DeadlineError(message, param="timeout") from None

@@ -1,4 +1,4 @@
-"""A language model's answer to one text over REST: Triton's generate extension, whole or as a stream of events."""
+"""Triton's generate extension over REST: a language model's answer to one text, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ GENERATE: Final = Members(
     },
     (),
     {
-        "text_input": "Either this or input_ids.",
-        "parameters": "The same fields as beside it; not in both places.",
-        "timeout": "Microseconds after which the request ends with 504.",
+        "text_input": "Either text_input or input_ids is required.",
+        "parameters": "Accepts the same fields as the body. A field may be in only one of both places.",
+        "timeout": "Time limit in microseconds, after which the request ends with status 504.",
     },
 )
 _COUNT: Final = Whole(0, 2**31)
@@ -51,13 +51,16 @@ _ALWAYS: Final = ("model_name", "model_version", *_ONE)
 GENERATE_EVENT: Final = Members("GenerateEvent", {**_HEAD, **_ONE}, _ALWAYS)
 GENERATE_ANSWER: Final = Members(
     "GenerateResponse",
-    {**_HEAD, **{name: Either((shape, Items(shape, 0, None)), "one or several") for name, shape in _ONE.items()}},
+    {
+        **_HEAD,
+        **{name: Either((shape, Items(shape, 0, None)), "a value or a list") for name, shape in _ONE.items()},
+    },
     _ALWAYS,
 )
 
 
 async def generate(call: Call) -> Reply:
-    """The whole answer; of several each field is a list."""
+    """Return the whole answer; with several answers each field is a list."""
     inference = _inference(call, is_stream=False)
     response = await inference.whole()
     columns = _columns(response)
@@ -68,7 +71,7 @@ async def generate(call: Call) -> Reply:
 
 
 async def generate_stream(call: Call) -> None:
-    """An event for each piece of an answer; the last has a ``finish_reason``."""
+    """Send an event for each delta of an answer; the last one has a ``finish_reason``."""
     inference, events = _inference(call, is_stream=True), Events(call)
 
     async def send(response: InferResponse, is_last: bool) -> None:
@@ -83,19 +86,19 @@ async def generate_stream(call: Call) -> None:
 def _inference(call: Call, is_stream: bool) -> Inference:
     body, name, version = call.body, call.path_values["model"], call.path_values.get("version", "")
     if found_method(call, name, version) is not None:
-        message = f"{show(name)} is a servable, which takes tensors: use infer"
+        message = f"{show(name)} is a servable, not a language model. Use infer with tensors."
         raise RefusalError(400, message, param="model", code="not_a_language_model")
     given = {key: value for key, value in body.items() if key in INFER.fields}
     for key, value in body.get("parameters", {}).items():
-        refuse_together(key in given, f"{key} is there twice: beside parameters and in them", key)
+        refuse_together(key in given, f"{key} must not be both in the body and in parameters", key)
         given[key] = value
     refuse_together(
         given.get("stream", is_stream) is not is_stream,
-        f"stream must be {str(is_stream).lower()} here: there are generate and generate_stream",
+        f"stream must be {str(is_stream).lower()} here. generate returns one response, generate_stream a stream.",
         "stream",
     )
     refuse_together(
-        ("text_input" in body) is ("input_ids" in body), "there must be either text_input or input_ids", "text_input"
+        ("text_input" in body) is ("input_ids" in body), "text_input: set either text_input or input_ids", "text_input"
     )
     prompt_name = "text_input" if "text_input" in body else "input_ids"
     asked = Asked(
@@ -111,7 +114,7 @@ def _head(inference: Inference, response: InferResponse) -> dict[str, Any]:
 
 
 def _columns(response: InferResponse) -> dict[str, list[Any]]:
-    """By output what each answer has of it."""
+    """Return the values of all answers by output."""
     found: dict[str, list[Any]] = {}
     for one in response.outputs:
         values = one.array.tolist()

@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol as JSON, with its extension for tensors as bytes behind it."""
+"""JSON bodies of the Open Inference Protocol, with its extension for binary tensors after the JSON."""
 
 from __future__ import annotations
 
@@ -34,17 +34,15 @@ from penstock.serving.oip.tensor_codec import (
     MAX_NAME_CHARS,
     MAX_TENSORS,
     What,
-    as_float32,
-    bfloat16_of,
     byte_array,
     check_head,
     check_new,
     frozen,
     raw_array,
-    raw_of,
     wrong,
 )
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import bfloat16_to_float32, encode_array, float32_to_bfloat16
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +54,7 @@ _NAME: Final = Text(1, MAX_NAME_CHARS)
 _DATATYPE: Final = Choice(tuple(DTYPES))
 _PARAMETERS: Final = Entries(
     ".{1,256}",
-    Either((Text(), Flag(), Whole(-(2**63), 2**64 - 1), Number(-1e308, 1e308)), "a text, a number, true or false"),
+    Either((Text(), Flag(), Whole(-(2**63), 2**64 - 1), Number(-1e308, 1e308)), "a string, a number, true or false"),
     MAX_TENSORS,
 )
 _INPUT: Final = Members(
@@ -69,7 +67,7 @@ _INPUT: Final = Members(
         "data": Anything(),
     },
     ("name", "datatype", "shape"),
-    {"data": "The elements, nested by the shape or flat; not with binary_data_size, whose bytes come behind the JSON."},
+    {"data": "The elements, nested or flat. Not with binary_data_size, which puts the bytes after the JSON."},
 )
 _WANTED: Final = Members(
     "InferRequestedOutput",
@@ -88,9 +86,9 @@ INFER_REQUEST: Final = Members(
     },
     ("inputs",),
     {
-        "model_name": "That of the path, which some clients repeat here.",
-        "model_version": "As model_name.",
-        "parameters": "binary_data_output: all outputs as bytes; others are the model's.",
+        "model_name": "Same as in the path; some clients repeat it here.",
+        "model_version": "Same as in the path.",
+        "parameters": "binary_data_output: return all outputs as bytes. Other parameters are for the model.",
     },
 )
 _OUTPUT: Final = Members(
@@ -119,9 +117,9 @@ INFER_ANSWER: Final = Members(
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request, and which outputs its client wants as bytes: ``binary`` by name, else ``is_binary``.
+    """A request, and the outputs that the client wants as bytes: ``binary`` by name, ``is_binary`` for the others.
 
-    ``told``: what the body says to be the path's, by its field's name; empty texts are left out.
+    ``told``: fields of the body that repeat the path, without empty strings.
     """
 
     request: InferRequest
@@ -130,16 +128,16 @@ class Asking:
     told: Mapping[str, str]
 
     def check_path(self, name: str, version: str) -> None:
-        """MisfitError when the body names another model than the path."""
+        """Raise MisfitError if the body names another model or version than the path."""
         for field, there in (("model_name", name), ("model_version", version)):
             if self.told.get(field, there) != there:
-                raise wrong(field, f"{field} must be that of the path, {show(there)}, not {show(self.told[field])}")
+                raise wrong(field, f"{field} must be {show(there)} as in the path, not {show(self.told[field])}")
 
 
 def read_body(data: bytes, json_bytes: int) -> Asking:
-    """What a body says whose first ``json_bytes`` are JSON.  MisfitError, InvalidFileError.
+    """Decode a body whose first ``json_bytes`` bytes are JSON.  Raises MisfitError, InvalidFileError.
 
-    The bytes behind are those of the inputs with ``binary_data_size``, in their order.
+    The remaining bytes belong to the inputs with ``binary_data_size``, in order.
     """
     if json_bytes > len(data):
         raise InvalidFileError(f"body: expected {show(json_bytes)} bytes of JSON, found {len(data)} in all")
@@ -160,23 +158,26 @@ def read_body(data: bytes, json_bytes: int) -> Asking:
             if one.get("data") is not None:
                 raise wrong(name, f"the input {show(name)} must have data or binary_data_size, not both")
             if num_bytes > len(rest) - at:
-                raise wrong(name, f"the input {show(name)} has {num_bytes} bytes, but {len(rest) - at} are left")
+                raise wrong(
+                    name,
+                    f"the input {show(name)} has binary_data_size {num_bytes}, but {len(rest) - at} bytes are left",
+                )
             array = raw_array(name, one["datatype"], one["shape"], rest[at : at + num_bytes])
             at += num_bytes
         inputs[name] = Tensor(name, one["datatype"], array)
     if at != len(rest):
-        raise InvalidFileError(f"body: expected {at} bytes behind the JSON, by binary_data_size, found {len(rest)}")
+        raise InvalidFileError(f"body: expected {at} bytes after the JSON by binary_data_size, found {len(rest)}")
     binary: dict[str, bool] = {}
     for one in body.get("outputs", ()):
         if one["name"] in binary:
-            raise wrong(one["name"], f"the output {show(one['name'])} is asked for twice")
+            raise wrong(one["name"], f"the output {show(one['name'])} is requested twice")
         binary[one["name"]] = one.get("parameters", {}).get("binary_data", is_binary)
     told = {name: body[name] for name in ("model_name", "model_version") if body.get(name)}
     return Asking(InferRequest(body.get("id", ""), inputs, tuple(binary), parameters), is_binary, binary, told)
 
 
 def _array(one: Mapping[str, Any], what: What) -> NDArray[Any]:
-    """The elements of an input that came as JSON."""
+    """Return the elements of an input whose data is JSON."""
     name, datatype, shape, data = one["name"], one["datatype"], one["shape"], one.get("data")
     count = check_head(name, datatype, shape)
     if data is None:
@@ -198,22 +199,22 @@ def _array(one: Mapping[str, Any], what: What) -> NDArray[Any]:
 
 _FLOATS: Final = ("FP16", "BF16", "FP32", "FP64")
 _KINDS: Final[dict[str, set[type]]] = {"BOOL": {bool}, "BYTES": {str}, **{name: {int, float} for name in _FLOATS}}
-"""What an element may be; of the others an integer."""
-_WORDS: Final = {"BOOL": "true or false", "BYTES": "texts", **dict.fromkeys(_FLOATS, "numbers")}
+"""The JSON types of elements; integers for the other datatypes."""
+_WORDS: Final = {"BOOL": "true or false", "BYTES": "strings", **dict.fromkeys(_FLOATS, "numbers")}
 
 
 def _flat(data: list[Any], shape: Sequence[int], name: str, what: What) -> list[Any]:
-    """The elements in row-major order, whether they come flat or nested by the shape."""
+    """Return the elements in row-major order from flat or nested lists."""
     level = data
     if not any(type(one) is list for one in level[:1]):
         return level
     for dim, size in enumerate(shape):
         if dim == 0:
             if len(level) != size:
-                raise wrong(name, f"{what} has {size} rows by its shape, but {len(level)} in data")
+                raise wrong(name, f"{what} has {size} rows by its shape, but {len(level)} in its data")
             continue
         if any(type(one) is not list or len(one) != size for one in level):
-            raise wrong(name, f"{what} must have lists of {size} at level {dim} of its data, by its shape")
+            raise wrong(name, f"{what}: expected lists of {size} elements at level {dim} of the data, by its shape")
         level = list(chain.from_iterable(level))
     return level
 
@@ -227,7 +228,7 @@ def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArr
     if kind.kind in "iu" and datatype != "BF16":
         bounds = np.iinfo(kind)
         if elements and (min(elements) < bounds.min or max(elements) > bounds.max):
-            raise wrong(name, f"{what} is {datatype}, but holds numbers beyond {bounds.min} to {bounds.max}")
+            raise wrong(name, f"{what} is {datatype}: numbers must be from {bounds.min} to {bounds.max}")
         return np.array(elements, kind)
     if datatype == "BOOL":
         return np.array(elements, kind)
@@ -242,23 +243,23 @@ def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArr
     with np.errstate(over="ignore"):
         found = wide.astype("<f4" if datatype == "BF16" else kind)
     if datatype == "BF16":
-        rounded = bfloat16_of(found)
-        found = as_float32(rounded)
+        rounded = float32_to_bfloat16(found)
+        found = bfloat16_to_float32(rounded)
     if not np.isfinite(found).all():
-        raise wrong(name, f"{what} is {datatype}, but holds numbers that it cannot hold")
+        raise wrong(name, f"{what} is {datatype}, but has numbers outside its range")
     return rounded if datatype == "BF16" else found
 
 
 def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes, int | None]:
-    """An answer's body, and how many of its bytes are JSON where others follow.
+    """Return the body of a response, and the length of its JSON in bytes if binary tensors follow, else None.
 
-    400 for an output that JSON cannot hold, which the client may have as bytes.
+    Raises a 400 error for an output that JSON cannot represent, which the client may request as bytes.
     """
     outputs, raws = [], []
     for one in response.outputs:
         found: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": [*one.array.shape]}
         if asking.binary.get(one.name, asking.is_binary):
-            raws.append(raw_of(one.datatype, one.array))
+            raws.append(encode_array(one.datatype, one.array))
             found["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
             found["data"] = _listed(one)
@@ -276,26 +277,26 @@ def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes,
 
 
 def _listed(tensor: Tensor) -> list[Any]:
-    """The elements as JSON has them."""
-    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+    """Return the elements of a tensor as a list for JSON."""
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     values: list[Any] = array.ravel().tolist()
     if tensor.datatype == "BYTES":
         try:
             return [value.decode() for value in values]
         except UnicodeDecodeError:
-            raise _not_json(tensor.name, "bytes that are no text in UTF-8") from None
+            raise _not_json(tensor.name, "bytes that are not UTF-8") from None
     return values
 
 
 def _not_finite(outputs: Sequence[Tensor]) -> RefusalError:
-    """For what the encoder refused, which are numbers alone."""
+    """Return the error for an output with numbers that the JSON encoder refused."""
     for one in outputs:
-        array = as_float32(one.array) if one.datatype == "BF16" else one.array
+        array = bfloat16_to_float32(one.array) if one.datatype == "BF16" else one.array
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return _not_json(one.name, "numbers that are not finite")
-    raise ValueError("an answer that is no JSON")
+    raise ValueError("the response cannot be encoded as JSON")
 
 
 def _not_json(name: str, what: str) -> RefusalError:
-    message = f"the output {show(name)} holds {what}, which JSON cannot: ask for it with binary_data true"
+    message = f"the output {show(name)} contains {what}, which JSON cannot represent. Request it with binary_data true."
     return RefusalError(400, message, param=name, code="not_json")

@@ -1,4 +1,4 @@
-"""Language models in the Open Inference Protocol: what a request asks of one, and its answers as tensors."""
+"""Language models in the Open Inference Protocol: request parameters from tensors, and answers as tensors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.config import parse_json, show
-from penstock.engine.params import MAX_ANSWERS
 from penstock.errors import InvalidFileError
 from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
-from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, as_float32, byte_array, frozen, in_pieces
-from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S, OPTIONS, SAMPLING, TOKENS
+from penstock.sampling_fields import SAMPLING_FIELDS
+from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, byte_array, frozen, in_pieces
+from penstock.serving.request_fields import (
+    MAX_NAME_CHARS,
+    MAX_PROMPTS,
+    MAX_TIMEOUT_S,
+    OPTIONS,
+    SAMPLING,
+    SAMPLING_SHAPES,
+    TOKENS,
+)
 from penstock.tensors import InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import bfloat16_to_float32
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
@@ -27,19 +36,19 @@ INFER: Final = Members(
     {
         **SAMPLING,
         "max_tokens": Whole(1, MAX_TOKEN),
-        "best_of": Whole(1, MAX_ANSWERS),
+        "best_of": SAMPLING_SHAPES["best_of"],
         **{name: shape for name, shape in OPTIONS.items() if name != "timeout"},
         "timeout": Whole(1000, int(MAX_TIMEOUT_S * 1e6)),
         "user": Text(0, MAX_NAME_CHARS),
         "stream": Flag(),
-        **{name: Nothing("/v1/completions has it") for name in ("echo", "logprobs")},
+        **{name: Nothing("use /v1/completions") for name in ("echo", "logprobs")},
     },
 )
-"""Parameters of a request, or inputs of the same names; ``timeout`` has microseconds, as its clients send them."""
+"""Parameters of a request, or inputs of the same names; ``timeout`` is in microseconds, as in Triton."""
 _PROMPTS: Final = ("text_input", "input_ids")
-_LISTS: Final = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids")
-_OBJECTS: Final = ("logit_bias",)
-_HINTS: Final = ("triton_enable_empty_final_response",)  # the last response of ours never is empty
+_LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids"))
+_OBJECTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind == "biases")
+_HINTS: Final = ("triton_enable_empty_final_response",)  # ignored: the last response is never empty
 MAX_JSON_BYTES: Final = 1 << 16
 
 OUTPUTS: Final[dict[str, str]] = {
@@ -50,13 +59,15 @@ OUTPUTS: Final[dict[str, str]] = {
     "num_prompt_tokens": "INT32",
     "num_output_tokens": "INT32",
 }
-"""What may be asked for, and its datatype; all of them unless a request names some."""
+"""The outputs and their datatypes; a request that names none gets all."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A checked request.  ``prompt`` is as ``/v1/completions`` has it, given in the input ``prompt_name``; ``rank`` is
-    that of its tensor, which outputs take over.  ``body`` has the fields of INFER and, in seconds, ``timeout``.
+    """A checked request.
+
+    ``prompt``: as in ``/v1/completions``; ``prompt_name``: its input; ``rank``: the rank of that input's tensor, which
+    the outputs share.  ``body``: the fields of INFER, with ``timeout`` in seconds.
     """
 
     id: str
@@ -71,7 +82,7 @@ class Asked:
 
 @dataclass
 class Choice:
-    """What is sent of one answer: all of it, or a piece."""
+    """One answer, or the part of it that is sent next."""
 
     index: int
     texts: list[str] = field(default_factory=list)
@@ -81,7 +92,7 @@ class Choice:
 
 
 def asked_of(request: InferRequest, model: str, version: str) -> Asked:
-    """Everything that a request says, or MisfitError with the name of what is wrong."""
+    """Check a request and return it.  Raises MisfitError with the name of the input, output or parameter at fault."""
     inputs, given = dict(request.inputs), dict(request.parameters)
     for name in _HINTS:
         Flag().check(given.pop(name, False), name)
@@ -91,12 +102,12 @@ def asked_of(request: InferRequest, model: str, version: str) -> Asked:
         if name in values:
             raise MisfitError(name, f"{show(name)[1:-1]} is both an input and a parameter")
         if name == "timeout" or name not in INFER.fields:
-            message = f"the input {show(name)} is not known: prompts are {' or '.join(_PROMPTS)}"
+            message = f"Unknown input: {show(name)}. Pass the prompt as {' or '.join(_PROMPTS)}."
             raise MisfitError(name[:200], message, "unknown")
         values[name] = _value(tensor)
     if len(prompts) != 1:
         raise MisfitError(
-            "inputs", "inputs must have either text_input or input_ids", "value" if prompts else "missing"
+            "inputs", "inputs must contain either text_input or input_ids", "value" if prompts else "missing"
         )
     body = seconds_of(INFER.check(values, ""))
     (tensor,) = prompts
@@ -108,7 +119,7 @@ def asked_of(request: InferRequest, model: str, version: str) -> Asked:
 
 
 def seconds_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Fields of INFER with ``timeout`` in seconds."""
+    """Return fields of INFER with ``timeout`` converted to seconds."""
     if "timeout" in body:
         body["timeout"] /= 1e6
     return body
@@ -117,7 +128,7 @@ def seconds_of(body: dict[str, Any]) -> dict[str, Any]:
 def _outputs(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in OUTPUTS:
-            message = f"the output {show(name)} is not known; there are {', '.join(OUTPUTS)}"
+            message = f"Unknown output: {show(name)}. Available: {', '.join(OUTPUTS)}."
             raise MisfitError(name[:200] or "outputs", message, "unknown")
     return tuple(names or OUTPUTS)
 
@@ -125,19 +136,19 @@ def _outputs(names: Sequence[str]) -> tuple[str, ...]:
 def _decoded(tensor: Tensor) -> list[Any]:
     size = tensor.array.size
     if size > MAX_ELEMENTS:
-        raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; it may have {MAX_ELEMENTS}")
-    array = as_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
+        raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; the maximum is {MAX_ELEMENTS}")
+    array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     values = [value for piece in in_pieces(array.ravel()) for value in piece.tolist()]
     if tensor.datatype != "BYTES":
         return values
     try:
         return [value.decode() for value in values]
     except UnicodeDecodeError:
-        raise MisfitError(tensor.name, f"the input {tensor.name} must be text in UTF-8") from None
+        raise MisfitError(tensor.name, f"the input {tensor.name} must be UTF-8 text") from None
 
 
 def _value(tensor: Tensor) -> Any:
-    """Of an input that is a field of INFER, whose shape is checked with it."""
+    """Return the value of an input that is a field of INFER, whose shape is checked later."""
     values = _decoded(tensor)
     if tensor.name in _LISTS:
         return values
@@ -147,9 +158,9 @@ def _value(tensor: Tensor) -> Any:
 
 
 def _object(value: Any, name: str) -> Any:
-    """A field that is an object, given as the text of its JSON."""
+    """Return a field that is an object, passed as a string of JSON."""
     if not isinstance(value, str):
-        raise MisfitError(name, f"{name} must be the text of a JSON object, not {show(value)}")
+        raise MisfitError(name, f"{name} must be a string with a JSON object, not {show(value)}")
     try:
         return parse_json(value.encode(), name, max_bytes=MAX_JSON_BYTES)
     except InvalidFileError as error:
@@ -163,7 +174,7 @@ def _texts(tensor: Tensor) -> str | list[str]:
             tensor.name, f"text_input must be BYTES of shape [n] or [n, 1], not {tensor.datatype} of {show([*shape])}"
         )
     if not 1 <= shape[0] <= MAX_PROMPTS:
-        raise MisfitError(tensor.name, f"text_input must have 1 to {MAX_PROMPTS} texts, not {shape[0]}")
+        raise MisfitError(tensor.name, f"text_input must have 1 to {MAX_PROMPTS} strings, not {shape[0]}")
     texts: list[str] = _decoded(tensor)
     return texts[0] if len(texts) == 1 else texts
 
@@ -173,7 +184,7 @@ def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
     if tensor.datatype not in ("INT32", "INT64") or len(shape) not in (1, 2) or 0 in shape:
         raise MisfitError(
             tensor.name,
-            f"input_ids must be INT32 or INT64 of shape [tokens] or [n, tokens], none of them 0, "
+            f"input_ids must be INT32 or INT64 of shape [tokens] or [n, tokens] without a size of 0, "
             f"not {tensor.datatype} of {show([*shape])}",
         )
     num_prompts = 1 if len(shape) == 1 else shape[0]
@@ -186,7 +197,7 @@ def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
 
 
 def response_of(asked: Asked, version: int, choices: Sequence[Choice]) -> InferResponse:
-    """Answers, or pieces of some, as the outputs that were asked for: a row each."""
+    """Return answers, or parts of them, as the requested outputs, with one row per answer."""
     shape = (len(choices), 1) if asked.rank == 2 else (len(choices),)
     outputs = []
     for name in asked.outputs:
@@ -212,5 +223,5 @@ _COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
 
 
 def inputs_of(card: ModelCard) -> tuple[str, str]:
-    """Name and datatype of the input that every request to a model needs."""
+    """Return the name and the datatype of a model's required input."""
     return ("text_input", "BYTES") if card.has_tokenizer else ("input_ids", "INT32")

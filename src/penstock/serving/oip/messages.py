@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol as protobuf has them."""
+"""Requests and responses of the Open Inference Protocol as protobuf messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.serving.oip.tensor_codec import (
     frozen,
     in_pieces,
     raw_array,
-    raw_of,
     wrong,
 )
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
+from penstock.tensors.codec import encode_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,16 +34,17 @@ _FIELDS: Final = {
     "UINT64": "uint64_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
-"""The field of typed contents; FP16 and BF16 have none."""
+"""The fields of typed contents by datatype; FP16 and BF16 have none."""
 _SIZE: Final = "binary_data_size"
 _NARROW: Final = frozenset({"INT8", "INT16", "UINT8", "UINT16"})
-"""Datatypes whose field holds more than they do."""
+"""Datatypes that are narrower than their field."""
 
 
 def read_message(message: pb.ModelInferRequest) -> InferRequest:
-    """Everything that a request says but model and version; MisfitError with the name of what is wrong.
+    """Decode a request, except for its model and version.
 
-    Numbers of raw contents stay where they are; ``parameters`` are as they came.
+    Raw contents are not copied; ``parameters`` are not checked.  Raises MisfitError with the name of the input, output
+    or parameter at fault.
     """
     check_id(message.id)
     raws = message.raw_input_contents
@@ -65,13 +66,13 @@ def read_message(message: pb.ModelInferRequest) -> InferRequest:
 
 
 def _check_parameters(message: Any, raw: bytes | None) -> None:
-    """An input has none, but that some clients say here, too, how many bytes are in raw_input_contents."""
+    """Check an input's parameters: only the size of its raw contents is accepted, which some clients send."""
     what = f"the input {show(message.name)}"
     for name, size in _parameters(message.parameters).items():
         if name != _SIZE or raw is None:
-            raise wrong(message.name, f"{what} has a parameter {show(name)}, which is not known", "unknown")
+            raise wrong(message.name, f"{what} has an unknown parameter: {show(name)}", "unknown")
         if size != len(raw):
-            raise wrong(message.name, f"{what} has {len(raw)} bytes, and {_SIZE} is {show(size)}")
+            raise wrong(message.name, f"{what} has {len(raw)} bytes, but its {_SIZE} is {show(size)}")
 
 
 def _array(message: Any, raw: bytes | None) -> NDArray[Any]:
@@ -89,10 +90,10 @@ def _typed(message: Any) -> NDArray[Any]:
     shape = tuple(message.shape)
     field = _FIELDS.get(datatype)
     if field is None:
-        raise wrong(name, f"{what} is {datatype}, which raw_input_contents alone can hold")
+        raise wrong(name, f"{what} is {datatype}, which must be sent in raw_input_contents")
     others = [one.name for one, _ in message.contents.ListFields() if one.name != field]
     if others:
-        raise wrong(name, f"{what} is {datatype}: its elements belong into {field}, not into {others[0]}")
+        raise wrong(name, f"{what} is {datatype}: its elements must be in {field}, not in {others[0]}")
     values = getattr(message.contents, field)
     if len(values) != count:
         raise wrong(name, f"{what} has {show(count)} elements by its shape, but {len(values)} in {field}")
@@ -102,29 +103,29 @@ def _typed(message: Any) -> NDArray[Any]:
     bounds = np.iinfo(DTYPES[datatype]) if datatype in _NARROW else None
     for piece in in_pieces(values):
         if bounds is not None and (min(piece) < bounds.min or max(piece) > bounds.max):
-            raise wrong(name, f"{what} is {datatype}, but holds numbers beyond {bounds.min} to {bounds.max}")
+            raise wrong(name, f"{what} is {datatype}: numbers must be from {bounds.min} to {bounds.max}")
         array[at : at + len(piece)] = piece
         at += len(piece)
     return frozen(array.reshape(shape))
 
 
 def _outputs(message: pb.ModelInferRequest) -> tuple[str, ...]:
-    """Names in the order that they were asked for."""
+    """Return the names of the requested outputs, in order."""
     if len(message.outputs) > MAX_TENSORS:
         raise MisfitError("outputs", f"outputs must be at most {MAX_TENSORS} names, not {len(message.outputs)}")
     names: list[str] = []
     for one in message.outputs:
         if one.name in names:
-            raise wrong(one.name, f"the output {show(one.name)} is asked for twice")
+            raise wrong(one.name, f"the output {show(one.name)} is requested twice")
         if one.parameters:
-            text = f"the output {show(one.name)} has a parameter {show(min(one.parameters))}, which is not known"
+            text = f"the output {show(one.name)} has an unknown parameter: {show(min(one.parameters))}"
             raise wrong(one.name, text, "unknown")
         names.append(one.name)
     return tuple(names)
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a message's parameters; MisfitError for one that has none."""
+    """Return the values of a message's parameters.  Raises MisfitError for a parameter without a value."""
     found: dict[str, Any] = {}
     for name, parameter in given.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -135,11 +136,11 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:
-    """An answer with raw contents."""
+    """Return a response with raw contents as a message."""
     found = pb.ModelInferResponse(model_name=model, model_version=response.version, id=request_id)
     for one in response.outputs:
         found.outputs.add(name=one.name, datatype=one.datatype, shape=one.array.shape)
-        found.raw_output_contents.append(raw_of(one.datatype, one.array))
+        found.raw_output_contents.append(encode_array(one.datatype, one.array))
     for name, value in response.parameters.items():
         set_parameter(found, name, value)
     return found

@@ -1,4 +1,4 @@
-"""How a model is run, in the terms of Triton's model configuration: JSON over REST and messages over gRPC."""
+"""The configuration of a model in Triton's format: JSON over REST and messages over gRPC."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ MODEL_CONFIG: Final = Members(
     },
     ("name", "platform", "backend", "version_policy", "max_batch_size", "input", "output", "instance_group"),
     {
-        "max_batch_size": "Instances of a request; above 0 dims lack the batch, which comes first.",
-        "dynamic_batching": "Of the step that statistics count; not there where it takes one instance at a time.",
-        "model_transaction_policy": "decoupled: a request of a stream may have several answers.",
+        "max_batch_size": "Maximum instances per request. If it is above 0, dims omit the leading batch dimension.",
+        "dynamic_batching": "Batching of the stage that statistics count; absent if it takes one instance at a time.",
+        "model_transaction_policy": "decoupled: a request of a stream may have several responses.",
     },
 )
 
 
 def config(call: Call, name: str, version: str) -> dict[str, Any]:
-    """Of a method of a servable, or of a language model; NotFoundError, UnavailableError."""
+    """Return the configuration of a servable's method or a language model.  Raises NotFoundError, UnavailableError."""
     method = found_method(call, name, version)
     if method is not None:
         return _of_method(method)
@@ -88,7 +88,7 @@ def _of_method(method: Method) -> dict[str, Any]:
 
 
 def _of_backend(backend: Backend) -> dict[str, Any]:
-    """Its shapes are whole, for the first dimension is no batch of the engine's."""
+    """Return the configuration of a language model; its shapes have no batch, because the engine makes batches."""
     name, datatype = inputs_of(backend.card)
     return {
         "name": backend.name, "platform": "penstock", "backend": "penstock",

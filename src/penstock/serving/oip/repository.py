@@ -1,4 +1,4 @@
-"""Servables that come and go by request, for admins alone: the repository extension of the Open Inference Protocol."""
+"""The repository extension of the Open Inference Protocol: admins load and unload servables."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_CONFIG_CHARS: Final = 1 << 16
 
 
 async def load(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
-    """Load a servable of the service's folder, or look at its folder again.
+    """Load a servable of the service's folder, or scan its folder again.
 
-    ``parameters``: ``config``, the text of a JSON object; files are not taken.
+    ``parameters``: ``config``, a string with a JSON object; files are not accepted.
     """
     methods = _servables(call, name)
     config = None
     for key, value in parameters.items():
         if key != "config":
-            why = "; files are not taken over the network" if key.startswith("file:") else ""
-            raise MisfitError(key[:200], f"the parameter {show(key)} is not known: there is config{why}", "unknown")
+            why = " Files are not accepted over the network." if key.startswith("file:") else ""
+            raise MisfitError(key[:200], f"Unknown parameter: {show(key)}. Only config is accepted.{why}", "unknown")
         text = Text(0, MAX_CONFIG_CHARS).check(value, "config")
         try:
             config = parse_object(text.encode(), "config")
@@ -37,29 +37,29 @@ async def load(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
             raise MisfitError("config", str(error)) from None
     try:
         await methods.load(name, config)
-    except (InvalidFileError, FileAccessError, UnsupportedError) as error:  # an admin may read why it does not open
+    except (InvalidFileError, FileAccessError, UnsupportedError) as error:  # an admin may see why it does not open
         raise RefusalError(400, str(error), code="invalid_model") from error
 
 
 async def unload(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
-    """Unload a servable.  ``parameters``: ``unload_dependents``, which can only be false, for it has none."""
+    """Unload a servable.  ``parameters``: ``unload_dependents``, which must be false, as servables have none."""
     methods = _servables(call, name)
     for key, value in parameters.items():
         if key != "unload_dependents":
-            raise MisfitError(key[:200], f"the parameter {show(key)} is not known", "unknown")
+            raise MisfitError(key[:200], f"Unknown parameter: {show(key)}.", "unknown")
         if Flag().check(value, key):
             raise MisfitError(key, "unload_dependents must be false: servables have no dependents", "unsupported")
     await methods.unload(name)
 
 
 def _servables(call: Call, name: str) -> Methods:
-    """The servables; 400 for the name of a language model, which is not among them."""
+    """Return the servables.  Raises a 400 error for the name of a language model."""
     call.facts["model"] = name[:128]
     if not name:
-        raise RefusalError(400, "the model's name is missing", param="model_name", code="missing_required_parameter")
+        raise RefusalError(400, "model_name is missing", param="model_name", code="missing_required_parameter")
     if any(one.name == name for one in call.models.list()):
-        message = f"{show(name)} is a language model, which the admin socket changes: penstock models --help"
+        message = f"{show(name)} is a language model. Use the admin socket to change it (see `penstock models --help`)."
         raise RefusalError(400, message, param="model", code="language_model")
     if call.methods is None:
-        raise NotFoundError(f"there is no servable {show(name)}: this service has none")
+        raise NotFoundError(f"Servable {show(name)} not found. This service has no servables.")
     return call.methods

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST: ``/v2``, with its extensions for binary tensors, statistics and repository."""
+"""The Open Inference Protocol over REST: ``/v2``, with the extensions for binary tensors, statistics and repository."""
 
 from __future__ import annotations
 
@@ -102,20 +102,20 @@ _INDEX: Final = Items(
 )
 _NOTHING: Final = Members("Done", {})
 _INDEX_REQUEST: Final = Members(
-    "RepositoryIndexRequest", {"ready": Flag()}, (), {"ready": "Those that are ready, alone."}
+    "RepositoryIndexRequest", {"ready": Flag()}, (), {"ready": "List only models that are ready."}
 )
 _LOAD_REQUEST: Final = Members(
     "RepositoryLoadRequest",
     {"parameters": Members("RepositoryLoadParameters", {"config": Text(0, MAX_CONFIG_CHARS)})},
     (),
-    {"parameters": "config: the text of a JSON object, which settings hold."},
+    {"parameters": "config: a string with a JSON object of settings."},
 )
 _UNLOAD_REQUEST: Final = Members(
     "RepositoryUnloadRequest",
     {"parameters": Members("RepositoryUnloadParameters", {"unload_dependents": Flag()})},
 )
 
-# The protocol's clients send no Content-Type, or one for all they do.
+# Clients of the protocol send no Content-Type, or the same one for all requests.
 _TYPES: Final = ("application/json", "application/octet-stream", "")
 _INFER: Final = Media(
     types=_TYPES, encodings=tuple(ENCODINGS), is_raw=True,
@@ -125,34 +125,34 @@ _PLAIN: Final = Media(types=_TYPES, is_optional=True)
 
 
 async def live(call: Call) -> Reply:
-    """The event loop turns."""
+    """Report that the event loop runs."""
     return json_reply({"live": True})
 
 
 async def ready(call: Call) -> Reply:
-    """As ``/health/ready``."""
+    """Report the same as ``/health/ready``."""
     if not call.is_ready():
-        raise RefusalError(503, "nothing is ready, or the service is stopping", code="not_ready")
+        raise RefusalError(503, "No model or servable is ready, or the service is stopping.", code="not_ready")
     return json_reply({"ready": True})
 
 
 async def server(call: Call) -> Reply:
-    """What runs."""
+    """Return the server's name, version and extensions."""
     return json_reply(server_metadata(REST_EXTENSIONS))
 
 
 async def model(call: Call) -> Reply:
-    """What a model takes and gives."""
+    """Return a model's inputs and outputs."""
     return json_reply(metadata(call, *_named(call)))
 
 
 async def model_config(call: Call) -> Reply:
-    """How a model is run."""
+    """Return a model's configuration."""
     return json_reply(config(call, *_named(call)))
 
 
 async def model_ready(call: Call) -> Reply:
-    """Whether a request that comes now would be taken; 503 when not."""
+    """Report whether a model accepts requests; 503 if not."""
     name, version = _named(call)
     if not is_model_ready(call, name, version):
         raise RefusalError(503, f"{name} is not ready", param="model", code="not_ready")
@@ -160,12 +160,12 @@ async def model_ready(call: Call) -> Reply:
 
 
 async def model_statistics(call: Call) -> Reply:
-    """Of a model, or of all."""
+    """Return the statistics of a model, or of all models."""
     return json_reply(statistics(call, *_named(call)))
 
 
 async def repository_index(call: Call) -> Reply:
-    """What is there, ready or not."""
+    """Return the index of models and servables, ready or not."""
     return json_reply(index(call, call.body.get("ready", False)))
 
 
@@ -187,7 +187,7 @@ def _named(call: Call) -> tuple[str, str]:
 
 
 async def infer(call: Call) -> Reply:
-    """One answer, whole."""
+    """Run inference on tensors and return the whole response."""
     json_bytes = _json_bytes(call)
     try:
         asking = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
@@ -203,12 +203,12 @@ async def infer(call: Call) -> Reply:
 
 
 def _json_bytes(call: Call) -> int:
-    """How much of the body is JSON."""
+    """Return the length of the JSON part of the body in bytes."""
     given = call.headers.get(_LENGTH_HEADER)
     if given is None:
         return len(call.data)
     if not given.isdigit() or len(given) > 19:
-        message = "the header Inference-Header-Content-Length must be a number of bytes"
+        message = "Inference-Header-Content-Length must be a number of bytes"
         raise RefusalError(400, message, param="Inference-Header-Content-Length", code="invalid_header")
     return int(given)
 
@@ -225,31 +225,34 @@ def _reply(asking: Asking, model: str, response: InferResponse, encoding: str) -
 
 
 def oip_operations() -> list[Operation]:
-    """Every route of the protocol."""
+    """Return all routes of the protocol."""
     table = [
-        Operation("GET", "/v2", "server_metadata", "What runs, and its extensions.", server, _SERVER),
-        # As the published OpenAPI file has it, and its text has not.
-        Operation("GET", "/v2/", "server_metadata_of_folder", "As /v2.", server, _SERVER),
-        Operation("GET", "/v2/health/live", "server_live", "The service runs.", live, _ALIVE, is_open=True),
+        Operation("GET", "/v2", "server_metadata", "Name, version and extensions of the server.", server, _SERVER),
+        # The protocol's OpenAPI file has this path, its text does not.
+        Operation("GET", "/v2/", "server_metadata_of_folder", "Same as /v2.", server, _SERVER),
         Operation(
-            "GET", "/v2/health/ready", "server_ready", "Something takes requests.", ready, _READY, refusals=(503,),
-            is_open=True,
+            "GET", "/v2/health/live", "server_live", "Report that the service is running.", live, _ALIVE, is_open=True
         ),
         Operation(
-            "GET", "/v2/models/stats", "all_statistics", "Counts and times of all models.", model_statistics,
+            "GET", "/v2/health/ready", "server_ready", "Report whether a model accepts requests.", ready, _READY,
+            refusals=(503,), is_open=True,
+        ),
+        Operation(
+            "GET", "/v2/models/stats", "all_statistics", "Statistics of all models.", model_statistics,
             _ALL_STATISTICS,
         ),
         Operation(
-            "POST", "/v2/repository/index", "repository_index", "What is there, ready or not.", repository_index,
-            _INDEX, _INDEX_REQUEST, media=_PLAIN,
+            "POST", "/v2/repository/index", "repository_index", "List models and servables, ready or not.",
+            repository_index, _INDEX, _INDEX_REQUEST, media=_PLAIN,
         ),
         Operation(
-            "POST", "/v2/repository/models/{model}/load", "repository_load", "Load a servable; an admin's key.",
+            "POST", "/v2/repository/models/{model}/load", "repository_load", "Load a servable. Needs an admin key.",
             repository_load, _NOTHING, _LOAD_REQUEST, refusals=_CHANGE, is_admin=True, media=_PLAIN,
         ),
         Operation(
-            "POST", "/v2/repository/models/{model}/unload", "repository_unload", "Unload a servable; an admin's key.",
-            repository_unload, _NOTHING, _UNLOAD_REQUEST, refusals=_CHANGE, is_admin=True, media=_PLAIN,
+            "POST", "/v2/repository/models/{model}/unload", "repository_unload",
+            "Unload a servable. Needs an admin key.", repository_unload, _NOTHING, _UNLOAD_REQUEST, refusals=_CHANGE,
+            is_admin=True, media=_PLAIN,
         ),
     ]  # fmt: skip
     for path, suffix in (("/v2/models/{model}", ""), ("/v2/models/{model}/versions/{version}", "_version")):
@@ -263,31 +266,33 @@ _WORK: Final = (404, 429, 503, 504)
 
 
 def _of_model(path: str, suffix: str) -> list[Operation]:
-    """The routes of a model, of whichever version or of one."""
+    """Return the routes of a model, or of a version of a model."""
     return [
         Operation(
-            "POST", f"{path}/infer", f"infer{suffix}", "Tensors in, tensors out.", infer, INFER_ANSWER, INFER_REQUEST,
+            "POST", f"{path}/infer", f"infer{suffix}", "Run inference on tensors.", infer, INFER_ANSWER, INFER_REQUEST,
             refusals=_WORK, media=_INFER, binary=True,
         ),
         Operation(
-            "POST", f"{path}/generate", f"generate{suffix}", "A language model's whole answer to a text.", generate,
+            "POST", f"{path}/generate", f"generate{suffix}", "Generate text with a language model.", generate,
             GENERATE_ANSWER, GENERATE, refusals=_WORK, media=Media(_TYPES),
         ),
         Operation(
-            "POST", f"{path}/generate_stream", f"generate_stream{suffix}", "The same piece by piece.",
+            "POST", f"{path}/generate_stream", f"generate_stream{suffix}", "Generate text as a stream of events.",
             generate_stream, (), GENERATE, GENERATE_EVENT, _WORK, media=Media(_TYPES),
         ),
-        Operation("GET", path, f"model_metadata{suffix}", "What it takes and gives.", model, _MODEL, refusals=_MAYBE),
         Operation(
-            "GET", f"{path}/config", f"model_config{suffix}", "How it is run.", model_config, MODEL_CONFIG,
+            "GET", path, f"model_metadata{suffix}", "The model's inputs and outputs.", model, _MODEL, refusals=_MAYBE
+        ),
+        Operation(
+            "GET", f"{path}/config", f"model_config{suffix}", "Configuration of the model.", model_config, MODEL_CONFIG,
             refusals=_MAYBE,
         ),
         Operation(
-            "GET", f"{path}/ready", f"model_ready{suffix}", "It takes requests.", model_ready, _MODEL_READY,
-            refusals=_MAYBE,
+            "GET", f"{path}/ready", f"model_ready{suffix}", "Report whether the model accepts requests.", model_ready,
+            _MODEL_READY, refusals=_MAYBE,
         ),
         Operation(
-            "GET", f"{path}/stats", f"model_statistics{suffix}", "Counts and times.", model_statistics,
+            "GET", f"{path}/stats", f"model_statistics{suffix}", "Statistics of the model.", model_statistics,
             _ALL_STATISTICS, refusals=_MAYBE,
         ),
     ]  # fmt: skip

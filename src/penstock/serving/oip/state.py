@@ -1,5 +1,6 @@
-"""What is served and how it does, in the terms of the Open Inference Protocol and of its statistics and repository
-extensions: plain objects, which are JSON over REST and messages over gRPC.
+"""Metadata, readiness, statistics and index of what is served, in the format of the Open Inference Protocol.
+
+The functions return plain objects, which become JSON over REST and messages over gRPC.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["EXTENSIONS", "REST_EXTENSIONS", "index", "is_model_ready", "metadata
 
 EXTENSIONS: Final = ("model_configuration", "model_repository", "parameters", "schedule_policy", "statistics")
 REST_EXTENSIONS: Final = ("binary_tensor_data", "generate", *EXTENSIONS)
-"""What is built of Triton's; over gRPC all tensors are binary, and streams need no extension."""
+"""The supported extensions of Triton's; over gRPC all tensors are binary, and streams need no extension."""
 _STATES: Final = {
     "loading": "LOADING", "ready": "READY", "updating": "READY", "failed": "UNAVAILABLE", "draining": "UNLOADING"
 }  # fmt: skip
@@ -31,12 +32,12 @@ _NS: Final = 1e9
 
 
 def server_metadata(extensions: tuple[str, ...]) -> dict[str, Any]:
-    """What runs, and what it speaks."""
+    """Return the server's name, version and extensions."""
     return {"name": "penstock", "version": __version__, "extensions": [*extensions]}
 
 
 def metadata(call: Call, name: str, version: str) -> dict[str, Any]:
-    """What a model takes and gives."""
+    """Return a model's inputs and outputs."""
     method = found_method(call, name, version)
     if method is not None:
         return {
@@ -60,7 +61,7 @@ def _spec(name: str, datatype: str, shape: Iterable[int]) -> dict[str, Any]:
 
 
 def is_model_ready(call: Call, name: str, version: str) -> bool:
-    """Whether a request that comes now would be taken."""
+    """Return True if a new request would be accepted."""
     method = found_method(call, name, version)
     if method is not None:
         return method.is_ready and not call.models.is_draining
@@ -72,7 +73,7 @@ def is_model_ready(call: Call, name: str, version: str) -> bool:
 
 
 def statistics(call: Call, name: str = "", version: str = "") -> dict[str, Any]:
-    """Of one model, of one version of it, or of all that are loaded; sums since it was loaded."""
+    """Return the statistics of a model, a version, or all loaded models: sums since the model was loaded."""
     methods = [*call.methods.list()] if call.methods is not None else []
     if name:
         method = found_method(call, name, version)
@@ -115,7 +116,7 @@ def _of_method(method: Method) -> dict[str, Any]:
 
 
 def _of_backend(backend: Backend, metrics: Metrics) -> dict[str, Any]:
-    """Of all its versions together, prompts through any door: the times are those of the metrics."""
+    """Return the statistics of a language model, summed over its versions and all protocols; times are from Metrics."""
     noted, figures = metrics.of_model(backend.name), backend.figures()
     ended, queued = noted.histograms["e2e_request_latency_seconds"], noted.histograms["request_queue_time_seconds"]
     counts = MethodStatistics(
@@ -132,7 +133,7 @@ def _of_backend(backend: Backend, metrics: Metrics) -> dict[str, Any]:
 
 
 def index(call: Call, is_ready: bool = False) -> list[dict[str, str]]:
-    """Every version of everything; with ``is_ready`` those that are."""
+    """Return all versions of all models and servables; with ``is_ready`` only those that are ready."""
     found = [
         {
             "name": one.name,

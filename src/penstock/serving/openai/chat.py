@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: OpenAI's conversations, whole or as a stream of events."""
+"""``POST /v1/chat/completions``: OpenAI's chat completions, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.openai.logprobs import CHAT_LOGPROBS, ChatLogprobs
 from penstock.serving.request_parsing import (
-    beside_if,
     chat_ids,
     check_fits,
     cut,
@@ -20,6 +19,7 @@ from penstock.serving.request_parsing import (
     sampling_of,
     tokenizer_of,
 )
+from penstock.text.tokenizer_threads import call_isolated
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, Delta
@@ -68,7 +68,7 @@ CHAT_EVENT: Final = Members(
 
 
 async def chat(call: Call) -> Reply | None:
-    """Answer a conversation."""
+    """Generate the next message of a conversation."""
     body, backend = call.body, call.model()
     wanted, is_stream = body.get("logprobs", False), body.get("stream", False)
     _refuse_what_does_not_go_together(body)
@@ -97,7 +97,7 @@ async def chat(call: Call) -> Reply | None:
         return True
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await beside_if(slow, keep, i, answer, delta)
+        await call_isolated(slow, keep, i, answer, delta)
 
     await run.run([ids], take, keep if slow is None else None)
     choices = [
@@ -117,11 +117,13 @@ def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
     most, other = body.get("max_tokens"), body.get("max_completion_tokens")
     refuse_together(
         most is not None and other is not None and most != other,
-        "max_tokens and max_completion_tokens must not differ", "max_completion_tokens",
+        "max_completion_tokens must equal max_tokens if both are set", "max_completion_tokens",
     )  # fmt: skip
-    refuse_together("top_logprobs" in body and not body.get("logprobs"), "top_logprobs needs logprobs", "top_logprobs")
     refuse_together(
-        "stream_options" in body and not body.get("stream", False), "stream_options needs stream", "stream_options"
+        "top_logprobs" in body and not body.get("logprobs"), "top_logprobs requires logprobs", "top_logprobs"
+    )
+    refuse_together(
+        "stream_options" in body and not body.get("stream", False), "stream_options requires stream", "stream_options"
     )
 
 
@@ -144,8 +146,10 @@ async def _stream(
     head: dict[str, Any],
     slow: Tokenizer | None,
 ) -> None:
-    """One event per step and choice, and one with the role in front of each choice's first.  ``slow``: a tokenizer of
-    another process that writes the log-probabilities."""
+    """Send an event per step and choice, after an event with the role of each choice.
+
+    ``slow``: a tokenizer in another process, which decodes tokens for the log-probabilities; None if there is none.
+    """
     events = Events(call)
     with_usage = call.body.get("stream_options", {}).get("include_usage", False)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
@@ -170,7 +174,7 @@ async def _stream(
         return out.encode()
 
     async def take(_: int, answer: Answer, delta: Delta) -> None:
-        await events.write(await beside_if(slow, event, delta))
+        await events.write(await call_isolated(slow, event, delta))
 
     def take_now(_: int, answer: Answer, delta: Delta) -> bool:
         return events.write_now(lambda: event(delta))

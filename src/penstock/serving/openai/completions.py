@@ -11,8 +11,6 @@ from penstock.serving.call import Call, Events, Reply, json_reply, quoted
 from penstock.serving.generation import USAGE, Generation, refuse_together, usage
 from penstock.serving.openai.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
 from penstock.serving.request_parsing import (
-    beside,
-    beside_if,
     check_count,
     isolated_tokenizer,
     options_of,
@@ -20,9 +18,10 @@ from penstock.serving.request_parsing import (
     sampling_of,
     tokenizer_of,
 )
+from penstock.text.tokenizer_threads import call_isolated, call_tokenizer
 
 if TYPE_CHECKING:
-    from penstock.engine.request import TokenLogprobs
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.llm.backend import Answer, Backend, Delta
     from penstock.text.tokenizer import Tokenizer
 
@@ -61,7 +60,7 @@ COMPLETION_EVENT: Final = _answer(
 
 
 class _Text:
-    """One choice as it grows."""
+    """Collects the text and log-probabilities of one choice."""
 
     def __init__(self, backend: Backend, ids: list[int], echo: str | None, with_logprobs: bool) -> None:
         self._ids, self._echo = ids, echo
@@ -71,7 +70,7 @@ class _Text:
         self.finish_reason = ""
 
     def take(self, delta: Delta, before: list[TokenLogprobs | None] | None) -> tuple[str, dict[str, Any] | None]:
-        """The new text and its log-probabilities; the echoed prompt comes with the first."""
+        """Return the new text and its log-probabilities; the first call includes the echoed prompt."""
         text, found = delta.text, None
         if self._logprobs is not None:
             if self._echo is not None and before is not None:
@@ -83,14 +82,14 @@ class _Text:
         return text, found
 
     def keep(self, text: str, found: dict[str, Any] | None, finish_reason: str | None) -> None:
-        """For an answer that is sent whole."""
+        """Store a delta for an answer that is sent whole."""
         self.texts.append(text)
         if found is not None:
             self.logprobs.append(found)
         self.finish_reason = finish_reason or self.finish_reason
 
     def choice(self, index: int) -> dict[str, Any]:
-        """The whole choice."""
+        """Return the whole choice."""
         logprobs = joined(self.logprobs) if self._logprobs is not None else None
         return {
             "index": index, "text": "".join(self.texts), "logprobs": logprobs, "finish_reason": self.finish_reason
@@ -98,7 +97,7 @@ class _Text:
 
 
 async def complete(call: Call) -> Reply | None:
-    """Continue one prompt or several."""
+    """Complete one or more prompts."""
     body, backend = call.body, call.model()
     _refuse_what_does_not_go_together(body)
     num_top, is_echo, is_stream = body.get("logprobs"), body.get("echo", False), body.get("stream", False)
@@ -136,7 +135,7 @@ async def complete(call: Call) -> Reply | None:
         return True
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await beside_if(slow, keep, i, answer, delta)
+        await call_isolated(slow, keep, i, answer, delta)
 
     await run.run(prompts, take, keep if slow is None else None)
     return _whole(head, [text.choice(index) for index, text in texts.items()], run)
@@ -144,27 +143,25 @@ async def complete(call: Call) -> Reply | None:
 
 async def _text_of(backend: Backend, ids: list[int]) -> str:
     tokenizer = tokenizer_of(backend)
-    text: str = await beside(tokenizer, len(ids), tokenizer.decode, ids)
+    text: str = await call_tokenizer(tokenizer, len(ids), tokenizer.decode, ids)
     return text
 
 
 def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
     is_echo, is_stream = body.get("echo", False), body.get("stream", False)
     n = body.get("n", 1)
-    refuse_together(
-        body.get("max_tokens") == 0 and not is_echo, "max_tokens must be above 0 without echo", "max_tokens"
-    )
-    refuse_together(body.get("max_tokens") == 0 and is_stream, "max_tokens must be above 0 with stream", "max_tokens")
+    refuse_together(body.get("max_tokens") == 0 and not is_echo, "max_tokens must not be 0 without echo", "max_tokens")
+    refuse_together(body.get("max_tokens") == 0 and is_stream, "max_tokens must not be 0 with stream", "max_tokens")
     for name in ("n", "best_of"):
         refuse_together(
-            body.get("max_tokens") == 0 and body.get(name, 1) > 1, f"{name} must be 1 where max_tokens is 0", name
+            body.get("max_tokens") == 0 and body.get(name, 1) > 1, f"{name} must be 1 if max_tokens is 0", name
         )
     refuse_together(
-        is_echo and body.get("truncate_prompt_tokens") == -1, "echo needs to know where a prompt is cut: give a number "
-        "of tokens", "truncate_prompt_tokens",
+        is_echo and body.get("truncate_prompt_tokens") == -1, "truncate_prompt_tokens must not be -1 with echo. Pass a "
+        "number of tokens.", "truncate_prompt_tokens",
     )  # fmt: skip
-    refuse_together("stream_options" in body and not is_stream, "stream_options needs stream", "stream_options")
-    refuse_together(is_stream and body.get("best_of", n) > n, "best_of must be n with stream", "best_of")
+    refuse_together("stream_options" in body and not is_stream, "stream_options requires stream", "stream_options")
+    refuse_together(is_stream and body.get("best_of", n) > n, "best_of must equal n with stream", "best_of")
 
 
 def _head(call: Call, backend: Backend) -> dict[str, Any]:
@@ -185,7 +182,7 @@ def _whole(head: dict[str, Any], choices: list[dict[str, Any]], run: Generation)
 async def _echo_alone(
     call: Call, backend: Backend, prompts: list[list[int]], echoes: list[str | None], head: dict[str, Any]
 ) -> Reply:
-    """``max_tokens`` 0: the prompt is the answer, with its log-probabilities when they are asked for."""
+    """Handle ``max_tokens`` 0: return the prompt itself, with its log-probabilities if requested."""
     num_top, options = call.body.get("logprobs"), options_of(call.body, call.settings.limits.request_s, call.client)
     choices = []
     for index, (ids, echo) in enumerate(zip(prompts, echoes, strict=True)):
@@ -194,7 +191,7 @@ async def _echo_alone(
             score = await backend.score(ids, num_top, options, request_id=call.request_id)
             tokenizer = tokenizer_of(backend)
             listed = TextLogprobs(tokenizer, len(echo or ""))
-            found = await beside(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
+            found = await call_tokenizer(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
         choices.append({"index": index, "text": echo, "logprobs": found, "finish_reason": "length"})
     return json_reply({**head, "choices": choices, "usage": usage(sum(map(len, prompts)), 0, 0)})
 
@@ -207,8 +204,10 @@ async def _stream(
     head: dict[str, Any],
     slow: Tokenizer | None,
 ) -> None:
-    """One event per step and choice.  The texts around what changes are made once.  ``slow``: a tokenizer of another
-    process that writes the log-probabilities."""
+    """Send an event per step and choice; the constant parts of events are encoded once.
+
+    ``slow``: a tokenizer in another process, which decodes tokens for the log-probabilities; None if there is none.
+    """
     n, events = len(texts) // len(prompts), Events(call)
     with_usage = call.body.get("stream_options", {}).get("include_usage", False)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
@@ -221,14 +220,14 @@ async def _stream(
         begun.add(index)
         text, found = texts[index].take(delta, answer.prompt_logprobs if is_first else None)
         if not text and found is None and delta.finish_reason is None:
-            return b""  # half a character
+            return b""  # an incomplete character
         logprobs = "null" if found is None else json.dumps(found, separators=(",", ":"))
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         choice = f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return (begin + choice + end).encode()
 
     async def take(i: int, answer: Answer, delta: Delta) -> None:
-        await events.write(await beside_if(slow, event, i, answer, delta))
+        await events.write(await call_isolated(slow, event, i, answer, delta))
 
     def take_now(i: int, answer: Answer, delta: Delta) -> bool:
         return events.write_now(lambda: event(i, answer, delta))

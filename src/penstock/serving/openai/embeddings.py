@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``: texts as vectors."""
+"""``POST /v1/embeddings``: embed texts or token ids."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ EMBEDDING_ANSWER: Final = Members(
 
 
 async def embeddings(call: Call) -> Reply:
-    """Embed one input or several."""
+    """Embed one or more inputs."""
     body, backend = call.body, call.model()
     if not backend.card.has_embeddings:
-        raise UnsupportedError("the model has no hidden rows to embed with")
+        raise UnsupportedError("This model does not support embeddings.")
     prompts = [ids for ids, _ in await prompts_of(backend, body["input"], "input", body)]
     options = options_of(body, call.settings.limits.request_s, call.client)
     pooling, normalize = body.get("pooling", "mean"), body.get("normalize", True)

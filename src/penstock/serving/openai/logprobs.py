@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two routes write them."""
+"""Log-probabilities in the formats of OpenAI's two completion routes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.json_schema import Entries, Items, Members, Number, Text, Whole, optional
 
 if TYPE_CHECKING:
-    from penstock.engine.request import TokenLogprobs
+    from penstock.engine.logprobs import TokenLogprobs
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["CHAT_LOGPROBS", "TEXT_LOGPROBS", "ChatLogprobs", "TextLogprobs", "joined"]
 
 LEAST: Final = -9999.0
-"""The log-probability of what cannot come, as OpenAI writes it: JSON has no infinity."""
+"""The log-probability of an impossible token, as in OpenAI's API, because JSON has no infinity."""
 
 _LOGPROB: Final = Number(LEAST, 0.001)
 _BYTES: Final = optional(Items(Whole(0, 255), 0, None))
@@ -38,13 +38,13 @@ TEXT_LOGPROBS: Final = Members(
 
 
 class ChatLogprobs:
-    """Entries of ``choices[].logprobs.content``."""
+    """Creates the entries of ``choices[].logprobs.content``."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def of(self, listed: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The entries of some tokens."""
+        """Return the entries of tokens."""
         content = [
             {**self._entry(one.token_id, one.logprob), "top_logprobs": [self._entry(*pair) for pair in one.top]}
             for one in listed
@@ -58,9 +58,9 @@ class ChatLogprobs:
 
 
 class TextLogprobs:
-    """``choices[].logprobs`` of a text that grows: offsets count characters from its beginning.
+    """Creates ``choices[].logprobs`` of a growing text; offsets count characters from its beginning.
 
-    ``num_chars`` of a prompt that is echoed lie before the answer.
+    ``num_chars``: the length of the echoed prompt before the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_chars: int = 0) -> None:
@@ -69,13 +69,13 @@ class TextLogprobs:
         self._offset = num_chars
 
     def prompt(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """Those of an echoed prompt."""
+        """Return the log-probabilities of an echoed prompt."""
         before = TextLogprobs(self._tokenizer)
         found = before.of(ids, listed)
         return found | {"text_offset": [min(offset, self._offset) for offset in found["text_offset"]]}
 
     def of(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """Those of the next tokens."""
+        """Return the log-probabilities of the next tokens."""
         offsets = []
         for token in ids:
             offsets.append(self._offset)
@@ -94,5 +94,5 @@ class TextLogprobs:
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several of the same kind, one behind the other."""
+    """Concatenate several ``logprobs`` objects."""
     return {name: [value for part in parts for value in part[name]] for name in parts[0]} if parts else {}

@@ -1,6 +1,7 @@
-// The live view: models, workers, queue, pages and latencies, servables and their processes, once a second while it is looked at.
+// The status view: models, workers, queues, pages, latencies, servables and their processes. It is updated once a second while it is visible.
 
-const SAMPLES = 120; // of the graph
+const SAMPLES = 120; // points of the graph
+export const UPDATE_MS = 1000; // time between updates while the view is visible
 const history = new Map(); // model id -> { at, tokens, rates }
 const number = new Intl.NumberFormat("en");
 
@@ -17,7 +18,7 @@ function seconds(value) {
   return value < 90 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
 }
 
-// Tokens per second since the last look.  A worker that began anew counts from 0 again.
+// Tokens per second since the last update. A restarted worker counts from 0 again.
 function rateOf(model, now) {
   const known = history.get(model.id) ?? { at: now, tokens: model.num_output_tokens, rates: [] };
   if (now > known.at) {
@@ -42,7 +43,8 @@ function graph(rates) {
   const path = document.createElementNS(space, "path");
   if (points.length > 1) path.setAttribute("d", `M${points.join("L")}`);
   svg.append(path);
-  const words = `tokens/s over the last ${SAMPLES} looks, at most ${number.format(Math.round(Math.max(0, ...rates)))}`;
+  const minutes = (SAMPLES * UPDATE_MS) / 60000;
+  const words = `Tokens per second, last ${minutes} minutes (peak ${number.format(Math.round(Math.max(0, ...rates)))})`;
   return element("figure", {}, svg, element("figcaption", { class: "dim" }, words));
 }
 
@@ -55,7 +57,7 @@ function figures(pairs) {
 function pages(model) {
   if (!model.num_pages) return ["\u2013"];
   const words = `${number.format(model.num_held_pages)} of ${number.format(model.num_pages)}`;
-  const bar = element("meter", { min: 0, max: model.num_pages, value: model.num_held_pages, "aria-label": "Pages held" });
+  const bar = element("meter", { min: 0, max: model.num_pages, value: model.num_held_pages, "aria-label": "Pages in use" });
   bar.textContent = words;
   return [words, bar];
 }
@@ -71,12 +73,12 @@ function table(caption, heads, rows) {
 
 function latencies({ latency, window }) {
   const rows = [
-    ["first token", latency?.first_token_s],
-    ["between tokens", latency?.between_tokens_s],
-    ["whole answer", latency?.e2e_s],
+    ["time to first token", latency?.first_token_s],
+    ["inter-token latency", latency?.between_tokens_s],
+    ["end to end", latency?.e2e_s],
   ].filter(([, value]) => value);
   if (!rows.length) return "";
-  return table(window ? `Latency, ${window}` : "Latency", ["", "p50", "p99"], rows.map(([name, { p50, p99 }]) => [name, seconds(p50), seconds(p99)]));
+  return table(window ? `Latency over ${window}` : "Latency", ["", "p50", "p99"], rows.map(([name, { p50, p99 }]) => [name, seconds(p50), seconds(p99)]));
 }
 
 function card(model, now) {
@@ -92,10 +94,10 @@ function card(model, now) {
       ["Running", number.format(model.num_running)],
       ["Waiting", number.format(model.num_waiting)],
       ["Tokens/s", number.format(Math.round(rates.at(-1) ?? 0))],
-      ["Tokens answered", number.format(model.num_output_tokens)],
-      ["Prompt from cache", share],
+      ["Generated tokens", number.format(model.num_output_tokens)],
+      ["Prefix cache hits", share],
       ["Preemptions", number.format(model.num_preemptions)],
-      ["Pages held", ...pages(model)],
+      ["Pages in use", ...pages(model)],
     ]),
     graph(rates),
     latencies(model),
@@ -104,7 +106,7 @@ function card(model, now) {
     const rows = model.workers.map((worker) => [
       worker.name, worker.status, String(worker.pid || "\u2013"), String(worker.version), String(worker.num_open), seconds(worker.heartbeat_age_s),
     ]);
-    made.append(table("Workers", ["name", "state", "process", "weights", "requests", "last heartbeat"], rows));
+    made.append(table("Workers", ["name", "state", "PID", "weights version", "requests", "last heartbeat"], rows));
   }
   return made;
 }
@@ -113,9 +115,9 @@ const mean = (sum, count) => (count ? seconds(sum / count) : "\u2013");
 
 function servableCard({ name, labels, versions }) {
   const states = versions.map(({ state }) => state);
-  const state = states.includes("READY") ? "ready" : (states[0] ?? "no version").toLowerCase();
+  const state = states.includes("READY") ? "ready" : (states[0] ?? "no versions").toLowerCase();
   const made = element("section", { class: "card", "aria-label": name }, element("h2", {}, name, element("span", { class: `state ${state}` }, state)));
-  const named = Object.entries(labels).map(([label, version]) => `${label} is version ${version}`);
+  const named = Object.entries(labels).map(([label, version]) => `${label}: version ${version}`);
   if (named.length) made.append(element("p", { class: "dim" }, named.join(" \u00b7 ")));
   for (const { reason } of versions) if (reason) made.append(element("p", { class: "error" }, reason));
   const methods = versions.flatMap(({ version, methods }) =>
@@ -124,11 +126,11 @@ function servableCard({ name, labels, versions }) {
       one.num_batches ? (one.num_batched / one.num_batches).toFixed(1) : "\u2013", mean(one.queue_s, one.num_success), mean(one.compute_s, one.num_success),
     ]),
   );
-  if (methods.length) made.append(table("Methods", ["name", "version", "answered", "refused", "instances", "a batch", "waited", "ran"], methods));
+  if (methods.length) made.append(table("Methods", ["name", "version", "succeeded", "failed", "instances", "mean batch size", "mean queue time", "mean run time"], methods));
   const processes = versions.flatMap(({ version, processes }) =>
     processes.map(({ pid, runs, status, num_open }) => [runs, version, status, String(pid), String(num_open)]),
   );
-  if (processes.length) made.append(table("Processes", ["runs", "version", "state", "process", "requests"], processes));
+  if (processes.length) made.append(table("Processes", ["stage or model", "version", "state", "PID", "requests"], processes));
   return made;
 }
 
@@ -136,10 +138,10 @@ const isRead = (place) => !getSelection().isCollapsed && place.contains(getSelec
 
 export function showLive(status) {
   const place = document.getElementById("models");
-  if (isRead(place)) return; // a person selects in it: it stands still
+  if (isRead(place)) return; // do not replace text while the user selects it
   const now = performance.now();
-  const words = [`Penstock ${status.version}`, `up ${seconds(status.uptime_s)}`];
-  if (status.is_draining) words.push("ending: takes no new requests");
+  const words = [`Penstock ${status.version}`, `uptime ${seconds(status.uptime_s)}`];
+  if (status.is_draining) words.push("stopping: no new requests are accepted");
   document.getElementById("service").textContent = words.join(" \u00b7 ");
   place.replaceChildren(...status.models.map((model) => card(model, now)), ...status.servables.map(servableCard));
 }

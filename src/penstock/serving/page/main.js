@@ -1,12 +1,11 @@
 import { getStatus, onKeyWanted } from "./service.js";
-import { showLive } from "./live.js";
+import { UPDATE_MS, showLive } from "./live.js";
 import { methodsOf, setMethods, startMethods } from "./methods.js";
 import { startSettings } from "./settings.js";
 import { setModel, startTalk } from "./talk.js";
 
 const field = (id) => document.getElementById(id);
-const LOOK_MS = 1000; // at the service, while the live view is open
-const REST_MS = 10000; // else
+const IDLE_MS = 10000; // time between updates while the status view is hidden
 
 let models = [];
 const VIEWS = ["talk", "methods", "live"];
@@ -33,7 +32,7 @@ function notice(words) {
 
 const chosen = () => models.find((model) => model.id === field("model").value) ?? null;
 
-// The list stays as it is while nothing changes in it: a person may have it open.
+// The list is only replaced if it has changed, because the user may have it open.
 function showModels(next) {
   const select = field("model");
   const label = ({ id, state }) => (state === "ready" ? id : `${id} (${state})`);
@@ -66,10 +65,10 @@ async function look() {
     notice("");
   } catch (error) {
     notice(error.message);
-    again = error.status !== 401; // who gave no key is asked again when they do something
+    again = error.status !== 401; // without a key, ask again only after an action of the user
   }
   looking = false;
-  if (again && !document.hidden) timer = setTimeout(look, view === "live" ? LOOK_MS : REST_MS);
+  if (again && !document.hidden) timer = setTimeout(look, view === "live" ? UPDATE_MS : IDLE_MS);
 }
 
 function show(next) {

@@ -1,10 +1,10 @@
-// The methods of servables: what one takes, a field for that, and what comes back.
+// The methods of servables: the selected method's inputs, a field to edit them, and the outputs.
 
 import { getMethod, infer } from "./service.js";
 
 const field = (id) => document.getElementById(id);
-const written = new Map(); // key -> what a person wrote for it
-let known = ""; // the methods of the list
+const written = new Map(); // key -> the inputs that the user has written
+let known = ""; // the methods in the list
 let current = null; // { key, name, version, inputs, outputs }
 let running = null;
 
@@ -15,7 +15,7 @@ export function methodsOf(status) {
   return ready.flatMap(({ version, methods }) => methods.map(({ name }) => ({ name, version })));
 }
 
-// One instance of zeros: a place to begin.
+// Returns an example: one instance of zeros.
 function example(datatype, [size, ...rest]) {
   if (size === undefined) return datatype === "BYTES" ? "text" : datatype === "BOOL" ? false : 0;
   return Array.from({ length: size < 0 ? 1 : size }, () => example(datatype, rest));
@@ -45,9 +45,9 @@ async function choose() {
   if (!name) return;
   try {
     const found = await getMethod(name, version);
-    if (field("method").value !== key) return; // another one was chosen meanwhile
+    if (field("method").value !== key) return; // another method was chosen in the meantime
     current = { key, name, version, inputs: found.inputs };
-    field("method-takes").textContent = `takes ${found.inputs.map(described).join(", ")}; gives ${found.outputs.map(described).join(", ")}`;
+    field("method-takes").textContent = `Inputs: ${found.inputs.map(described).join(", ")}. Outputs: ${found.outputs.map(described).join(", ")}.`;
     const zeros = found.inputs.map((one) => `  ${JSON.stringify(one.name)}: ${JSON.stringify([example(one.datatype, one.shape.slice(1))])}`);
     field("method-inputs").value = written.get(key) ?? `{\n${zeros.join(",\n")}\n}`;
     field("method-run").disabled = false;
@@ -56,7 +56,7 @@ async function choose() {
   }
 }
 
-// The list stays as it is while nothing changes in it.
+// The list is only replaced if it has changed.
 export function setMethods(methods) {
   const names = methods.map(({ name, version }) => keyOf(name, version));
   if (names.join("\n") === known) return;
@@ -76,7 +76,7 @@ async function run(event) {
   try {
     given = JSON.parse(field("method-inputs").value);
   } catch (error) {
-    show(`This is no JSON: ${error.message}`, true);
+    show(`Invalid JSON: ${error.message}`, true);
     return;
   }
   const inputs = Object.entries(given ?? {}).map(([name, data]) => {
@@ -93,7 +93,7 @@ async function run(event) {
     show(outputs.map(({ name, datatype, shape, data }) => `${name} ${datatype}[${shape.join(", ")}]: ${JSON.stringify(data)}`).join("\n"), false);
   } catch (error) {
     field("method-time").textContent = "";
-    show(error.name === "AbortError" ? "stopped" : error.message, true);
+    show(error.name === "AbortError" ? "Stopped." : error.message, true);
   }
   running = null;
   field("method-run").disabled = current === null;

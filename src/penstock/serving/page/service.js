@@ -1,4 +1,4 @@
-// The service as the page sees it: requests with the key, errors with their words, answers as they grow.
+// The API client of the page: requests with the key, errors with their messages, streamed answers.
 
 export class ServiceError extends Error {
   constructor(message, status = 0) {
@@ -9,14 +9,14 @@ export class ServiceError extends Error {
 
 let askForKey = async () => null;
 
-// `ask(wrong)` lets the person give a key, and answers null when they will not.
+// `ask(wrong)` asks the user for a key and resolves to null if the user cancels.
 export function onKeyWanted(ask) {
   askForKey = ask;
 }
 
 const KEY = "penstock-key";
 
-// In this tab only; where a browser keeps nothing, in this page only.
+// The key is stored in this tab only; without session storage, in this page only.
 let ownKey = null;
 const key = () => {
   try {
@@ -31,7 +31,7 @@ function keepKey(value) {
   try {
     sessionStorage.setItem(KEY, value);
   } catch {
-    // kept above
+    // it is stored in ownKey
   }
 }
 
@@ -39,16 +39,16 @@ async function errorOf(response) {
   let message = `${response.status} ${response.statusText}`.trim();
   try {
     const { error } = await response.json();
-    message = (typeof error === "string" ? error : error.message) || message; // /v2 answers with a text
+    message = (typeof error === "string" ? error : error.message) || message; // /v2 returns a string
   } catch {
-    // no error object in it: the status line has to do
+    // no error object: use the status line
   }
   return new ServiceError(message, response.status);
 }
 
 let asking = null;
 
-// One question for all requests that wait for the key.
+// Asks once for all requests that wait for the key.
 function newKey(wrong) {
   asking ??= askForKey(wrong).finally(() => (asking = null));
   return asking;
@@ -64,13 +64,13 @@ async function request(path, options = {}) {
       response = await fetch(path, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ServiceError("The service does not answer.");
+      throw new ServiceError("The server does not respond.");
     }
     if (response.ok) return response;
     if (response.status !== 401) throw await errorOf(response);
-    if (key() !== used) continue; // another request got a new one meanwhile
+    if (key() !== used) continue; // another request got a new key in the meantime
     const given = await newKey(Boolean(used));
-    if (given === null) throw new ServiceError("The service wants a key.", 401);
+    if (given === null) throw new ServiceError("API key required.", 401);
     keepKey(given);
   }
 }
@@ -91,14 +91,14 @@ export async function infer({ name, version }, inputs, signal) {
   return (await request(`${ofMethod(name, version)}/infer`, { method: "POST", headers, body, signal })).json();
 }
 
-// Each event's data, parsed; ends at [DONE].  A stream that breaks off before that is an error.
+// Yields the parsed data of each event until [DONE]. A stream that ends earlier is an error.
 async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) throw new ServiceError("The answer broke off.");
+      if (done) throw new ServiceError("The connection closed before the response was complete.");
       const events = (rest + value).split(/\r?\n\r?\n/);
       rest = events.pop();
       for (const event of events) {
@@ -116,7 +116,7 @@ async function* eventsOf(body) {
   }
 }
 
-// Pieces { text, finish, usage } of an answer to `messages`, or to a plain `prompt`.
+// Yields deltas { text, finish, usage } of an answer to `messages` or to a plain `prompt`.
 export async function* answer({ model, messages, prompt, settings, signal }) {
   const path = messages ? "v1/chat/completions" : "v1/completions";
   const asked = messages ? { messages } : { prompt };

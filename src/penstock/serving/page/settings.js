@@ -1,12 +1,12 @@
-// The sampling settings of the form, as fields of a request.
+// Converts the sampling settings of the form into fields of a request.
 
 const NUMBERS = ["max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"];
 const KEPT = [...NUMBERS, "stop_text", "system"];
-const MAX_TOKENS = 512; // unless told: an answer that runs away ends somewhere
+const MAX_TOKENS = 512; // the default, which ends runaway answers
 const STORE = "penstock-settings";
 const field = (name) => document.getElementById(name);
 
-// Only what was filled in: the rest is the model's own.
+// Returns only the filled-in fields; the model's defaults apply to the others.
 export function requestSettings() {
   const settings = { max_tokens: MAX_TOKENS };
   for (const name of NUMBERS) {
@@ -30,7 +30,7 @@ function keep() {
   try {
     localStorage.setItem(STORE, JSON.stringify(values));
   } catch {
-    // a browser that keeps nothing
+    // storage is not available
   }
 }
 
@@ -39,7 +39,7 @@ function restore() {
     const values = JSON.parse(localStorage.getItem(STORE) ?? "{}");
     for (const name of KEPT) if (typeof values[name] === "string") field(name).value = values[name];
   } catch {
-    // nothing kept, or not ours
+    // nothing stored, or something else
   }
 }
 

@@ -1,4 +1,4 @@
-// Talking with a model: a chat where it has a template, else its completion of what was written.
+// The chat view: a conversation if the model has a chat template, otherwise completions of a text.
 import { answer } from "./service.js";
 import { requestSettings, systemPrompt } from "./settings.js";
 import { showText } from "./text.js";
@@ -7,10 +7,10 @@ const field = (id) => document.getElementById(id);
 const log = field("log");
 const prompt = field("prompt");
 
-let model = null; // as in the status
-let turns = []; // { role, content }, of a chat
+let model = null; // as in /status
+let turns = []; // { role, content } of a chat
 let running = null; // AbortController
-let last = null; // what "Try again" asks again
+let last = null; // the request that "Regenerate" repeats
 
 const isChat = () => Boolean(model?.has_chat_template);
 
@@ -19,12 +19,12 @@ export function setModel(next) {
   model = next;
   if (changed) startAnew();
   const chat = isChat();
-  field("mode").textContent = model && !chat ? "This model has no chat template: it continues what you write." : "";
+  field("mode").textContent = model && !chat ? "This model has no chat template. It continues your text." : "";
   field("system-field").hidden = !chat;
-  log.classList.toggle("continues", !chat); // code, more often than not: spaces must keep their width
+  log.classList.toggle("continues", !chat); // often code, which needs a fixed-width font
   prompt.placeholder = chat ? "Message" : "Text to continue";
   field("prompt-label").textContent = prompt.placeholder;
-  log.dataset.empty = model ? (chat ? "Say something." : "Write the beginning of a text.") : "";
+  log.dataset.empty = model ? (chat ? "Ask anything. Enter sends, Shift+Enter starts a new line." : "Enter the beginning of a text.") : "";
   showButtons();
 }
 
@@ -56,7 +56,7 @@ function addArticle(kind, label) {
   return article;
 }
 
-// Keeps the end in view, unless the person has scrolled up to read.
+// Keeps the end visible, unless the user has scrolled up.
 function follow(change) {
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   change();
@@ -89,27 +89,27 @@ function addError(article, message) {
   article.append(line);
 }
 
-const LEAST_MS = 50; // between first and last piece: below, pieces that came together would count as speed
+const MIN_MS = 50; // minimum time between the first and the last delta for a rate; below it, deltas arrived together
 
-const REASONS = { length: "cut at the most tokens", abort: "ended by the service" };
+const REASONS = { length: "stopped at max tokens", abort: "stopped by the server" };
 
-// What stands under an answer: rates are of the tokens after the first, or of all since the question where they came together.
+// Returns the figures under an answer. The rate covers the tokens after the first, or all tokens if they arrived together.
 function figuresOf({ begun, first, end, usage, finish, stopped }) {
   const words = [];
   const count = usage?.completion_tokens;
   const rate = (number, ms) => (number / (ms / 1000)).toFixed(1);
-  if (count > 1 && end - first >= LEAST_MS) words.push(`${rate(count - 1, end - first)} tokens/s`);
-  else if (count && end > begun) words.push(`${rate(count, end - begun)} tokens/s in all`);
-  if (first) words.push(`first token ${((first - begun) / 1000).toFixed(2)} s`);
+  if (count > 1 && end - first >= MIN_MS) words.push(`${rate(count - 1, end - first)} tokens/s`);
+  else if (count && end > begun) words.push(`${rate(count, end - begun)} tokens/s overall`);
+  if (first) words.push(`first token after ${((first - begun) / 1000).toFixed(2)} s`);
   if (count !== undefined) words.push(`${count} ${count === 1 ? "token" : "tokens"}`);
   const shared = usage?.prompt_tokens_details?.cached_tokens;
-  if (usage) words.push(`prompt ${usage.prompt_tokens}${shared ? ` (${shared} from cache)` : ""}`);
+  if (usage) words.push(`${usage.prompt_tokens} prompt tokens${shared ? ` (${shared} cached)` : ""}`);
   if (stopped) words.push("stopped");
   else if (REASONS[finish]) words.push(REASONS[finish]);
   return words;
 }
 
-// Shows an answer as it grows, at most once per frame; what it came to.
+// Shows an answer while it grows, at most once per frame, and returns its final state.
 async function receive(article, asked, given) {
   const shown = article.querySelector(".text");
   const state = { begun: performance.now(), first: 0, end: 0, usage: null, finish: null, stopped: false, text: "" };
@@ -149,7 +149,7 @@ async function ask(asked, given) {
   const state = await receive(article, asked, given);
   article.classList.remove("waits");
   if (running === own) running = null;
-  if (!article.isConnected) return; // a new conversation began meanwhile
+  if (!article.isConnected) return; // a new conversation was started in the meantime
   follow(() => {
     if (state.error) addError(article, state.error);
     addFoot(article, figuresOf(state), state.text);
@@ -159,7 +159,7 @@ async function ask(asked, given) {
   showButtons();
 }
 
-// The system prompt is that of the settings at each turn; an answer without a word is not told to the model.
+// Each turn uses the current system prompt of the settings; empty answers are not sent to the model.
 const isKept = (turn) => turn.role !== "system" && turn.content !== "";
 
 function send() {

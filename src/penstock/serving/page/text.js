@@ -1,8 +1,8 @@
-// A model's text on the page: as it is, but for fenced code.  Never as HTML.
+// Shows a model's text as plain text and fenced code, never as HTML.
 
 const FENCE = /^```.*$/;
 
-// Parts { code, text } of an answer; a fence that is still open is code.
+// Returns the parts { code, text } of an answer; an open fence counts as code.
 export function partsOf(text) {
   const parts = [];
   let part = { code: false, lines: [] };
@@ -18,7 +18,7 @@ export function partsOf(text) {
   return parts.filter(({ lines }) => lines.length).map(({ code, lines }) => ({ code, text: lines.join("\n") }));
 }
 
-// `given`: what the person wrote and the model continues.
+// `given`: the user's text that the model continues.
 export function showText(element, text, given = "") {
   if (given) {
     const before = document.createElement("span");

@@ -7,36 +7,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromWorker(_message.Message):
-    __slots__ = ("join", "ready", "failed", "taken", "step", "beat", "planned")
+    __slots__ = ("join", "ready", "failed", "refused", "step", "heartbeat", "planned")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     ready: Ready
     failed: Error
-    taken: Taken
+    refused: Refused
     step: Step
-    beat: Beat
+    heartbeat: Heartbeat
     planned: Planned
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("submit", "score", "embed", "abort", "stop")
+    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     score: Score
     embed: Embed
     abort: Abort
     stop: Stop
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    welcome: Welcome
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "token", "model", "pid")
@@ -49,6 +51,12 @@ class Join(_message.Message):
     model: str
     pid: int
     def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class Planned(_message.Message):
     __slots__ = ("plan",)
@@ -128,16 +136,20 @@ class Plan(_message.Message):
     def __init__(self, total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_requests: _Optional[int] = ..., num_threads: _Optional[int] = ..., cpu_level: _Optional[str] = ..., load_s: _Optional[float] = ..., populate_s: _Optional[float] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("kind", "text", "retry_after_s")
+    __slots__ = ("kind", "text", "retry_after_s", "param", "code")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     text: str
     retry_after_s: float
-    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    param: str
+    code: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., param: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
 
-class Taken(_message.Message):
+class Refused(_message.Message):
     __slots__ = ("key", "error")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -145,15 +157,15 @@ class Taken(_message.Message):
     error: Error
     def __init__(self, key: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
-class Beat(_message.Message):
-    __slots__ = ("turn_age_s", "figures", "longest_turn_s")
-    TURN_AGE_S_FIELD_NUMBER: _ClassVar[int]
-    FIGURES_FIELD_NUMBER: _ClassVar[int]
-    LONGEST_TURN_S_FIELD_NUMBER: _ClassVar[int]
-    turn_age_s: float
-    figures: Stats
-    longest_turn_s: float
-    def __init__(self, turn_age_s: _Optional[float] = ..., figures: _Optional[_Union[Stats, _Mapping]] = ..., longest_turn_s: _Optional[float] = ...) -> None: ...
+class Heartbeat(_message.Message):
+    __slots__ = ("iteration_age_s", "stats", "longest_iteration_s")
+    ITERATION_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_ITERATION_S_FIELD_NUMBER: _ClassVar[int]
+    iteration_age_s: float
+    stats: Stats
+    longest_iteration_s: float
+    def __init__(self, iteration_age_s: _Optional[float] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., longest_iteration_s: _Optional[float] = ...) -> None: ...
 
 class Stats(_message.Message):
     __slots__ = ("numbers", "counts")
@@ -178,26 +190,26 @@ class Stats(_message.Message):
     def __init__(self, numbers: _Optional[_Mapping[str, float]] = ..., counts: _Optional[_Mapping[str, Counts]] = ...) -> None: ...
 
 class Counts(_message.Message):
-    __slots__ = ("of",)
-    class OfEntry(_message.Message):
+    __slots__ = ("by_name",)
+    class ByNameEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    OF_FIELD_NUMBER: _ClassVar[int]
-    of: _containers.ScalarMap[str, int]
-    def __init__(self, of: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    BY_NAME_FIELD_NUMBER: _ClassVar[int]
+    by_name: _containers.ScalarMap[str, int]
+    def __init__(self, by_name: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("news",)
-    NEWS_FIELD_NUMBER: _ClassVar[int]
-    news: _containers.RepeatedCompositeFieldContainer[StepEvent]
-    def __init__(self, news: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[StepEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ...) -> None: ...
 
 class StepEvent(_message.Message):
-    __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "opening", "timings", "vector", "error", "is_last", "has_logprobs", "seed")
+    __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "started", "timings", "vector", "error", "is_last", "has_logprobs", "seed")
     class TimingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -211,7 +223,7 @@ class StepEvent(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    OPENING_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -224,14 +236,14 @@ class StepEvent(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
     finish_reason: str
-    opening: Started
+    started: Started
     timings: _containers.ScalarMap[str, float]
     vector: bytes
     error: Error
     is_last: bool
     has_logprobs: bool
     seed: int
-    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., opening: _Optional[_Union[Started, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., timings: _Optional[_Mapping[str, float]] = ..., vector: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., is_last: bool = ..., has_logprobs: bool = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top_ids", "top_logprobs")
@@ -389,7 +401,7 @@ class Abort(_message.Message):
     def __init__(self, key: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("why",)
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    why: Error
-    def __init__(self, why: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: Error
+    def __init__(self, reason: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...

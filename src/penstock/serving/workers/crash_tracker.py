@@ -1,4 +1,4 @@
-"""Which requests ran when workers died: one that was there twice is refused, not tried for ever."""
+"""Counts worker crashes per request, so that a request that crashes workers is refused instead of retried forever."""
 
 from __future__ import annotations
 
@@ -6,51 +6,55 @@ import time
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["MAX_DEATHS", "CrashTracker"]
+__all__ = ["MAX_CRASHES", "CrashTracker"]
 
-MAX_DEATHS: Final = 2
+MAX_CRASHES: Final = 2
+"""A request that ran in this many workers when they crashed is refused."""
 MAX_WAITS: Final = 3
-"""Who ran in a worker that died is reckoned from the order of places, which may be wrong: what waited through so many
-deaths counts as having run."""
+"""The primary infers from the queue order which requests ran in a crashed worker, and may be wrong.  A request that
+waited during this many crashes counts as having run in one."""
 _FORGET_S: Final = 600.0
-_MOST: Final = 4096
+_MAX_REQUESTS: Final = 4096
 
 
 class CrashTracker:
-    """Counts deaths per fingerprint of a request.  One that was answered, or was not seen for ten minutes, is clear."""
+    """Counts crashes by the fingerprint of a request.  A count ends with an answer, or ten minutes after a crash."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, tuple[int, float, str]] = OrderedDict()
+        self._crashes: OrderedDict[bytes, tuple[int, float, str]] = OrderedDict()
         self._waits: OrderedDict[bytes, tuple[int, float, str]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Fingerprints that are known: with none there is nothing to look up."""
-        return len(self._deaths)
+        """Return the number of known fingerprints; without any there is nothing to look up."""
+        return len(self._crashes)
 
-    def num_deaths(self, fingerprint: bytes) -> int:
-        """Workers that died with it."""
-        count, when, _ = self._deaths.get(fingerprint, (0, 0.0, ""))
+    def num_crashes(self, fingerprint: bytes) -> int:
+        """Return how many workers crashed while they ran the request."""
+        count, when, _ = self._crashes.get(fingerprint, (0, 0.0, ""))
         return count if time.monotonic() - when < _FORGET_S else 0
 
     def add(self, fingerprint: bytes, worker: str) -> int:
-        """The death of a worker, which counts once however many equal requests were there; returns the sum."""
-        return _count(self._deaths, fingerprint, worker)
+        """Count the crash of a worker that ran the request, and return the sum.
+
+        A crash counts once, however many equal requests the worker had.
+        """
+        return _count(self._crashes, fingerprint, worker)
 
     def add_wait(self, fingerprint: bytes, worker: str) -> int:
-        """A worker died while it waited for a place there; returns the sum of deaths."""
+        """Count the crash of a worker in whose queue the request waited, and return the sum of crashes."""
         if _count(self._waits, fingerprint, worker) < MAX_WAITS:
-            return self.num_deaths(fingerprint)
+            return self.num_crashes(fingerprint)
         del self._waits[fingerprint]
         return self.add(fingerprint, worker)
 
     def clear(self, fingerprint: bytes) -> None:
-        """It was answered."""
-        self._deaths.pop(fingerprint, None)
+        """Forget a request that was answered."""
+        self._crashes.pop(fingerprint, None)
         self._waits.pop(fingerprint, None)
 
 
 def _count(counts: OrderedDict[bytes, tuple[int, float, str]], fingerprint: bytes, worker: str) -> int:
-    """One more, unless this worker was counted already; the sum, in which what is long ago does not count."""
+    """Add one, unless this worker was the last one counted, and return the sum.  An old sum starts again."""
     count, when, last = counts.get(fingerprint, (0, 0.0, ""))
     now = time.monotonic()
     if now - when >= _FORGET_S:
@@ -59,6 +63,6 @@ def _count(counts: OrderedDict[bytes, tuple[int, float, str]], fingerprint: byte
         count += 1
     counts[fingerprint] = (count, now, worker)
     counts.move_to_end(fingerprint)
-    while len(counts) > _MOST:
+    while len(counts) > _MAX_REQUESTS:
         counts.popitem(last=False)
     return count

@@ -1,4 +1,4 @@
-"""A request's way through workers: sent to one, and to another when the first goes away before anything came."""
+"""Sends a request to a worker, and to another one if the first is lost before its first event."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.errors import DeadlineError, InternalError
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import MAX_DEATHS, CrashTracker
+from penstock.serving.workers.crash_tracker import MAX_CRASHES, CrashTracker
 from penstock.serving.workers.messages import options_to
-from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection, page_names
+from penstock.serving.workers.worker_connection import (
+    LostWorkerError,
+    OpenRequest,
+    WorkerConnection,
+    body_of,
+    page_keys,
+)
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
@@ -23,40 +29,40 @@ if TYPE_CHECKING:
 __all__ = ["Failover", "WorkerRoutes"]
 
 RETRY_WAIT_S: Final = 60.0
-"""How long a request that is tried again waits for a worker."""
+"""Limit on the time that a retry waits for a ready worker."""
 
 
 class WorkerRoutes(Protocol):
-    """What a journey needs of its model."""
+    """The part of a model that chooses workers for requests."""
 
-    blame: CrashTracker
+    crashes: CrashTracker
     suspects: asyncio.Lock
-    """Held by a request that was there when a worker died, until something comes of it: the next death is then its own
-    fault and not that of all who were open beside it."""
+    """Held by a request that may have crashed a worker, until its first event or its end.  Suspects thus run one at a
+    time, and another crash has only one suspect."""
 
-    def choose(self, names: Sequence[bytes]) -> WorkerConnection:
-        """The worker for a prompt with these leading pages; UnavailableError."""
+    def choose(self, keys: Sequence[bytes]) -> WorkerConnection:
+        """Return the worker for a prompt whose leading pages have these keys; UnavailableError."""
 
     async def wait_ready(self, seconds: float) -> None:
-        """Until a worker takes requests; UnavailableError."""
+        """Wait until a worker accepts requests; UnavailableError on timeout."""
 
 
 class Failover:
-    """One request.  ``make`` gives the message for the options that hold when it is sent."""
+    """One request on its way through workers.  ``make`` returns its message for given options."""
 
     def __init__(
         self,
-        roads: WorkerRoutes,
+        routes: WorkerRoutes,
         prompt_ids: Sequence[int],
         options: RequestOptions,
         make: Callable[[pb.Options], pb.ToWorker],
     ) -> None:
-        self._roads = roads
+        self._routes = routes
         self._options = options
         self._make = make
-        self._names = page_names(prompt_ids, options.cache_salt)
-        self._began = time.monotonic()
-        self._link: WorkerConnection | None = None
+        self._page_keys = page_keys(prompt_ids, options.cache_salt)
+        self._start_time = time.monotonic()
+        self._connection: WorkerConnection | None = None
         self._request: OpenRequest | None = None
         self._retry: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -64,99 +70,103 @@ class Failover:
         self.answer.on_settled = self._on_settled
 
     async def start(self) -> EventAnswer:
-        """Begin; returns with the first news of it, raises what the worker refuses it with."""
+        """Send the request and return its answer after the first event; raises the error of a worker that refuses."""
         try:
-            deaths = self._roads.blame.num_deaths(self._fingerprint) if self._roads.blame else 0
+            num_crashes = self._routes.crashes.num_crashes(self._fingerprint) if self._routes.crashes else 0
             while True:
-                if deaths >= MAX_DEATHS:
+                if num_crashes >= MAX_CRASHES:
                     raise self._refusal()
                 try:
-                    await (self._send() if deaths == 0 else self._send_as_suspect())
+                    await (self._send() if num_crashes == 0 else self._send_as_suspect())
                     return self.answer
                 except LostWorkerError as error:
-                    deaths = self._deaths(error)
-                await self._roads.wait_ready(RETRY_WAIT_S)
+                    num_crashes = self._count_crash(error)
+                await self._routes.wait_ready(RETRY_WAIT_S)
         except BaseException:
             self.answer.close()
             raise
 
     @cached_property
     def _fingerprint(self) -> bytes:
-        """Not needed before a worker has died."""
+        """A hash that equal requests share; computed only after a worker has crashed."""
         return _fingerprint(self._make(options_to(replace(self._options, deadline_s=None, client=""))))
 
     async def _send(self) -> None:
-        link = self._link = self._roads.choose(self._names)
-        request = self._request = OpenRequest(self.answer, self._make(self._options_now()), self._on_lost)
-        link.begin(request)
-        link.prefixes.add(self._names)
-        if link.card is not None:
-            self.answer.version = link.card.version
+        connection = self._connection = self._routes.choose(self._page_keys)
+        request = self._request = OpenRequest(self.answer, self._make(self._remaining_options()), self._on_lost)
+        connection.begin(request)
+        connection.prefixes.add(self._page_keys)
+        if connection.card is not None:
+            self.answer.version = connection.card.version
         try:
             await request.taken
         finally:
-            del request  # an error that came holds this frame, and the request holds the error
+            del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
 
     async def _send_as_suspect(self) -> None:
-        async with self._roads.suspects:
+        async with self._routes.suspects:
             self._settled.clear()
             await self._send()
             await self._settled.wait()
 
-    def _options_now(self) -> pb.Options:
+    def _remaining_options(self) -> pb.Options:
+        """Return the options with the time that is left until the deadline; DeadlineError after it."""
         message = options_to(self._options)
         if self._options.deadline_s is not None:
-            message.deadline_s = self._options.deadline_s - (time.monotonic() - self._began)
+            message.deadline_s = self._options.deadline_s - (time.monotonic() - self._start_time)
             if message.deadline_s <= 0:
-                raise DeadlineError(f"deadline_s {self._options.deadline_s:g} is over: no worker took the request")
+                raise DeadlineError(
+                    f"deadline_s: no worker accepted the request within {self._options.deadline_s:g} s",
+                    param="deadline_s",
+                )
         return message
 
     def _on_settled(self) -> None:
         self._settled.set()
-        if self.answer.is_complete and self._roads.blame:
-            self._roads.blame.clear(self._fingerprint)
+        if self.answer.is_complete and self._routes.crashes:
+            self._routes.crashes.clear(self._fingerprint)
         if self.answer.is_over:
             self._request = None
 
     def _refusal(self) -> InternalError:
         return InternalError(
-            f"the request is refused: it was open when {MAX_DEATHS} workers died, which may be its doing"
+            f"request refused: {MAX_CRASHES} workers crashed while it was open, so it may be the cause"
         )
 
     def _on_lost(self, error: LostWorkerError) -> None:
-        """The worker that had taken it is gone."""
-        deaths = self._deaths(error)
+        """Retry or fail the request after the worker that had accepted it was lost."""
+        num_crashes = self._count_crash(error)
         self._settled.set()
-        if deaths >= MAX_DEATHS:
+        if num_crashes >= MAX_CRASHES:
             self.answer.fail(self._refusal())
         elif self.answer.has_begun:
             self.answer.fail(error)
         else:
-            self._retry = asyncio.ensure_future(self._again(deaths > 0))
+            self._retry = asyncio.ensure_future(self._send_again(num_crashes > 0))
 
-    def _deaths(self, error: LostWorkerError) -> int:
-        """How many workers died with it running, this one included; what merely waited is no suspect."""
-        blame, worker = self._roads.blame, "" if self._link is None else self._link.name
-        return (blame.add if error.was_running else blame.add_wait)(self._fingerprint, worker)
+    def _count_crash(self, error: LostWorkerError) -> int:
+        """Return how many workers crashed while they ran the request, including this one if it did."""
+        crashes, worker = self._routes.crashes, "" if self._connection is None else self._connection.name
+        return (crashes.add if error.was_running else crashes.add_wait)(self._fingerprint, worker)
 
-    async def _again(self, is_suspect: bool) -> None:
+    async def _send_again(self, is_suspect: bool) -> None:
         try:
-            await self._roads.wait_ready(RETRY_WAIT_S)
+            await self._routes.wait_ready(RETRY_WAIT_S)
             await (self._send_as_suspect() if is_suspect else self._send())
-        except LostWorkerError as error:  # before it was taken; else _on_lost was called
+        except LostWorkerError as error:  # before the worker accepted it; otherwise _on_lost was called
             self._on_lost(error)
-        except Exception as error:  # whatever it is: somebody waits for the answer
+        except Exception as error:  # of any kind: the reader waits for the answer
             self.answer.fail(error)
 
     def _abort(self) -> None:
         self._settled.set()
         if self._retry is not None:
             self._retry.cancel()
-        if self._link is not None and self._request is not None:
-            self._link.abort(self._request)
+        if self._connection is not None and self._request is not None:
+            self._connection.abort(self._request)
 
 
 def _fingerprint(message: pb.ToWorker) -> bytes:
-    """What tells requests apart that are not the same one sent again."""
-    getattr(message, message.WhichOneof("what") or "submit").request_id = ""
+    """Return a hash of a request without its id: a client may send the same request again with another one."""
+    body_of(message).request_id = ""
     return blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""How long an engine's loop has stood, as its worker tells the primary twice a second."""
+"""The age of an engine's current iteration, which a worker reports to the primary twice a second."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BEAT_S", "Heartbeat"]
+__all__ = ["HEARTBEAT_S", "Heartbeat"]
 
-BEAT_S: Final = 0.5
-_MAX_GROWN_S: Final = 2 * BEAT_S
+HEARTBEAT_S: Final = 0.5
+_MAX_STEP_S: Final = 2 * HEARTBEAT_S
 
 
 class Heartbeat:
-    """The age of an engine's last turn, counted in time in which this process ran itself.
+    """Measures the age of an engine's current iteration in time during which this process ran.
 
-    A process that is stopped and goes on (Ctrl-Z, fg; a machine that sleeps) finds its clocks far ahead, and its engine
-    did nothing wrong.  So from one look to the next an age grows by no more than two beats.
+    After a process was stopped and continued (Ctrl-Z and fg, a machine that sleeps), its clocks have jumped ahead
+    although its engine is fine.  Between two looks an age therefore grows by at most two heartbeats.
 
-    ``longest_s``: seconds that a turn may well take.  It begins with what is given, and is at least twice the longest
-    turn seen so far that came to its end.
+    ``longest_s``: the seconds that an iteration may reasonably take.  It starts with the given value and is at least
+    twice the longest iteration that has ended.
     """
 
     def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.longest_s = longest_s
         self._clock = clock
-        self._looked = clock()
-        self._turn = 0.0
+        self._last_look = clock()
+        self._iteration_start = 0.0
         self._age_s = 0.0
 
-    def look(self, last_turn: float) -> float:
-        """The age of the turn that began at ``last_turn`` on the same clock."""
+    def look(self, iteration_start: float) -> float:
+        """Return the age in seconds of the iteration that began at ``iteration_start``, a time of the same clock."""
         now = self._clock()
-        grown_s = min(now - self._looked, _MAX_GROWN_S)
-        self._looked = now
-        if last_turn == self._turn:
-            self._age_s += grown_s
+        elapsed_s = min(now - self._last_look, _MAX_STEP_S)
+        self._last_look = now
+        if iteration_start == self._iteration_start:
+            self._age_s += elapsed_s
         else:
             self.longest_s = max(self.longest_s, 2 * self._age_s)
-            self._turn, self._age_s = last_turn, min(now - last_turn, grown_s)
+            self._iteration_start, self._age_s = iteration_start, min(now - iteration_start, elapsed_s)
         return self._age_s

@@ -1,7 +1,7 @@
-"""Objects of the engine as messages of ``wire.proto``, and back.
+"""Convert objects of the engine to messages of ``wire.proto`` and back.
 
-Whatever comes in is checked where it becomes an object: SamplingParams and RequestOptions refuse what is out of range,
-and an unknown kind of error becomes an InternalError.  Nothing here runs code that a message brings.
+Each incoming message is checked when it becomes an object: SamplingParams and RequestOptions reject values out of
+range, and an unknown kind of error becomes an InternalError.  No code from a message is run.
 """
 
 from __future__ import annotations
@@ -13,28 +13,24 @@ from typing import Any, Final
 import numpy as np
 
 from penstock import errors
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
-from penstock.engine.params import FIELDS, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.params import SamplingParams
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import Started, StepEvent
+from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.proto import wire_pb2 as pb
 
 __all__ = [
-    "JOIN",
     "MAX_MESSAGE_BYTES",
-    "MESSAGE_OPTIONS",
-    "PROTOCOL",
-    "WELCOME",
-    "bearer",
     "card_from",
     "card_to",
     "error_from",
     "error_to",
-    "events_from",
-    "events_to",
+    "event_from",
+    "event_to",
     "options_from",
     "options_to",
     "sampling_from",
@@ -43,67 +39,52 @@ __all__ = [
     "stats_to",
 ]  # fmt: skip
 
-JOIN: Final = "/penstock.v1.Primary/Join"
-WELCOME: Final = "penstock-welcome"
-"""Of the primary's first metadata, once it knows the token: before that nothing may be sent."""
-PROTOCOL: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
-"""A tokenizer.json and the scores of a long prompt are the largest that come."""
-MESSAGE_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
-_LISTS: Final = ("bad_words", "stop", "stop_token_ids")
+"""Limit on the size of a message.  The largest ones carry a tokenizer.json or the scores of a long prompt."""
 _KINDS: Final = {name: getattr(errors, name) for name in errors.__all__ if name != "ServiceError"}
-"""What an engine raises; that one is a client's."""
+"""The errors that an engine may raise; ServiceError is raised by clients only."""
 _CARD_FIELDS: Final = tuple(field.name for field in dataclasses.fields(ModelCard))
 
 
-def bearer(token: str) -> str:
-    """How a worker of another machine says its token: in front of its first message, which else would have to be read
-    before anybody knows who sends it."""
-    return f"Bearer {token}"
-
-
 def sampling_to(params: SamplingParams) -> pb.Sampling:
-    """What differs from the defaults."""
+    """Return the message of sampling parameters; it has only those that differ from the defaults."""
     message = pb.Sampling()
-    for name in FIELDS:
-        value, default = getattr(params, name), getattr(_DEFAULTS, name)
-        if value is None or (value == default and name != "logit_bias"):
+    for row in SAMPLING_FIELDS:
+        name, value = row.name, getattr(params, row.name)
+        if value is None or value == row.default:
             continue
-        if name in _LISTS:
+        if row.kind == "biases":
+            getattr(message, name).update(value)
+        elif row.kind == "token_ids" and not row.is_required:
+            getattr(message, name).ids.extend(value)
+        elif row.kind in ("strings", "token_ids"):
             getattr(message, name).extend(value)
-        elif name == "logit_bias":
-            message.logit_bias.update(value)
-        elif name == "allowed_token_ids":
-            message.allowed_token_ids.ids.extend(value)
         else:
             setattr(message, name, value)
     return message
 
 
-_DEFAULTS: Final = SamplingParams()
+_ROWS: Final = {row.name: row for row in SAMPLING_FIELDS}
 
 
 def sampling_from(message: pb.Sampling) -> SamplingParams:
-    """The parameters; InvalidArgumentError for a value out of range."""
-    given: dict[str, Any] = {}
+    """Return the sampling parameters of a message; InvalidArgumentError for a value out of range."""
+    params: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
-        name = descriptor.name
-        if name == "logit_bias":
-            given[name] = dict(value)
-        elif name == "allowed_token_ids":
-            given[name] = list(value.ids)
-        elif name in _LISTS:
-            given[name] = list(value)
+        row = _ROWS[descriptor.name]
+        if row.kind == "biases":
+            params[row.name] = dict(value)
+        elif row.kind == "token_ids" and not row.is_required:
+            params[row.name] = list(value.ids)
+        elif row.kind in ("strings", "token_ids"):
+            params[row.name] = list(value)
         else:
-            given[name] = value
-    return SamplingParams(**given)
+            params[row.name] = value
+    return SamplingParams(**params)
 
 
 def options_to(options: RequestOptions | None) -> pb.Options:
-    """How a request is served."""
+    """Return the message of a request's options."""
     options = options or RequestOptions()
     return pb.Options(
         priority=options.priority,
@@ -115,7 +96,7 @@ def options_to(options: RequestOptions | None) -> pb.Options:
 
 
 def options_from(message: pb.Options) -> RequestOptions:
-    """The options; InvalidArgumentError for a value out of range."""
+    """Return the options of a message; InvalidArgumentError for a value out of range."""
     return RequestOptions(
         priority=message.priority,
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
@@ -126,69 +107,69 @@ def options_from(message: pb.Options) -> RequestOptions:
 
 
 def error_to(error: BaseException) -> pb.Error:
-    """An error by the name of its class; one that is not ours says what it was."""
+    """Return the message of an error.  One that is not a PenstockError becomes an InternalError that names its type."""
     if not isinstance(error, PenstockError):
         error = InternalError(f"{type(error).__name__}: {error}")
-    kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS)
+    kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
     after = error.retry_after_s if isinstance(error, UnavailableError) else 0.0
-    return pb.Error(kind=kind, text=str(error), retry_after_s=after)
+    return pb.Error(kind=kind, text=str(error), retry_after_s=after, param=error.param, code=error.code)
 
 
 def error_from(message: pb.Error) -> PenstockError:
-    """The error again."""
+    """Return the error of a message."""
     kind = _KINDS.get(message.kind, InternalError)
     if kind is UnavailableError:
         return UnavailableError(message.text, message.retry_after_s)
-    error: PenstockError = kind(message.text)
+    error: PenstockError = kind(message.text, param=message.param or None, code=message.code or None)
     return error
 
 
 def card_to(card: ModelCard) -> pb.Card:
-    """What a model is."""
+    """Return the message of a model's description."""
     return pb.Card(**dataclasses.asdict(card))
 
 
 def card_from(message: pb.Card) -> ModelCard:
-    """What a model is."""
+    """Return the model's description of a message."""
     return ModelCard(**{name: getattr(message, name) for name in _CARD_FIELDS})
 
 
-def stats_to(figures: EngineStats) -> pb.Stats:
-    """An engine's counters."""
+def stats_to(stats: EngineStats) -> pb.Stats:
+    """Return the message of an engine's counters."""
     message = pb.Stats()
-    for field in dataclasses.fields(figures):
-        value = getattr(figures, field.name)
+    for field in dataclasses.fields(stats):
+        value = getattr(stats, field.name)
         if isinstance(value, (int, float)):
             message.numbers[field.name] = value
         else:
-            message.counts[field.name].of.update(value)
+            message.counts[field.name].by_name.update(value)
     return message
 
 
 def stats_from(messages: Iterable[pb.Stats]) -> EngineStats:
-    """The sums of several engines' counters."""
+    """Return the sums of the counters of several engines."""
     numbers: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
     for message in messages:
         for name, value in message.numbers.items():
             numbers[name] = numbers.get(name, 0) + value
-        for name, many in message.counts.items():
-            own = counts.setdefault(name, {})
-            for key, count in many.of.items():
-                own[key] = own.get(key, 0) + count
-    given: dict[str, Any] = {}
+        for name, named in message.counts.items():
+            sums = counts.setdefault(name, {})
+            for key, count in named.by_name.items():
+                sums[key] = sums.get(key, 0) + count
+    fields: dict[str, Any] = {}
     for field in dataclasses.fields(EngineStats):
         if "Mapping" in str(field.type):
-            given[field.name] = counts.get(field.name, {})
+            fields[field.name] = counts.get(field.name, {})
         else:
             number = numbers.get(field.name, 0)
-            given[field.name] = number if field.type == "float" else int(number)
-    return EngineStats(**given)
+            fields[field.name] = number if field.type == "float" else int(number)
+    return EngineStats(**fields)
 
 
-def _logprob_to(one: TokenLogprobs, message: pb.Logprob) -> None:
-    message.token_id, message.logprob, message.rank = one.token_id, one.logprob, one.rank
-    for token, logprob in one.top:
+def _logprob_to(logprobs: TokenLogprobs, message: pb.Logprob) -> None:
+    message.token_id, message.logprob, message.rank = logprobs.token_id, logprobs.logprob, logprobs.rank
+    for token, logprob in logprobs.top:
         message.top_ids.append(token)
         message.top_logprobs.append(logprob)
 
@@ -198,58 +179,58 @@ def _logprob_from(message: pb.Logprob) -> TokenLogprobs:
     return TokenLogprobs(message.token_id, message.logprob, message.rank, top)
 
 
-def events_to(news: StepEvent, messages: Any) -> None:
-    """Add what a step brought for an answer to the ``news`` of a step's message."""
+def event_to(event: StepEvent, messages: Any) -> None:
+    """Add an event to ``messages``, the ``events`` of a step's message."""
     message = messages.add(
-        key=news.key, index=news.index, text=news.text, token_ids=news.token_ids, is_last=news.is_last
+        key=event.key, index=event.index, text=event.text, token_ids=event.token_ids, is_last=event.is_last
     )
-    if news.logprobs is not None:
+    if event.logprobs is not None:
         message.has_logprobs = True
-        for one in news.logprobs:
-            _logprob_to(one, message.logprobs.add())
-    if news.finish_reason is not None:
-        message.finish_reason = news.finish_reason
-    if news.timings is not None:
-        message.timings.update(news.timings)
-    if news.seed is not None:
-        message.seed = news.seed
-    if news.opening is not None:
-        _opening_to(news.opening, message.opening)
-    if news.vector is not None:
-        message.vector = news.vector.astype("<f4").tobytes()
-    if news.error is not None:
-        message.error.CopyFrom(error_to(news.error))
+        for logprobs in event.logprobs:
+            _logprob_to(logprobs, message.logprobs.add())
+    if event.finish_reason is not None:
+        message.finish_reason = event.finish_reason
+    if event.timings is not None:
+        message.timings.update(event.timings)
+    if event.seed is not None:
+        message.seed = event.seed
+    if event.started is not None:
+        _started_to(event.started, message.started)
+    if event.vector is not None:
+        message.vector = event.vector.astype("<f4").tobytes()
+    if event.error is not None:
+        message.error.CopyFrom(error_to(event.error))
 
 
-def _opening_to(opening: Started, message: pb.Started) -> None:
-    message.seed = opening.seed
-    message.num_prompt_tokens, message.num_cached_tokens = opening.num_prompt_tokens, opening.num_cached_tokens
-    message.has_prompt_logprobs = opening.prompt_logprobs is not None
-    for one in (opening.prompt_logprobs or [])[1:]:
-        if one is not None:
-            _logprob_to(one, message.prompt_logprobs.add())
+def _started_to(started: Started, message: pb.Started) -> None:
+    message.seed = started.seed
+    message.num_prompt_tokens, message.num_cached_tokens = started.num_prompt_tokens, started.num_cached_tokens
+    message.has_prompt_logprobs = started.prompt_logprobs is not None
+    for logprobs in (started.prompt_logprobs or [])[1:]:
+        if logprobs is not None:
+            _logprob_to(logprobs, message.prompt_logprobs.add())
 
 
-def _opening_from(message: pb.Started) -> Started:
+def _started_from(message: pb.Started) -> Started:
     rows: list[TokenLogprobs | None] | None = None
     if message.has_prompt_logprobs:
         rows = [None, *map(_logprob_from, message.prompt_logprobs)]
     return Started(message.seed, message.num_prompt_tokens, message.num_cached_tokens, rows)
 
 
-def events_from(message: pb.StepEvent) -> StepEvent:
-    """What a step brought."""
-    news = StepEvent(message.key, message.index, message.text, list(message.token_ids), is_last=message.is_last)
+def event_from(message: pb.StepEvent) -> StepEvent:
+    """Return the event of a message."""
+    event = StepEvent(message.key, message.index, message.text, list(message.token_ids), is_last=message.is_last)
     if message.has_logprobs:
-        news.logprobs = [*map(_logprob_from, message.logprobs)]
+        event.logprobs = [*map(_logprob_from, message.logprobs)]
     if message.HasField("seed"):
-        news.seed = message.seed
-    if message.HasField("opening"):
-        news.opening = _opening_from(message.opening)
+        event.seed = message.seed
+    if message.HasField("started"):
+        event.started = _started_from(message.started)
     if message.finish_reason:
-        news.finish_reason = message.finish_reason
-        news.timings = dict(message.timings) or None
-        news.vector = np.frombuffer(message.vector, "<f4").astype(np.float32) if message.vector else None
+        event.finish_reason = message.finish_reason
+        event.timings = dict(message.timings) or None
+        event.vector = np.frombuffer(message.vector, "<f4").astype(np.float32) if message.vector else None
     if message.HasField("error"):
-        news.error = error_from(message.error)
-    return news
+        event.error = error_from(message.error)
+    return event

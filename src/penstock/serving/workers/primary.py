@@ -1,4 +1,4 @@
-"""The primary's side of the workers: the socket that they dial, and starting them."""
+"""The primary's side of the workers: it starts them, and listens for their connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -22,68 +22,57 @@ from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, PROTOCOL, error_to
+from penstock.serving.workers import joining
+from penstock.serving.workers.memory_check import unwritten_bytes
+from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
 from penstock.serving.workers.private_folder import PrivateFolder
+from penstock.serving.workers.remote_worker_server import RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
-from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process, unwritten_bytes
+from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.remote_worker_server import RemoteWorkerServer
     from penstock.serving.workers.worker_config import WorkerConfig
 
-__all__ = ["Primary", "WorkerListener"]
+__all__ = ["Primary"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 _LAST_WORDS_S: Final = 1.0
-_JOIN_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 _BACKLOG: Final = 64
 
 
-@dataclass(frozen=True)
-class WorkerListener:
-    """Where workers of other machines join: TLS with the certificate and key in PEM, and a token that they share."""
-
-    host: str
-    port: int
-    certificate: bytes
-    key: bytes
-    token: str
-
-
 class Primary:
-    """Listens for workers on a unix socket in a folder of its own, which nobody else may enter.
+    """Starts workers and takes their connections on a unix socket in a private folder.
 
-    ``command`` starts a worker.
+    ``command`` starts a worker.  ``remote`` says where workers of other machines join; None lets none join.
     """
 
     def __init__(
         self,
         supervision: SupervisionPolicy | None = None,
         command: Sequence[str] = COMMAND,
-        door: WorkerListener | None = None,
+        remote: RemoteWorkerSettings | None = None,
     ) -> None:
         self._command = command
-        self._door = door
         self.supervision = supervision or SupervisionPolicy()
         self.arrivals = Arrivals()
         self.address = ""
         self.port = 0
-        """Of the door for workers of other machines, once it is open."""
-        self.adopt: Callable[[WorkerConnection], None] = _nobody
-        """Takes a worker of another machine that is ready; InvalidArgumentError when there is no place for it."""
+        """The port for workers of other machines while it is open."""
+        self.adopt: Callable[[WorkerConnection], None] = _adopt_none
+        """Adds a worker of another machine that is ready to a model; PenstockError if the model cannot use it."""
         self._folder: PrivateFolder | None = None
         self._listener: socket.socket | None = None
-        self._far: RemoteWorkerServer | None = None
-        self._meeting: set[asyncio.Future[None]] = set()
+        self._remote = None if remote is None else RemoteWorkerServer(remote, self._serve_remote)
+        self._tasks: set[asyncio.Future[None]] = set()
         self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
         self._expected: dict[bytes, asyncio.Future[WorkerConnection]] = {}
         self._planned: dict[WorkerConnection, int] = {}
         self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
 
     async def open(self) -> None:
-        """Begin to listen."""
+        """Start to listen.  Raises FileAccessError and InvalidFileError for the port of ``remote``."""
         self._folder = PrivateFolder()
         self.address = f"unix:{self._folder.socket}"
         listener = self._listener = socket.socket(socket.AF_UNIX)
@@ -91,28 +80,20 @@ class Primary:
             listener.bind(str(self._folder.socket))
             listener.listen(_BACKLOG)
             listener.setblocking(False)
-            self._hold(self._accept(listener))
-            if self._door is not None:
-                from penstock.serving.workers.remote_worker_server import (
-                    RemoteWorkerServer,  # gRPC: for others' machines alone
-                )
-
-                self._far = RemoteWorkerServer(
-                    self._door, self._get_ready, lambda link: self.adopt(link), self.supervision.hang_s
-                )
-                self.port = await self._far.open()
+            self._start_task(self._accept(listener))
+            if self._remote is not None:
+                self.port = await self._remote.open()
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Stop listening; workers that are left end with their streams."""
-        if self._far is not None:
-            await self._far.close()
-            self._far = None
-        for task in self._meeting:
+        """Stop listening and end the connections that are left."""
+        if self._remote is not None:
+            await self._remote.close()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._meeting, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -122,31 +103,36 @@ class Primary:
         for tokenizer in list(self._tokenizers.values()):
             await asyncio.to_thread(tokenizer.close)
 
-    def replace_tls(self, key: bytes, certificate: bytes) -> None:
-        """Use another key and certificate, in PEM, for workers of other machines that join from now on."""
-        if self._far is not None:
-            self._far.replace_tls(key, certificate)
+    def reload_tls(self) -> None:
+        """Read the certificate and key for workers of other machines again; FileAccessError, InvalidFileError.
 
-    def _hold(self, work: Coroutine[None, None, None]) -> None:
+        Open connections keep theirs.
+        """
+        if self._remote is not None:
+            self._remote.reload_tls()
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._meeting.add(task)
-        task.add_done_callback(self._meeting.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Take workers of this machine until cancelled."""
+        """Accept workers of this machine until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                own, _ = await loop.sock_accept(listener)
-            except OSError:  # no descriptor is left: it stays in the queue
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # no file descriptor is left; the connection stays in the queue
                 await asyncio.sleep(_PAUSE_S)
             else:
-                self._hold(self._meet(own))
+                self._start_task(self._serve_local(connection))
 
     async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
-        """A worker whose model is loaded; raises what loading raised, UnavailableError when it ended instead.
+        """Start a worker and wait until its model is loaded.
 
-        They load side by side, but plan one at a time: each with what the others left, but for one that ``is_known``.
+        Workers load at the same time but plan their memory one after another, each with what the others left.  With
+        ``is_known`` the sizes are fixed and the worker does not wait its turn.  Raises the error of loading, and
+        UnavailableError if the process ends first.
         """
         has_planned = asyncio.Event()
         loading: asyncio.Future[WorkerProcess] | None = None
@@ -160,29 +146,33 @@ class Primary:
                     planned.cancel()
             return await loading
         except asyncio.CancelledError:
-            if loading is not None:  # the process goes with it
+            if loading is not None:  # the process ends too
                 loading.cancel()
-                (found,) = await asyncio.gather(loading, return_exceptions=True)
-                if isinstance(found, WorkerProcess):
-                    await found.stop()
+                (outcome,) = await asyncio.gather(loading, return_exceptions=True)
+                if isinstance(outcome, WorkerProcess):
+                    await outcome.stop()
             raise
 
     async def _load(self, config: WorkerConfig, has_planned: asyncio.Event) -> WorkerProcess:
-        """Start a worker and wait until its model is loaded; ``has_planned`` is set once its memory is known."""
+        """Start a worker and wait until its model is loaded; ``has_planned`` is set once its memory plan is known."""
         token = secrets.token_hex(32)
-        reserved = sum(unwritten_bytes(pid, link.plan) for link, pid in self._planned.items() if link.plan is not None)
+        reserved = sum(
+            unwritten_bytes(pid, connection.plan)
+            for connection, pid in self._planned.items()
+            if connection.plan is not None
+        )
         config = replace(config, address=self.address, token=token, reserved_bytes=reserved)
         joined = self._expected[_digest(token)] = asyncio.get_running_loop().create_future()
         try:
             process = await start_process(config, self._command)
-            link = await self._loaded(process, joined, config.path, has_planned)
+            connection = await self._loaded(process, joined, config.path, has_planned)
         except OSError as error:  # no descriptor, no process, no interpreter
             if isinstance(error, PenstockError):
                 raise
-            raise UnavailableError(f"a worker cannot be started: {error}") from error
+            raise UnavailableError(f"failed to start a worker: {error}") from error
         finally:
             self._expected.pop(_digest(token), None)
-        return WorkerProcess(process, link, self.supervision.hang_s)
+        return WorkerProcess(process, connection, self.supervision.hang_s)
 
     async def _loaded(
         self,
@@ -191,21 +181,21 @@ class Primary:
         path: str,
         has_planned: asyncio.Event,
     ) -> WorkerConnection:
-        """The link of a process whose model is loaded; else the process is gone."""
+        """Return the connection of a process once its model is loaded; if that fails, end the process."""
 
         def note_planned() -> None:
-            self._planned[link] = process.pid
+            self._planned[connection] = process.pid
             has_planned.set()
 
         exited = asyncio.ensure_future(process.wait())
         try:
             async with asyncio.timeout(self.supervision.load_s):
-                link = await _first(joined, exited)
-                if not link.gone.is_set():
-                    link.on_planned, link.on_gone = note_planned, partial(self._forget_plan, link)
-                    if link.plan is not None:
+                connection = await _first(joined, exited)
+                if not connection.gone.is_set():
+                    connection.on_planned, connection.on_gone = note_planned, partial(self._forget_plan, connection)
+                    if connection.plan is not None:
                         note_planned()
-                return await _first(link.ready, exited)
+                return await _first(connection.ready, exited)
         except BaseException as error:
             if process.returncode is None:
                 process.kill()
@@ -213,68 +203,100 @@ class Primary:
             if process.stdin is not None:
                 process.stdin.close()
             if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
-                raise UnavailableError(f"{path}: not loaded within {self.supervision.load_s:g} s") from None
+                raise UnavailableError(f"{path}: loading took longer than {self.supervision.load_s:g} s") from None
             raise
         finally:
             exited.cancel()
 
-    def _forget_plan(self, link: WorkerConnection) -> None:
-        self._planned.pop(link, None)
+    def _forget_plan(self, connection: WorkerConnection) -> None:
+        self._planned.pop(connection, None)
 
-    async def _meet(self, own: socket.socket) -> None:
-        """One worker's stream.  Who does not know a token that is expected is told nothing."""
+    async def _serve_local(self, own: socket.socket) -> None:
+        """Serve one connection of this machine.  A peer without an expected token gets no answer."""
         stream = FrameStream(own, pb.FromWorker.FromString, FIRST_BYTES)
-        link: WorkerConnection | None = None
         try:
-            async with asyncio.timeout(_JOIN_S):
-                first = await stream.read()
-            join = pb.Join() if first is None else first.join
-            expected = self._find(join.token)
+            async with asyncio.timeout(joining.JOIN_S):
+                request = await joining.receive_join(stream)
+            expected = self._find(request.token)
             if expected is None:
                 return
-            if join.protocol != PROTOCOL:
-                why = UnavailableError(f"protocol {join.protocol} is not spoken here, but {PROTOCOL}")
-                stream.send(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
+            if request.protocol != joining.PROTOCOL:
+                await joining.refuse(stream, joining.protocol_error(joining.PROTOCOL, request.protocol, request.model))
                 return
-            stream.max_bytes = MAX_MESSAGE_BYTES
-            link = WorkerConnection(join.model, join.pid, self.arrivals)
-            expected.set_result(link)
-            link.pour_into(stream)
-            while (message := await stream.read()) is not None:
-                if not message.HasField("ready"):
-                    link.hear(message)
-                    continue
-                await self._get_ready(link, message.ready)
-                stream.listen(link.hear)
-                await stream.ended.wait()
-                if stream.error is not None:
-                    LOG.error("%s: what the worker sent could not be taken", link.name, exc_info=stream.error)
-                return
-        except (PenstockError, ValueError, TimeoutError, DecodeError):  # it speaks something else: as if it had ended
+            joining.welcome(stream)
+            connection = WorkerConnection(request.model, request.pid, self.arrivals)
+            expected.set_result(connection)
+            await self._receive(connection, stream, lambda: None)
+        except (PenstockError, ValueError, TimeoutError, DecodeError):  # not a worker's messages
             pass
         finally:
-            if link is not None:
-                link.fail("the worker's stream ended")
             stream.close()
 
-    async def _get_ready(self, link: WorkerConnection, ready: pb.Ready) -> None:
+    async def _serve_remote(self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker]) -> None:
+        """Serve a worker of another machine that has joined."""
+        watch: asyncio.Future[None] | None = None
+
+        def on_ready() -> None:
+            nonlocal watch
+            self.adopt(connection)
+            watch = asyncio.ensure_future(connection.watch(self.supervision.hang_s))
+
+        try:
+            await self._receive(connection, stream, on_ready)
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _receive(
+        self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker], on_ready: Callable[[], None]
+    ) -> None:
+        """Pass a worker's messages to its connection until the stream ends.
+
+        If ``on_ready``, which is called once the model is loaded, raises PenstockError, the worker is told why.
+        """
+        stream.max_bytes = MAX_MESSAGE_BYTES
+        connection.send_over(stream)
+        try:
+            while (message := await stream.read()) is not None:
+                if not message.HasField("ready"):
+                    connection.hear(message)
+                    continue
+                await self._get_ready(connection, stream, message.ready)
+                try:
+                    on_ready()
+                except PenstockError as error:
+                    await joining.refuse(stream, error)
+                    return
+                stream.listen(connection.hear)
+                await stream.ended.wait()
+                if stream.error is not None:
+                    LOG.error("%s: invalid message from the worker", connection.name, exc_info=stream.error)
+                return
+        finally:
+            connection.fail("the worker closed its connection")
+
+    async def _get_ready(
+        self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker], ready: pb.Ready
+    ) -> None:
         try:
             tokenizer = await asyncio.to_thread(self._tokenizer, dict(ready.files))
-        except PenstockError as error:  # the worker opened these files: their process failed or was too slow here
-            link.hear(pb.FromWorker(failed=error_to(error)))
+        except PenstockError as error:  # the worker opened these files, but the tokenizer's process failed here
+            if not connection.pid:  # on another machine, where nobody else reports it
+                await joining.refuse(stream, error)
+            connection.hear(pb.FromWorker(failed=error_to(error)))
             raise
-        link.get_ready(ready, tokenizer)
+        connection.get_ready(ready, tokenizer)
 
     def _find(self, token: str) -> asyncio.Future[WorkerConnection] | None:
-        """Compared by hashes in constant time; a token is good for one worker."""
-        offered, found = _digest(token), None
+        """Return the launch that expects a token, which is valid once.  The time taken does not depend on the token."""
+        offered, match = _digest(token), None
         for known in self._expected:
             if hmac.compare_digest(known, offered):
-                found = known
-        return None if found is None else self._expected.pop(found)
+                match = known
+        return None if match is None else self._expected.pop(match)
 
     def _tokenizer(self, files: dict[str, bytes]) -> Tokenizer | None:
-        """One object for all workers of the same files."""
+        """Return the tokenizer of some files; workers with equal files share one."""
         if "tokenizer.json" not in files:
             return None
         key = sha256()
@@ -286,8 +308,8 @@ class Primary:
         return tokenizer
 
 
-def _nobody(link: WorkerConnection) -> None:
-    raise InvalidArgumentError(f"there is no model {link.model!r:.140} here")
+def _adopt_none(connection: WorkerConnection) -> None:
+    raise InvalidArgumentError(f"there is no model {connection.model!r:.140} here")
 
 
 def _digest(token: str) -> bytes:
@@ -295,9 +317,9 @@ def _digest(token: str) -> bytes:
 
 
 async def _first(wanted: asyncio.Future[WorkerConnection], exited: asyncio.Future[int]) -> WorkerConnection:
-    """What is wanted, unless the process ends first or its stream does, which is the same a moment earlier."""
+    """Wait for ``wanted``; raise UnavailableError if the process exits, or its connection ends, before that."""
     await asyncio.wait((wanted, exited), return_when=asyncio.FIRST_COMPLETED)
-    if not wanted.done():  # its last words may be on their way; that its stream broke off says less than its status
+    if not wanted.done():  # its last message may be on its way; a lost connection says less than an exit status
         await asyncio.wait((wanted,), timeout=_LAST_WORDS_S)
     if wanted.done() and not isinstance(wanted.exception(), LostWorkerError):
         return wanted.result()

@@ -1,4 +1,4 @@
-"""A folder of this process's own for a socket, and the end of those that processes which were killed left behind."""
+"""A private folder for the primary's socket, and the removal of folders that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _PREFIX: Final = "penstock-"
 _LOCK: Final = "owner"
 _SOCKET: Final = "primary.sock"
 _MAX_SOCKET_PATH: Final = 100
-"""The kernel bounds a socket's name."""
+"""The kernel limits the length of a socket's path."""
 
 
 class PrivateFolder:
-    """A folder of mode 0700 in the temporary folder, locked for as long as this process lives.
+    """A folder of mode 0700 in the temporary folder, locked while this process runs.
 
-    The kernel frees the lock of a process that ends, however it ends: that is how a later one knows that the folder is
-    nobody's any more, and removes it.
+    The kernel releases the lock when the process ends in any way.  A later process then sees that the folder has no
+    owner and removes it.
     """
 
     def __init__(self) -> None:
         parent = _temporary()
         if len(parent) > _MAX_SOCKET_PATH - 32:
-            parent = "/tmp"  # noqa: S108 - the folder in it is made afresh, for this user alone
+            parent = "/tmp"  # noqa: S108 - mkdtemp makes a new folder in it for this user only
         remove_stale(Path(parent))
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self.socket = self.path / _SOCKET
-        # Under another name until it is locked: nobody may find it free in between.
-        making = self.path / f"{_LOCK}.new"
-        self._lock = os.open(making, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # Under another name until it is locked, so that no other process finds it unlocked.
+        unlocked = self.path / f"{_LOCK}.new"
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        making.rename(self.path / _LOCK)
+        unlocked.rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Remove it; calling it again does nothing."""
+        """Remove the folder.  Further calls do nothing."""
         if self._lock >= 0:
             _empty(self.path)
             os.close(self._lock)
@@ -48,32 +48,32 @@ class PrivateFolder:
 
 
 def _temporary() -> str:
-    """Where it lies, without the file that Python writes to try a folder: a full disk has room for a folder still."""
+    """Return the temporary folder.  ``tempfile`` would write a file to test it, which fails on a full disk."""
     for name in ("TMPDIR", "TEMP", "TMP"):
-        found = os.environ.get(name, "")
-        if os.path.isdir(found) and os.access(found, os.W_OK | os.X_OK):
-            return os.path.abspath(found)
+        folder = os.environ.get(name, "")
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return os.path.abspath(folder)
     return "/tmp"  # noqa: S108 - as above
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove the folders in ``parent`` that processes of this user left when they were killed.
+    """Remove the folders in ``parent`` that killed processes of this user left behind.
 
-    Left alone are: another user's, one that others may enter, one without the lock of its owner or whose owner lives,
-    and one that holds anything else.
+    It keeps folders of other users, folders that others may enter, folders without a lock file or with a running owner,
+    and folders that hold anything else.
     """
     for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it went away, or is not ours after all
+        with suppress(OSError):  # it was removed meanwhile, or has another owner
             _remove_if_stale(path)
 
 
 def _remove_if_stale(path: Path) -> None:
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
         return
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its owner lives
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner runs
         if {*os.listdir(path)} <= {_SOCKET, _LOCK}:
             _empty(path)
     finally:
@@ -81,7 +81,7 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def _empty(path: Path) -> None:
-    """Remove a folder and what belongs there."""
+    """Remove a folder with its socket and lock file."""
     for name in (_SOCKET, _LOCK):
         with suppress(FileNotFoundError):
             (path / name).unlink()

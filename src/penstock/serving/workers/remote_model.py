@@ -1,4 +1,4 @@
-"""A model whose engines run in workers."""
+"""A model that runs in workers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import without_folders
 from penstock.engine.options import RequestOptions, check_options
-from penstock.engine.pooling import Embedding, check_embedding
+from penstock.engine.pooling import check_embedding
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.llm.local_backend import embedding_of, in_order, score_of
-from penstock.llm.result import Score
+from penstock.llm.result import Embedding, Score
 from penstock.logs import tell
 from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import CrashTracker
 from penstock.serving.workers.failover import Failover
-from penstock.serving.workers.messages import sampling_to, stats_from
+from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 
@@ -45,16 +45,16 @@ _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "
 
 
 class RemoteBackend:
-    """One model: its workers, and the way of its requests through them."""
+    """One model: it starts and replaces its workers, and sends each request to one of them."""
 
     def __init__(self, name: str, launcher: Launcher, options: ModelOptions, num_workers: int = 1) -> None:
         self.name = name
-        self.blame = CrashTracker()
+        self.crashes = CrashTracker()
         self.suspects = asyncio.Lock()
         self._launcher = launcher
         self._options = options
         self._num_workers = num_workers
-        self._fleet: WorkerGroup | None = None
+        self._group: WorkerGroup | None = None
         self._old: list[WorkerGroup] = []
         self._joined: list[WorkerConnection] = []
         self._version = 0
@@ -62,230 +62,248 @@ class RemoteBackend:
         self._is_draining = False
         self._changed = asyncio.Event()
         self._deaths: Counter[str] = Counter()
-        self._past: dict[str, pb.Stats] = {}
+        self._past_stats: dict[str, pb.Stats] = {}
         self._known: dict[str, WorkerConnection] = {}
         self._update_lock = asyncio.Lock()
         self._error = ""
         self.on_change: Callable[[], None] = lambda: None
 
     async def load(self, path: str, *, verify: str = "") -> None:
-        """Run these weights from now on; those that ran before are drained.  On an error they go on.
+        """Load weights, switch new requests to them and drain the workers of the previous ones.
 
-        ``verify``: when to verify a bundle's checksums, "" as the model's options say.
+        If loading fails, the previous weights stay in use.  ``verify``: when to verify a bundle's checksums; "" follows
+        the model's options.
         """
         async with self._update_lock:
             self._is_updating = True
             version = self._version + 1
             config = WorkerConfig("", "", self.name, path, version, verify or self._options.verify, 0, self._options)
-            fleet = WorkerGroup(self._launcher, config, self._num_workers, self._on_change, self._deaths)
+            group = WorkerGroup(self._launcher, config, self._num_workers, self._on_change, self._deaths)
             try:
-                await fleet.start()
+                await group.start()
             except BaseException as error:
-                why = f"{path}: {str(error) or 'given up'}"
-                self._error = without_folders(why, path)
+                reason = f"{path}: {str(error) or 'cancelled'}"
+                self._error = without_folders(reason, path)
                 if version > 1:
-                    text = f"{self.name}: version {version} is not taken ({why})"
-                    tell("update_failed", text, logging.WARNING, model=self.name, path=path, reason=why)
+                    text = f"{self.name}: failed to load version {version} ({reason})"
+                    tell("update_failed", text, logging.WARNING, model=self.name, path=path, reason=reason)
                 raise
             finally:
                 self._is_updating = False
             self._version, self._error = version, ""
-            old, self._fleet = self._fleet, fleet
+            old, self._group = self._group, group
             if old is not None:
                 self._old.append(old)
-                text = f"{self.name}: requests go to version {version} ({path}) now"
+                text = f"{self.name}: new requests go to version {version} ({path})."
                 tell("model_updated", text, model=self.name, path=path, version=version)
             self._on_change()
-            strangers = [link for link in self._joined if link.weights_id != fleet.weights_id]
-            # Whoever asked for the switch may leave now: what ran before ends all the same.
-            await asyncio.shield(asyncio.ensure_future(self._retire(old, strangers)))
+            outdated = [connection for connection in self._joined if connection.weights_id != group.weights_id]
+            # The caller may be cancelled now; the previous workers still end.
+            await asyncio.shield(asyncio.ensure_future(self._retire(old, outdated)))
 
-    async def _retire(self, fleet: WorkerGroup | None, strangers: Sequence[WorkerConnection]) -> None:
-        """End what ran before: workers of another machine with other weights, then the processes."""
+    async def _retire(self, group: WorkerGroup | None, outdated: Sequence[WorkerConnection]) -> None:
+        """Drain the workers of previous weights: those of other machines, then the processes."""
         try:
-            await asyncio.gather(*(self._dismiss(link) for link in strangers))
-            if fleet is not None:
-                await fleet.drain()
+            await asyncio.gather(*(self._dismiss(connection) for connection in outdated))
+            if group is not None:
+                await group.drain()
         finally:
-            if fleet is not None:
-                self._old.remove(fleet)
+            if group is not None:
+                self._old.remove(group)
             self._on_change()
 
-    def adopt(self, link: WorkerConnection) -> None:
-        """A worker of another machine shares the load from now on; InvalidArgumentError when its weights are others."""
-        wanted = self._fleet.weights_id if self._fleet is not None else ""
-        if self._is_draining or not wanted or link.weights_id != wanted:
+    def adopt(self, connection: WorkerConnection) -> None:
+        """Let a worker of another machine share the load.
+
+        Raises InvalidArgumentError if its weights or its context length do not suit this model.
+        """
+        wanted = self._group.weights_id if self._group is not None else ""
+        if self._is_draining or not wanted or connection.weights_id != wanted:
             raise InvalidArgumentError(
-                f"{self.name}: a worker joins with the bundle that runs here; its own is another one"
+                f"{self.name}: the worker's bundle differs from the bundle that this service runs"
             )
-        if link.card is None or link.card.max_len < self.card.max_len:
+        if connection.card is None or connection.card.max_len < self.card.max_len:
             raise InvalidArgumentError(
-                f"{self.name}: requests here have up to {self.card.max_len} tokens, which this worker does not hold"
+                f"{self.name}: requests may have up to {self.card.max_len} tokens; the worker's context is shorter"
             )
-        self._joined.append(link)
-        link.on_gone = lambda: self._leave(link)
+        self._joined.append(connection)
+        connection.on_gone = lambda: self._leave(connection)
         tell(
             "worker_joined",
-            f"{self.name}: worker {link.name} joined from another machine",
+            f"{self.name}: worker {connection.name} joined from another machine.",
             model=self.name,
-            worker=link.name,
+            worker=connection.name,
         )
         self._on_change()
 
-    def _leave(self, link: WorkerConnection) -> None:
-        self._joined.remove(link)
-        text = f"{self.name}: worker {link.name} of another machine is gone"
-        tell("worker_left", text, logging.WARNING, model=self.name, worker=link.name, open_requests=link.num_lost)
+    def _leave(self, connection: WorkerConnection) -> None:
+        self._joined.remove(connection)
+        text = f"{self.name}: worker {connection.name} of another machine has left."
+        tell(
+            "worker_left",
+            text,
+            logging.WARNING,
+            model=self.name,
+            worker=connection.name,
+            open_requests=connection.num_lost,
+        )
 
-    async def _dismiss(self, link: WorkerConnection) -> None:
-        """Let a worker of another machine end what it has, and tell it to stop."""
-        link.drain()
+    async def _dismiss(self, connection: WorkerConnection) -> None:
+        """Wait for the open requests of a worker of another machine, and tell it to stop."""
+        connection.drain()
         with suppress(TimeoutError):
-            await asyncio.wait_for(link.idle(), self._launcher.supervision.drain_s)
-        link.stop()
+            await asyncio.wait_for(connection.idle(), self._launcher.supervision.drain_s)
+        connection.stop()
 
     async def close(self) -> None:
-        """Take no more requests, let those that are open end, stop the workers."""
+        """Accept no more requests, wait for open ones, and stop the workers."""
         self._is_draining = True
         self._on_change()
         await asyncio.gather(
-            *(fleet.drain() for fleet in self._fleets), *(self._dismiss(link) for link in self._joined)
+            *(group.drain() for group in self._groups), *(self._dismiss(connection) for connection in self._joined)
         )
         await self._close_tokenizer()
 
     async def stop(self) -> None:
-        """End the workers at once; what is open is lost."""
+        """End the workers at once and lose their open requests."""
         self._is_draining = True
-        for link in self._joined:
-            link.stop()
-        await asyncio.gather(*(fleet.stop() for fleet in self._fleets))
+        for connection in self._joined:
+            connection.stop()
+        await asyncio.gather(*(group.stop() for group in self._groups))
         await self._close_tokenizer()
 
     async def _close_tokenizer(self) -> None:
-        """End its process, if it has one; for another model of the same files it starts again."""
-        tokenizer = self._fleet.tokenizer if self._fleet is not None else None
+        """End the tokenizer's process, if it has one.  It starts again if another model uses the same files."""
+        tokenizer = self._group.tokenizer if self._group is not None else None
         if tokenizer is not None and tokenizer.is_isolated:
             await asyncio.to_thread(tokenizer.close)
 
     def _on_change(self) -> None:
-        links = {link.name: link for link in self._all_links}
-        for name, link in self._known.items():
-            if name not in links and link.figures is not None:
+        connections = {connection.name: connection for connection in self._all_connections}
+        for name, connection in self._known.items():
+            if name not in connections and connection.stats is not None:
                 for gauge in _GAUGES:
-                    link.figures.numbers.pop(gauge, None)
-                self._past[name] = link.figures
-        if len(self._past) > 1:
-            total = stats_from(self._past.values())
-            from penstock.serving.workers.messages import stats_to
+                    connection.stats.numbers.pop(gauge, None)
+                self._past_stats[name] = connection.stats
+        if len(self._past_stats) > 1:
+            total = stats_from(self._past_stats.values())
+            self._past_stats = {"": stats_to(total)}
+        self._known = connections
+        for connection in connections.values():
+            connection.on_change = self._on_connection_change
+        self._on_connection_change()
 
-            self._past = {"": stats_to(total)}
-        self._known = links
-        for link in links.values():
-            link.on_change = self._on_link
-        self._on_link()
-
-    def _on_link(self) -> None:
+    def _on_connection_change(self) -> None:
         self._changed.set()
         self.on_change()
 
     @property
-    def _fleets(self) -> list[WorkerGroup]:
-        return [*self._old, *([self._fleet] if self._fleet else [])]
+    def _groups(self) -> list[WorkerGroup]:
+        return [*self._old, *([self._group] if self._group else [])]
 
     @property
-    def _all_links(self) -> list[WorkerConnection]:
-        """Those that are being drained included."""
-        return [*(link for fleet in self._fleets for link in fleet.links), *self._joined]
+    def _all_connections(self) -> list[WorkerConnection]:
+        """All connections, including those of workers that are being drained."""
+        return [*(connection for group in self._groups for connection in group.connections), *self._joined]
 
     @property
-    def _links(self) -> list[WorkerConnection]:
-        own = self._fleet.links if self._fleet else []
-        return [link for link in (*own, *self._joined) if link.is_ready]
+    def _connections(self) -> list[WorkerConnection]:
+        own = self._group.connections if self._group else []
+        return [connection for connection in (*own, *self._joined) if connection.is_ready]
 
     @property
     def card(self) -> ModelCard:
-        """What it is; UnavailableError while nothing was ever loaded."""
+        """The description of the model; UnavailableError before the first load is complete."""
         card = self._loaded.card
         if card is None:
-            raise UnavailableError(f"{self.name} is not loaded yet")
+            raise UnavailableError(f"{self.name} is still loading.")
         return card
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Of the weights that new requests go to, also while no worker is ready; UnavailableError as ``card``."""
+        """The tokenizer of the current weights, also while no worker is ready; UnavailableError as for ``card``."""
         return self._loaded.tokenizer
 
     @property
     def _loaded(self) -> WorkerGroup:
-        if self._fleet is None:
-            raise UnavailableError(f"{self.name} is not loaded yet")
-        return self._fleet
+        if self._group is None:
+            raise UnavailableError(f"{self.name} is still loading.")
+        return self._group
 
     @property
     def state(self) -> str:
-        """As Backend has it."""
+        """See ``Backend.state``."""
         if self._is_draining:
             return "draining"
-        if self._fleet is None:
+        if self._group is None:
             return "loading" if self._is_updating else "failed"
-        if not self._links:
-            return "failed" if self._fleet.is_failing else "loading"
+        if not self._connections:
+            return "failed" if self._group.is_failing else "loading"
         return "updating" if self._is_updating else "ready"
 
     @property
     def has_room(self) -> bool:
-        """Whether some worker takes one more request; True while there is none, which is said otherwise."""
-        links = self._links
-        return not links or any(link.has_room for link in links)
+        """True if a worker has room for one more request, or if there are no workers, which ``choose`` reports."""
+        connections = self._connections
+        return not connections or any(connection.has_room for connection in connections)
 
     def has_room_for(self, client: str) -> bool:
-        """Whether some worker takes one more request of a client; True while there is none."""
-        links = self._links
-        return not links or any(link.has_room_for(client) for link in links)
+        """Return True if a worker has room for one more request of a client, or if there are no workers."""
+        connections = self._connections
+        return not connections or any(connection.has_room_for(client) for connection in connections)
 
     @property
     def is_ready(self) -> bool:
-        """Whether some worker takes requests, was heard of lately and has an engine whose loop turns."""
-        return not self._is_draining and any(link.is_fresh for link in self._links)
+        """True if a worker accepts requests, has sent a message lately and its engine makes progress."""
+        return not self._is_draining and any(connection.is_fresh for connection in self._connections)
 
     @property
     def error(self) -> str:
-        """What failed last.  The log has the folders of the files that it names."""
-        fleet = self._fleet
-        return self._error or ("" if fleet is None or self._links else without_folders(fleet.error, fleet.config.path))
+        """The last failure, without folders; the log has them."""
+        group = self._group
+        return self._error or (
+            "" if group is None or self._connections else without_folders(group.error, group.config.path)
+        )
 
     @property
     def heartbeat_age_s(self) -> float:
-        """The least age among its workers."""
-        return min((link.heartbeat_age_s for link in self._links), default=math.inf)
+        """Seconds since the last engine iteration of the worker whose iteration is the most recent."""
+        return min((connection.heartbeat_age_s for connection in self._connections), default=math.inf)
 
-    def choose(self, names: Sequence[bytes]) -> WorkerConnection:
-        """The worker that knows most of the prompt among those with hardly more to do than the least busy one.
+    def choose(self, keys: Sequence[bytes]) -> WorkerConnection:
+        """Return the worker that has cached most of a prompt, among those about as busy as the least busy one.
 
-        One that stands is chosen where no other is there: it may go on, and else the request is tried again.
+        A worker that makes no progress is chosen only if all are like that: it may continue, and otherwise the request
+        is retried.
         """
         if self._is_draining:
-            raise UnavailableError(f"{self.name} is about to end", 5.0)
-        links = self._links
-        if not links:
+            raise UnavailableError(f"{self.name} is shutting down.", 5.0)
+        connections = self._connections
+        if not connections:
             raise self._loaded.unavailable(self.name)
-        links = [link for link in links if link.is_fresh] or links
-        if len(links) == 1:
-            return links[0]
-        least = min(link.num_open for link in links)
-        near = [link for link in links if link.num_open <= least + _slack(link)]
-        return min(near, key=lambda link: (-link.prefixes.num_known(names), link.num_open, link.num_sent))
+        connections = [connection for connection in connections if connection.is_fresh] or connections
+        if len(connections) == 1:
+            return connections[0]
+        min_open = min(connection.num_open for connection in connections)
+        candidates = [connection for connection in connections if connection.num_open <= min_open + _slack(connection)]
+        return min(
+            candidates,
+            key=lambda connection: (-connection.prefixes.num_known(keys), connection.num_open, connection.num_sent),
+        )
 
     async def wait_ready(self, seconds: float) -> None:
-        """Until a worker takes requests; UnavailableError when none does in time, or they die again and again."""
+        """Wait until a worker accepts requests.
+
+        Raises UnavailableError on timeout, and at once if the workers crash again and again.
+        """
         end = asyncio.get_running_loop().time() + seconds
-        while not self._links:
-            left = end - asyncio.get_running_loop().time()
-            if self._is_draining or self._fleet is None or self._fleet.is_failing or left <= 0:
+        while not self._connections:
+            remaining_s = end - asyncio.get_running_loop().time()
+            if self._is_draining or self._group is None or self._group.is_failing or remaining_s <= 0:
                 self.choose([])
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), left)
+                await asyncio.wait_for(self._changed.wait(), remaining_s)
             except TimeoutError:
                 continue
 
@@ -297,13 +315,13 @@ class RemoteBackend:
         *,
         request_id: str = "",
     ) -> EventAnswer:
-        """Begin answers; as Backend has it."""
+        """Begin the answers to a prompt; see ``Backend.submit``."""
         ids, sampling = self._ids(prompt_ids), sampling_to(params)
         return await self._start(
             ids,
             options,
-            lambda how: pb.ToWorker(
-                submit=pb.Submit(request_id=request_id, prompt_ids=ids, sampling=sampling, options=how)
+            lambda options: pb.ToWorker(
+                submit=pb.Submit(request_id=request_id, prompt_ids=ids, sampling=sampling, options=options)
             ),
         )
 
@@ -315,13 +333,13 @@ class RemoteBackend:
         *,
         request_id: str = "",
     ) -> Score:
-        """Score one prompt."""
+        """Score one prompt; see ``Backend.score``."""
         ids = self._ids(prompt_ids)
         answer = await self._start(
             ids,
             options,
-            lambda how: pb.ToWorker(
-                score=pb.Score(request_id=request_id, prompt_ids=ids, num_top=num_top, options=how)
+            lambda options: pb.ToWorker(
+                score=pb.Score(request_id=request_id, prompt_ids=ids, num_top=num_top, options=options)
             ),
         )
         async with answer:
@@ -337,16 +355,16 @@ class RemoteBackend:
         *,
         request_id: str = "",
     ) -> list[Embedding]:
-        """Embed prompts."""
+        """Embed prompts; see ``Backend.embed``."""
         check_embedding(pooling, normalize)
 
-        async def one(ids: Sequence[int]) -> Embedding:
+        async def embed_one(ids: Sequence[int]) -> Embedding:
             answer = await self._start(
                 ids,
                 options,
-                lambda how: pb.ToWorker(
+                lambda options: pb.ToWorker(
                     embed=pb.Embed(
-                        request_id=request_id, prompt_ids=ids, pooling=pooling, normalize=normalize, options=how
+                        request_id=request_id, prompt_ids=ids, pooling=pooling, normalize=normalize, options=options
                     )
                 ),
             )
@@ -355,7 +373,7 @@ class RemoteBackend:
             return embedding_of(ids, answer, last)
 
         checked = [self._ids(ids) for ids in prompts]
-        return await in_order(checked, lambda ids: asyncio.ensure_future(one(ids)))
+        return await in_order(checked, lambda ids: asyncio.ensure_future(embed_one(ids)))
 
     def _ids(self, prompt_ids: Sequence[int]) -> list[int]:
         return check_token_ids(prompt_ids, self.card.vocab_size, 2**31 - 1, 0)
@@ -366,24 +384,24 @@ class RemoteBackend:
         return await Failover(self, ids, check_options(options), make).start()
 
     def figures(self) -> EngineStats | None:
-        """The sums over its workers, those that are gone included, as last heard."""
-        heard = [link.figures for link in self._all_links if link.figures is not None]
-        return stats_from([*heard, *self._past.values()]) if heard or self._past else None
+        """Return the sums of the last counters of all workers, including past ones; None before the first heartbeat."""
+        stats = [connection.stats for connection in self._all_connections if connection.stats is not None]
+        return stats_from([*stats, *self._past_stats.values()]) if stats or self._past_stats else None
 
     def deaths(self) -> dict[str, int]:
-        """Its workers that ended without being asked to, by cause; each was replaced, or is to be."""
+        """Return how many workers ended without being told to, by cause.  Each one is replaced."""
         return {cause: self._deaths[cause] for cause in CAUSES}
 
     def plans(self) -> list[pb.Plan]:
-        """The memory that each of its ready workers planned."""
-        return [link.plan for link in self._links if link.plan is not None]
+        """Return the memory plan of each ready worker."""
+        return [connection.plan for connection in self._connections if connection.plan is not None]
 
     def workers(self) -> list[WorkerState]:
-        """Its processes, those that are being drained included."""
-        return [link.state() for link in self._all_links]
+        """Return the state of each worker, including those that are being drained."""
+        return [connection.state() for connection in self._all_connections]
 
 
-def _slack(link: WorkerConnection) -> int:
-    """How many more requests than the least busy worker has one may have and still be chosen for its prefixes."""
-    most = link.plan.max_requests if link.plan is not None else 0
-    return max(1, most // 4)
+def _slack(connection: WorkerConnection) -> int:
+    """Return how many more requests than the least busy worker a worker may have to be chosen for its prefixes."""
+    max_requests = connection.plan.max_requests if connection.plan is not None else 0
+    return max(1, max_requests // 4)

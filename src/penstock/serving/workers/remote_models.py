@@ -1,4 +1,4 @@
-"""The models of a service, by name."""
+"""The models of a service by name; each runs in workers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 def check_name(name: str) -> str:
-    """A model's name as clients may use it; InvalidArgumentError."""
+    """Return ``name`` if it is a valid model name; InvalidArgumentError."""
     if not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgumentError(
-            f"a model's name has 1 to 128 letters, digits and . _ : / - and begins with a letter or a digit, "
-            f"not {name!r:.140}"
+            "model name: expected 1 to 128 letters, digits and . _ : / -, beginning with a letter or digit and without "
+            f"'..', got {name!r:.140}"
         )
     return name
 
@@ -43,42 +43,45 @@ class RemoteModels:
     def __init__(self, launcher: Launcher, options: ModelOptions | None = None, num_workers: int = 1) -> None:
         self.is_draining = False
         self.taken_by: Callable[[str], str] = lambda name: ""
-        """What else has a name, as people call it; "" when nothing has."""
+        """Returns the kind of another object that has a name, such as a servable; "" if the name is free."""
         self._launcher = launcher
         self._options = options or ModelOptions()
         self._num_workers = num_workers
         self._backends: dict[str, RemoteBackend] = {}
 
     def list(self) -> list[RemoteBackend]:
-        """All of them, in the order of loading."""
+        """Return all models in the order of loading."""
         return [*self._backends.values()]
 
     def get(self, name: str) -> RemoteBackend:
-        """The one of that name; NotFoundError."""
+        """Return the model of a name; NotFoundError."""
         backend = self._backends.get(name)
         if backend is None:
-            raise NotFoundError(f"no model {name!r:.140} here; there are {', '.join(self._backends) or 'none'}")
+            raise NotFoundError(
+                f"There is no model {name!r:.140}. Available models: {', '.join(self._backends) or 'none'}"
+            )
         return backend
 
-    def adopt(self, link: WorkerConnection) -> None:
-        """A worker of another machine is ready: it shares the load of the model that it names."""
-        self.get(link.model).adopt(link)
+    def adopt(self, connection: WorkerConnection) -> None:
+        """Let a worker of another machine that is ready share the load of the model that it names."""
+        self.get(connection.model).adopt(connection)
 
     async def load(self, model: str, name: str = "") -> RemoteBackend:
-        """Load a model under a name; as Models has it."""
+        """Load a model under a name; see ``Models.load``."""
         try:
             name = check_name(name or Path(model).stem)
         except InvalidArgumentError as error:
             if name:
                 raise
-            raise InvalidArgumentError(f"{model}: {error}; give it a name of its own (NAME=PATH)") from None
+            raise InvalidArgumentError(f"{model}: {error}. Pass NAME=PATH to give it a name") from None
         if self.is_draining:
-            raise UnavailableError("the service is about to end", 5.0)
+            raise UnavailableError("The service is shutting down.", 5.0)
         if name in self._backends:
-            advice = "update it, or give this one a name of its own (NAME=PATH)"
-            raise InvalidArgumentError(f"the name {name!r} is taken: {advice}")
+            raise InvalidArgumentError(
+                f"the name {name!r} is taken. Update that model, or pass NAME=PATH to load this one under another name"
+            )
         if other := self.taken_by(name):
-            raise InvalidArgumentError(f"the name {name!r} is taken by {other}: choose another one")
+            raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one")
         backend = self._backends[name] = RemoteBackend(name, self._launcher, self._options, self._num_workers)
         try:
             await backend.load(model)
@@ -88,25 +91,25 @@ class RemoteModels:
         return backend
 
     async def unload(self, name: str) -> None:
-        """Drain a model and give its memory back."""
+        """Drain a model and release its memory."""
         backend = self.get(name)
         await backend.close()
         if self._backends.get(name) is backend:
             del self._backends[name]
-        tell("model_unloaded", f"{name} is unloaded", model=name)
+        tell("model_unloaded", f"Unloaded the model {name}.", model=name)
 
     async def update(self, name: str, model: str) -> RemoteBackend:
-        """Switch to other weights; the file's checksums are looked at."""
+        """Switch a model to other weights after verifying the checksums of their bundle."""
         backend = self.get(name)
         await backend.load(model, verify="always" if Path(model).is_file() else "")
         return backend
 
     async def stop(self) -> None:
-        """End all of them at once; what is open is lost."""
+        """End all models at once and lose their open requests."""
         self.is_draining = True
         await asyncio.gather(*(backend.stop() for backend in self.list()))
 
     async def close(self) -> None:
-        """Drain all of them."""
+        """Drain all models."""
         self.is_draining = True
         await asyncio.gather(*(backend.close() for backend in self.list()))

@@ -1,49 +1,60 @@
-"""A worker of another machine: dials the primary over TLS, proves itself with a token, serves until told to stop."""
+"""A worker for a primary on another machine: it connects over TLS and proves itself with a token."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import ssl
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc
+from google.protobuf.message import DecodeError
 
-from penstock.errors import FileAccessError, InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.errors import (
+    FileAccessError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidFileError,
+    NotFoundError,
+    UnavailableError,
+)
+from penstock.processes.frames import FrameStream
+from penstock.processes.tls import TlsSession, client_context, keep_alive
 from penstock.serving.keys import read_secret
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.messages import JOIN, MESSAGE_OPTIONS, WELCOME, bearer
+from penstock.serving.workers import joining
+from penstock.serving.workers.messages import MAX_MESSAGE_BYTES
 from penstock.serving.workers.worker import Worker
 from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
 
 MIN_TOKEN_CHARS: Final = 32
-_KEEPALIVE: Final = (
-    ("grpc.keepalive_time_ms", 20_000),  # a primary whose machine is gone says nothing
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-_LAST_WORDS_S: Final = 5.0
+_CONNECT_S: Final = 10.0
+"""Limit on the time to connect to one address of the primary, and on that of the TLS handshake."""
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
 def read_token(path: Path) -> str:
-    """The token of a file's first line; InvalidArgumentError for one that can be guessed, and as ``read_secret``."""
+    """Return the token in the first line of a file.
+
+    Raises InvalidArgumentError for a token that could be guessed, and the errors of ``read_secret``.
+    """
     token = read_secret(path).decode("utf-8", "replace").strip().splitlines()
     is_plain = bool(token) and token[0].isascii() and token[0].isprintable() and " " not in token[0]
     if not is_plain or len(token[0]) < MIN_TOKEN_CHARS:
         raise InvalidArgumentError(
-            f"{path}: a token has at least {MIN_TOKEN_CHARS} printable characters of ASCII without spaces; "
-            "'openssl rand -hex 32' makes one"
+            f"{path}: expected a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. "
+            "`openssl rand -hex 32` makes one"
         )
     return token[0]
 
 
 def read_bytes(path: Path) -> bytes:
-    """A small file; FileAccessError."""
+    """Return the content of a small file; FileAccessError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -51,11 +62,16 @@ def read_bytes(path: Path) -> bytes:
 
 
 async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = True) -> int:
-    """Serve the primary at ``config.address``; the exit status.
+    """Serve the primary at ``config.address`` (HOST:PORT) and return the exit status.
 
-    ``ca``: whose certificates are believed, in PEM (None: the system's).  ``again``: dial again, after growing pauses,
-    when the primary is not there or goes away.  Raises InvalidArgumentError when it refuses this worker.
+    ``ca`` holds the trusted certificates in PEM; None trusts those of the system.  ``again``: connect again, after
+    growing pauses, when the primary cannot be reached or the connection ends; without it that is an UnavailableError.
+    Raises InvalidArgumentError if the primary refuses this worker, and InvalidFileError for a ``ca`` that is not PEM.
     """
+    try:
+        context = client_context(ca, [joining.ALPN, joining.GRPC_ALPN])
+    except InvalidFileError as error:
+        raise InvalidFileError(f"--ca-file: {error}") from error
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -63,29 +79,29 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
     num_tries = 0
     try:
         while not stopped.is_set():
-            status = await _once(config, ca, stopped)
+            status = await _serve_once(config, context, stopped)
             if isinstance(status, int):
                 return status
-            because = f" ({status})" if status else ""
+            reason = f" ({status})" if status else ""
             if not again:
-                raise UnavailableError(f"{config.address}: the primary is not there, or went away{because}")
-            pause = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
+                raise UnavailableError(
+                    f"{config.address}: failed to reach the primary, or the connection was closed{reason}"
+                )
+            pause_s = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
             num_tries += 1
-            told = f"penstock worker: {config.address} is not there{because}; again in {pause:g} s"
-            print(told, file=sys.stderr, flush=True)
+            message = f"penstock worker: failed to reach {config.address}{reason}; trying again in {pause_s:g} s"
+            print(message, file=sys.stderr, flush=True)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), pause)
+                await asyncio.wait_for(stopped.wait(), pause_s)
         return 0
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
 
-async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) -> int | str:
-    """One stream: the exit status, or what is known of the reason where it is worth trying again."""
-    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
-    channel = grpc.aio.secure_channel(config.address, credentials, options=(*MESSAGE_OPTIONS, *_KEEPALIVE))
-    serving = asyncio.ensure_future(_serve(config, channel))
+async def _serve_once(config: WorkerConfig, context: ssl.SSLContext, stopped: asyncio.Event) -> int | str:
+    """Serve over one connection.  Return the exit status, or why it ended ("" if unknown) if a retry makes sense."""
+    serving = asyncio.ensure_future(_serve(config, context))
     stopping = asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -94,80 +110,61 @@ async def _once(config: WorkerConfig, ca: bytes | None, stopped: asyncio.Event) 
         return 0 if serving.result() == 0 else ""
     except (InvalidArgumentError, NotFoundError) as error:
         raise InvalidArgumentError(f"{config.address} refuses this worker: {error}") from error
-    except grpc.aio.AioRpcError as error:
-        if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
-            raise InvalidArgumentError(f"{config.address} refuses this worker: {error.details()}") from error
-        return str(error.details() or "")
+    except (UnavailableError, InternalError, DecodeError) as error:
+        return str(error)
+    except OSError as error:
+        return _reason(error)
     finally:
         for task in (serving, stopping):
             task.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)
 
 
-async def _serve(config: WorkerConfig, channel: grpc.aio.Channel) -> int:
-    """Join over a channel and serve until told to stop; grpc.aio.AioRpcError when the primary refuses or is gone."""
-    async with channel:
-        join = channel.stream_stream(
-            JOIN, request_serializer=pb.FromWorker.SerializeToString, response_deserializer=pb.ToWorker.FromString
-        )
-        call = join(metadata=(("authorization", bearer(config.token)),))
-        stream = _CallStream(call)
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_CONNECT_S:g} s"
+    return error.strerror or str(error)
+
+
+async def _serve(config: WorkerConfig, context: ssl.SSLContext) -> int:
+    """Connect, join and serve until told to stop.  Raises OSError, UnavailableError and the error of a refusal."""
+    host, _, port = config.address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    connection = await _connect(host, int(port))
+    try:
+        keep_alive(connection)
+        tls = TlsSession(context, host)
+        async with asyncio.timeout(_CONNECT_S):
+            await tls.handshake(connection)
+        if tls.protocol == joining.GRPC_ALPN:
+            raise joining.protocol_error(joining.GRPC_PROTOCOL, joining.PROTOCOL, config.name)
+        stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
         try:
+            await joining.join(stream, pb.Join(token=config.token, model=config.name))
             return await Worker(config, stream).run()
         finally:
-            await stream.close()
+            stream.close()
+    finally:
+        connection.close()
 
 
-class _CallStream:
-    """A gRPC call as a worker's stream."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._loop = asyncio.get_running_loop()
-        self._out: list[pb.FromWorker] = []
-        self._has_out = asyncio.Event()
-        self._writer = asyncio.ensure_future(self._write())
-
-    def send(self, message: pb.FromWorker) -> None:
-        """Send a message, from any thread and without waiting."""
-        with suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._put, message)
-
-    async def read(self) -> pb.ToWorker | None:
-        """The next message; None at the stream's end.  AioRpcError when the primary refused, or is gone."""
-        reader = asyncio.ensure_future(self._call.read())
+async def _connect(host: str, port: int) -> socket.socket:
+    """Connect to the first address of a host that accepts; OSError of the last one."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
         try:
-            await asyncio.wait((reader, self._writer), return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():  # nothing can be sent any more: what was sent to here may say why
-                await asyncio.wait((reader,), timeout=_LAST_WORDS_S)
-            if reader.done() and reader.exception() is None and reader.result() is not grpc.aio.EOF:
-                message: pb.ToWorker = reader.result()
-                return message
-        finally:
-            reader.cancel()
-        with suppress(TimeoutError):
-            code = await asyncio.wait_for(self._call.code(), _LAST_WORDS_S)
-            if code is not grpc.StatusCode.OK:  # why, in the primary's words, whichever task saw it first
-                details = await self._call.details()
-                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-        return None
-
-    async def close(self) -> None:
-        """End the call."""
-        self._writer.cancel()
-        await asyncio.gather(self._writer, return_exceptions=True)
-        self._call.cancel()
-
-    def _put(self, message: pb.FromWorker) -> None:
-        self._out.append(message)
-        self._has_out.set()
-
-    async def _write(self) -> None:
-        if WELCOME not in (await self._call.initial_metadata() or ()):
-            return  # refused: a message that meets the end of the call would hide why
-        while True:
-            await self._has_out.wait()
-            self._has_out.clear()
-            out, self._out = self._out, []
-            for message in out:
-                await self._call.write(message)
+            async with asyncio.timeout(_CONNECT_S):
+                await loop.sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+        except BaseException:
+            connection.close()
+            raise
+    raise failure

@@ -1,141 +1,191 @@
-"""Workers of other machines at the primary: gRPC over TLS, with a token that they share."""
+"""The primary's port for workers of other machines: messages over TCP with TLS, and a token that they share."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-import grpc
+from google.protobuf.message import DecodeError
 
-from penstock.errors import FileAccessError, PenstockError
-from penstock.serving.grpc.tls import GrpcTls
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+from penstock.logs import tell
+from penstock.processes.frames import FIRST_BYTES, FrameStream
+from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.messages import MESSAGE_OPTIONS, PROTOCOL, WELCOME, bearer, error_to
+from penstock.serving.workers import joining
+from penstock.serving.workers.grpc_refusal import refuse_grpc_call
 from penstock.serving.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
-    from penstock.serving.workers.primary import WorkerListener
+    import ssl
 
-__all__ = ["MAX_CONNECTIONS", "RemoteWorkerServer"]
+__all__ = ["MAX_CONNECTIONS", "RemoteWorkerServer", "RemoteWorkerSettings"]
 
-_METHOD: Final = "penstock.v1.Primary"
-_JOIN_S: Final = 10.0
-_MAX_STREAMS: Final = 1024
 MAX_CONNECTIONS: Final = 256
-"""Strangers included, which must not use up the descriptors of the service."""
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # else two services share the workers of a port, and nobody is told
-    # of workers far away, who want to know that this machine is there
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-)
+"""Limit on open connections, so that strangers cannot use up the file descriptors of the service."""
+_BACKLOG: Final = 64
+_PAUSE_S: Final = 0.2
+_READ_BYTES: Final = 1 << 14
+
+
+@dataclass(frozen=True)
+class RemoteWorkerSettings:
+    """Address and secrets of the port where workers of other machines join.
+
+    ``certificate`` and ``key`` are files in PEM.  Each worker proves itself with ``token``.  Port 0 takes a free one.
+    """
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    token: str
 
 
 class RemoteWorkerServer:
-    """Listens where ``door`` says.  ``get_ready`` makes a link ready with what its worker says, ``adopt`` gives it a
-    place among a model's workers; who stands for ``hang_s`` is given up.
+    """Accepts the workers of other machines.
+
+    ``serve`` is called with each worker that has joined and with its stream; the connection lasts until it returns.
     """
 
     def __init__(
         self,
-        door: WorkerListener,
-        get_ready: Callable[[WorkerConnection, pb.Ready], Awaitable[None]],
-        adopt: Callable[[WorkerConnection], None],
-        hang_s: float,
+        settings: RemoteWorkerSettings,
+        serve: Callable[[WorkerConnection, FrameStream[pb.FromWorker]], Awaitable[None]],
     ) -> None:
-        self._door, self._get_ready, self._adopt, self._hang_s = door, get_ready, adopt, hang_s
-        self._server: Any = None
-        self._tls: GrpcTls | None = None
+        self._settings, self._serve = settings, serve
+        self._tls: ssl.SSLContext | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self) -> int:
-        """Begin to listen; the port."""
-        door = self._door
-        self._server = grpc.aio.server(options=(*MESSAGE_OPTIONS, *_OPTIONS), maximum_concurrent_rpcs=_MAX_STREAMS)
-        join = grpc.stream_stream_rpc_method_handler(
-            self._join, request_deserializer=pb.FromWorker.FromString, response_serializer=pb.ToWorker.SerializeToString
-        )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD, {"Join": join}),))
-        address = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
+        """Start to listen and return the port.  Raises FileAccessError and InvalidFileError."""
+        host, port = self._settings.host, self._settings.port
+        self.reload_tls()
+        is_ipv6 = ":" in host
         try:
-            self._tls = GrpcTls(door.key, door.certificate)
-            port = int(self._server.add_secure_port(address, self._tls.credentials))
-        except RuntimeError as error:
-            await self.close()
-            raise FileAccessError(f"{address}: cannot listen for workers there: {error}") from error
-        await self._server.start()
-        return port
+            self._listener = socket.create_server(
+                (host, port),
+                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+                backlog=_BACKLOG,
+                dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
+            )
+        except OSError as error:
+            address = f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
+            raise FileAccessError(f"{address}: failed to listen for workers: {error.strerror or error}") from error
+        self._listener.setblocking(False)
+        self._accepting = asyncio.ensure_future(self._accept(self._listener))
+        return int(self._listener.getsockname()[1])
 
-    def replace_tls(self, key: bytes, certificate: bytes) -> None:
-        """Use another key and certificate, in PEM, for new connections."""
-        if self._tls is not None:
-            self._tls.replace(key, certificate)
+    def reload_tls(self) -> None:
+        """Read certificate and key again for new connections.  Raises FileAccessError and InvalidFileError."""
+        settings = self._settings
+        self._tls = server_context(settings.certificate, settings.key, [joining.ALPN, joining.GRPC_ALPN])
 
     async def close(self) -> None:
-        """Stop listening; workers that are left end with their streams."""
-        if self._server is not None:
-            await self._server.stop(0)
-            self._server = None
+        """Stop listening and end all connections."""
+        tasks = [*self._connections, *([] if self._accepting is None else [self._accepting])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
-    async def _join(self, _requests: AsyncIterator[pb.FromWorker], context: Any) -> None:
-        """One worker's stream.  Nothing is read of who does not know the token: messages may be large."""
-        offered = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-        if not hmac.compare_digest(_digest(bearer(self._door.token)), _digest(str(offered[0]) if offered else "")):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is not known here")
-        await context.send_initial_metadata(((WELCOME, "1"),))
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, (host, port, *_) = await loop.sock_accept(listener)
+            except OSError:  # no file descriptor is left; the connection stays in the queue
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._connections) >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            task = asyncio.ensure_future(self._handle(connection, f"{host}:{port}"))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _handle(self, connection: socket.socket, address: str) -> None:
+        """Handle one connection until it ends.  A peer that does not follow the protocol is disconnected."""
+        stream: FrameStream[pb.FromWorker] | None = None
+        if self._tls is None:
+            connection.close()
+            return
         try:
-            first = await asyncio.wait_for(context.read(), _JOIN_S)
-        except TimeoutError:
-            first = grpc.aio.EOF
-        join = first.join if first is not grpc.aio.EOF else pb.Join()
-        if join.protocol != PROTOCOL:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"protocol {join.protocol} is not spoken here, but {PROTOCOL}"
-            )
-        link = WorkerConnection(join.model, 0)
-        reader = asyncio.ensure_future(self._read(link, context))
-        writer = asyncio.ensure_future(self._write(link, context))
-        try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            refusal = reader.exception() if reader.done() else None
+            async with asyncio.timeout(joining.JOIN_S):
+                keep_alive(connection)
+                tls = TlsSession(self._tls)
+                await tls.handshake(connection)
+                if tls.protocol == joining.GRPC_ALPN:
+                    await self._refuse_grpc(connection, tls, address)
+                    return
+                stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
+                request = await joining.receive_join(stream)
+            if not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
+                error = InvalidArgumentError("the token is not known here")
+                await joining.refuse(stream, error, is_known=False)
+                return
+            if request.protocol != joining.PROTOCOL:
+                error = joining.protocol_error(joining.PROTOCOL, request.protocol, request.model)
+                _tell_refused(address, request.protocol, error)
+                await joining.refuse(stream, error)
+                return
+            joining.welcome(stream)
+            await self._serve(WorkerConnection(request.model, 0), stream)
+        except (PenstockError, OSError, ValueError, DecodeError):  # TimeoutError and ssl.SSLError are OSErrors
+            pass
         finally:
-            link.fail("the worker's stream ended")
-            for task in (reader, writer):
-                task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-        if isinstance(refusal, PenstockError):
-            await self._refuse(context, refusal)
+            if stream is not None:
+                stream.close()
+            connection.close()
 
-    async def _refuse(self, context: Any, why: PenstockError) -> None:
-        """Tell a worker why, and let it go first: a stream that is broken off in the middle of a write says nothing."""
-        await context.write(pb.ToWorker(stop=pb.Stop(why=error_to(why))))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_JOIN_S):
-                while await context.read() is not grpc.aio.EOF:
-                    pass
+    async def _refuse_grpc(self, connection: socket.socket, tls: TlsSession, address: str) -> None:
+        error = joining.protocol_error(joining.PROTOCOL, joining.GRPC_PROTOCOL)
+        _tell_refused(address, joining.GRPC_PROTOCOL, error)
+        await refuse_grpc_call(_TlsBytes(connection, tls), str(error))
 
-    async def _read(self, link: WorkerConnection, context: Any) -> None:
-        """What the worker says, until its stream ends."""
-        watch: asyncio.Future[None] | None = None
-        try:
-            while (message := await context.read()) is not grpc.aio.EOF and not link.gone.is_set():
-                if not message.HasField("ready"):
-                    link.hear(message)
-                    continue
-                await self._get_ready(link, message.ready)
-                self._adopt(link)
-                watch = asyncio.ensure_future(link.watch(self._hang_s))
-        finally:
-            if watch is not None:
-                watch.cancel()
 
-    async def _write(self, link: WorkerConnection, context: Any) -> None:
-        async for message in link.outgoing():
-            await context.write(message)
+class _TlsBytes:
+    """A TLS connection that carries bytes."""
+
+    def __init__(self, connection: socket.socket, tls: TlsSession) -> None:
+        self._connection, self._tls = connection, tls
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self) -> bytes:
+        """Return the bytes that came next; b"" at the end of the connection."""
+        data = self._tls.decrypt(b"")  # what came with the end of the handshake
+        while not data and not self._tls.has_ended:
+            encrypted = await self._loop.sock_recv(self._connection, _READ_BYTES)
+            if not encrypted:
+                break
+            data = self._tls.decrypt(encrypted)
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes."""
+        await self._loop.sock_sendall(self._connection, self._tls.encrypt(data))
+
+
+def _tell_refused(address: str, protocol: int, error: PenstockError) -> None:
+    tell(
+        "worker_refused",
+        f"Refused a worker at {address}: {error}.",
+        logging.WARNING,
+        address=address,
+        worker_protocol=protocol,
+        protocol=joining.PROTOCOL,
+    )
 
 
 def _digest(token: str) -> bytes:

@@ -1,8 +1,8 @@
-"""A worker: a process that runs one model's engine for a primary.
+"""A worker: a process that runs the engine of one model for a primary.
 
-It is started with its configuration as one line on standard input, dials the primary, loads its model and answers
-requests until the primary tells it to stop or goes away.  Signals that a terminal or a service manager sends to the
-whole group are left to the primary, which drains first.
+It reads its configuration as one line of standard input, connects to the primary, loads its model and serves requests
+until the primary tells it to stop or goes away.  It ignores the signals that a terminal or a service manager sends to
+the whole process group: the primary gets them too and drains first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.errors import OutOfMemoryError, PenstockError
+from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.heartbeat import BEAT_S, Heartbeat
+from penstock.serving.workers import joining
+from penstock.serving.workers.heartbeat import HEARTBEAT_S, Heartbeat
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
-    PROTOCOL,
     card_to,
     error_from,
     error_to,
-    events_to,
+    event_to,
     options_from,
     sampling_from,
     stats_to,
@@ -51,150 +51,152 @@ if TYPE_CHECKING:
 __all__ = ["Stream", "Worker", "main", "ready", "weights_id"]
 
 _HEAD: Final = struct.Struct("<16sQQ")
-"""The beginning of a bundle: what it is, and where its metadata lies."""
+"""The beginning of a bundle: its kind, and offset and size of its metadata."""
 _EXIT_S: Final = 5.0
 TEXT_FILES: Final = ("tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja")
-"""What the primary needs to turn text into token ids."""
+"""The files with which the primary turns text into token ids."""
 
 
 class Stream(Protocol):
-    """The way to the primary and back."""
+    """A worker's stream to the primary."""
 
     def send(self, message: pb.FromWorker) -> object:
         """Send a message, from any thread and without waiting."""
 
     async def read(self) -> pb.ToWorker | None:
-        """The next message; None when the primary ended the stream.  Raises why it ended otherwise."""
+        """Return the next message, or None if the primary ended the stream.  Raises any other reason for its end."""
 
 
 class Worker:
-    """One model behind one stream to the primary."""
+    """Serves one model over a stream to the primary that it has joined."""
 
     def __init__(self, config: WorkerConfig, stream: Stream) -> None:
         self._config = config
         self._stream = stream
-        self._feed: EngineThread | None = None
+        self._engine_thread: EngineThread | None = None
 
     async def run(self) -> int:
-        """Join, load, serve; the exit status."""
-        config = self._config
-        join = pb.Join(protocol=PROTOCOL, model=config.name)
-        if not self._is_far:  # another machine's token goes in front of its messages
-            join.token, join.pid = config.token, os.getpid()
-        self._stream.send(pb.FromWorker(join=join))
+        """Load the model, serve requests and return the exit status."""
         try:
             return await self._serve()
         finally:
-            if self._feed is not None:
-                await asyncio.to_thread(self._feed.close)
+            if self._engine_thread is not None:
+                await asyncio.to_thread(self._engine_thread.close)
 
     @property
-    def _is_far(self) -> bool:
-        """Whether the primary is on another machine."""
+    def _is_remote(self) -> bool:
+        """True if the primary is on another machine."""
         return not self._config.address.startswith("unix:")
 
     async def _serve(self) -> int:
         from penstock.llm.engine_thread import EngineThread
 
         start = time.perf_counter()
-        opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config, self._hand_over_plan))
-        asked = asyncio.ensure_future(self._stream.read())
-        await asyncio.wait((opening, asked), return_when=asyncio.FIRST_COMPLETED)
-        if not opening.done():  # told to stop, or the primary is gone: what loads goes with the process
-            asked.result()  # or was refused
+        opening = asyncio.ensure_future(asyncio.to_thread(open_llm, self._config, self._send_plan))
+        reading = asyncio.ensure_future(self._stream.read())
+        await asyncio.wait((opening, reading), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():  # told to stop, or the primary is gone; loading ends with the process
+            reading.result()  # raises the reason if the stream failed
             return 1
         try:
-            llm, longest_turn_s = opening.result()
+            llm, longest_iteration_s = opening.result()
         except Exception as error:
-            if self._is_far:  # here the primary says it
+            if self._is_remote:  # on this machine the primary reports it
                 print(f"penstock worker: {error}", file=sys.stderr, flush=True)
             self._stream.send(pb.FromWorker(failed=error_to(error)))
-            await asked  # the primary ends the stream
+            await reading  # the primary ends the stream
             return 1
-        self._feed = EngineThread(llm, self._hand_over, asyncio.get_running_loop().call_soon)
-        gc.freeze()  # what loading made stays: else full collections look at it, and a step waits for that
+        self._engine_thread = EngineThread(llm, self._send_events, asyncio.get_running_loop().call_soon)
+        gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
-        if self._is_far:
-            told = f"penstock worker: {self._config.name} is loaded, and offered to {self._config.address}"
-            print(told, file=sys.stderr, flush=True)
-        beats = asyncio.ensure_future(self._beat(Heartbeat(longest_turn_s)))
+        if self._is_remote:
+            message = f"penstock worker: {self._config.name} is loaded and offered to {self._config.address}"
+            print(message, file=sys.stderr, flush=True)
+        heartbeats = asyncio.ensure_future(self._send_heartbeats(Heartbeat(longest_iteration_s)))
         try:
-            message = await asked
-            while message is not None:
-                if message.HasField("stop"):
-                    if message.stop.HasField("why"):
-                        raise error_from(message.stop.why)
-                    return 0
-                self._do(message)
-                message = await self._stream.read()
+            return await self._handle_messages(reading)
         finally:
-            beats.cancel()
+            heartbeats.cancel()
+
+    async def _handle_messages(self, reading: asyncio.Future[pb.ToWorker | None]) -> int:
+        """Handle the primary's messages until it ends the stream or sends Stop; raises the reason of a refusal."""
+        message = await reading
+        while message is not None:
+            if message.HasField("stop"):
+                if message.stop.HasField("reason"):
+                    raise error_from(message.stop.reason)
+                return 0
+            self._handle(message)
+            message = await self._stream.read()
         return 1
 
-    def _do(self, message: pb.ToWorker) -> None:
-        feed, what = self._feed, message.WhichOneof("what")
-        if feed is None:
+    def _handle(self, message: pb.ToWorker) -> None:
+        thread, kind = self._engine_thread, message.WhichOneof("kind")
+        if thread is None:
             return
-        if what == "submit":
-            one = message.submit
-            self._take(
-                one.key,
-                lambda key: feed.submit(
-                    key, list(one.prompt_ids), sampling_from(one.sampling), options_from(one.options)
+        if kind == "submit":
+            submit = message.submit
+            self._begin(
+                submit.key,
+                lambda key: thread.submit(
+                    key, list(submit.prompt_ids), sampling_from(submit.sampling), options_from(submit.options)
                 ),
             )
-        elif what == "score":
-            asked = message.score
-            self._take(
-                asked.key,
-                lambda key: feed.score(key, list(asked.prompt_ids), asked.num_top, options_from(asked.options)),
+        elif kind == "score":
+            score = message.score
+            self._begin(
+                score.key,
+                lambda key: thread.score(key, list(score.prompt_ids), score.num_top, options_from(score.options)),
             )
-        elif what == "embed":
-            two = message.embed
-            self._take(
-                two.key,
-                lambda key: feed.embed(
-                    key, list(two.prompt_ids), two.pooling, two.normalize, options_from(two.options)
+        elif kind == "embed":
+            embed = message.embed
+            self._begin(
+                embed.key,
+                lambda key: thread.embed(
+                    key, list(embed.prompt_ids), embed.pooling, embed.normalize, options_from(embed.options)
                 ),
             )
-        elif what == "abort":
-            feed.abort(message.abort.key)
+        elif kind == "abort":
+            thread.abort(message.abort.key)
 
-    def _take(self, key: int, call: Callable[[int], None]) -> None:
-        """Begin a request.  Only a refusal is told: a message more would delay the first step."""
+    def _begin(self, key: int, call: Callable[[int], None]) -> None:
+        """Begin a request.  Only a refusal is reported: another message would delay the first step."""
         try:
             call(key)
         except Exception as error:
-            self._stream.send(pb.FromWorker(taken=pb.Taken(key=key, error=error_to(error))))
+            self._stream.send(pb.FromWorker(refused=pb.Refused(key=key, error=error_to(error))))
 
-    def _hand_over_plan(self, plan: pb.Plan) -> None:
-        """In the thread that loads."""
+    def _send_plan(self, plan: pb.Plan) -> None:
+        """Send the memory plan; called in the thread that loads."""
         self._stream.send(pb.FromWorker(planned=pb.Planned(plan=plan)))
 
-    def _hand_over(self, news: list[StepEvent]) -> None:
-        """In the engine's thread, which sends them: another would wait for the interpreter, and for a core."""
+    def _send_events(self, events: list[StepEvent]) -> None:
+        """Send the events of a step from the engine's thread: another would wait for the interpreter and for a core."""
         message = pb.FromWorker()
-        for one in news:
-            events_to(one, message.step.news)
+        for event in events:
+            event_to(event, message.step.events)
         self._stream.send(message)
 
-    async def _beat(self, pulse: Heartbeat) -> None:
-        feed = self._feed
-        if feed is None:
+    async def _send_heartbeats(self, heartbeat: Heartbeat) -> None:
+        thread = self._engine_thread
+        if thread is None:
             return
-        at_first = feed.llm.engine.figures()  # of warming up, which nobody asked for
+        at_start = thread.llm.engine.figures()  # includes the warm-up, which was no client's request
         while True:
-            beat = pb.Beat(turn_age_s=pulse.look(feed.last_turn), longest_turn_s=pulse.longest_s)
-            beat.figures.CopyFrom(stats_to(feed.llm.engine.figures().since(at_first)))
-            self._stream.send(pb.FromWorker(beat=beat))
-            await asyncio.sleep(BEAT_S)
+            message = pb.Heartbeat(
+                iteration_age_s=heartbeat.look(thread.last_turn), longest_iteration_s=heartbeat.longest_s
+            )
+            message.stats.CopyFrom(stats_to(thread.llm.engine.figures().since(at_start)))
+            self._stream.send(pb.FromWorker(heartbeat=message))
+            await asyncio.sleep(HEARTBEAT_S)
 
 
 def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[LLM, float]:
-    """The model, its memory planned beside what others hold, and warm: every weight was read once; and the seconds that
-    a step may well take: that of one token as often as a step has room for, which is slower than all at once.
+    """Open the model and warm it up; return it and the seconds that a step may reasonably take.
 
-    ``on_plan`` is told the plan before weights are read.
+    Memory is planned with what other workers leave; ``on_plan`` gets the plan before weights are read.  Warming up
+    reads every weight once.  The estimate is the time of one token times the maximum number of tokens in a step, which
+    is slower than one step for all of them.
     """
     from penstock.engine.params import SamplingParams
 
@@ -214,7 +216,7 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
 
 
 def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stack: ExitStack) -> LLM:
-    """A folder makes its bundle first, so that the plan of either is known before a weight is read."""
+    """Open a bundle or folder.  A folder is made into a bundle first, so that the plan comes before the weights."""
     from penstock.llm.llm import LLM
     from penstock.serving.workers.memory_check import fit_beside
 
@@ -225,13 +227,13 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
 
         opening = OpenOptions(options.use_cache, verify=config.verify)
         bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options=opening))
-        config = replace(config, path=str(bundle), verify="never")  # it comes verified
+        config = replace(config, path=str(bundle), verify="never")  # bundle_of has verified it
         scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
     limits = options.limits
     try:
         if Path(config.path).is_file():
             limits, plan = fit_beside(config)
-            on_plan(_plan_told(limits, plan))
+            on_plan(_plan_message(limits, plan))
         return LLM(
             config.path,
             scheme=scheme,
@@ -248,29 +250,30 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
         raise OutOfMemoryError(f"{error}{hint}") from None
 
 
-def _plan_told(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:
-    told = pb.Plan(num_pages=limits.num_pages, max_requests=limits.max_requests)
+def _plan_message(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:
+    message = pb.Plan(num_pages=limits.num_pages, max_requests=limits.max_requests)
     if plan is not None:
-        told.total_bytes, told.weight_bytes, told.kv_bytes = plan.total_bytes, plan.weight_bytes, plan.kv_bytes
-    return told
+        message.total_bytes, message.weight_bytes = plan.total_bytes, plan.weight_bytes
+        message.kv_bytes = plan.kv_bytes
+    return message
 
 
 def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
-    """What a worker tells once its model takes requests; ``load_s``: seconds that it took to open, copying included."""
+    """Return the message that describes a loaded model; ``load_s`` is the time in seconds that opening it took."""
     from penstock.llm.local_backend import card_of
 
     program = llm.engine.program
-    told = _plan_told(program.limits, llm.info.plan)
-    told.num_threads, told.cpu_level, told.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
-    told.populate_s = llm.populate_s
-    most = program.limits.max_requests + llm.engine.options.max_waiting
+    plan = _plan_message(program.limits, llm.info.plan)
+    plan.num_threads, plan.cpu_level, plan.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
+    plan.populate_s = llm.populate_s
+    max_open = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))
-    return pb.Ready(card=card, files=files, plan=told, max_open=most, weights_id=weights_id(config.path))
+    return pb.Ready(card=card, files=files, plan=plan, max_open=max_open, weights_id=weights_id(config.path))
 
 
 def weights_id(path: str) -> str:
-    """What tells bundles apart: a hash of the metadata, which holds the checksums of all that a bundle is made of."""
+    """Return a hash of a bundle's metadata, which holds the checksums of all its parts; "" for a folder."""
     if not Path(path).is_file():
         return ""
     with Path(path).open("rb") as file:
@@ -280,35 +283,40 @@ def weights_id(path: str) -> str:
         return sha256(head + file.read(size)).hexdigest()
 
 
-def _watch_lifeline() -> None:
-    """The primary holds the other end of standard input: its end is the primary's."""
+def _watch_standard_input() -> None:
+    """End this process when standard input ends: the primary, which holds the other end, is gone."""
 
     def watch() -> None:
         with suppress(OSError, ValueError):
             while os.read(sys.stdin.fileno(), 1):
                 pass
-        time.sleep(_EXIT_S)  # the stream's end comes first and ends in good order
+        time.sleep(_EXIT_S)  # the stream ends first, and lets the worker exit normally
         os._exit(1)
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
 
 
-async def _join(config: WorkerConfig) -> int:
-    own = socket.socket(socket.AF_UNIX)
+async def _serve_primary(config: WorkerConfig) -> int:
+    """Join the primary on this machine and serve it; the exit status."""
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        own.connect(config.address.removeprefix("unix:"))
+        connection.connect(config.address.removeprefix("unix:"))
     except OSError:  # the primary is gone
-        own.close()
+        connection.close()
         return 1
-    stream = FrameStream(own, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
+    stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
     try:
+        try:
+            await joining.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
+        except UnavailableError:  # the primary is gone
+            return 1
         return await Worker(config, stream).run()
     finally:
         stream.close()
 
 
 def main() -> int:
-    """Run the worker that standard input describes; the exit status."""
+    """Run the worker that standard input describes and return the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
@@ -320,8 +328,12 @@ def main() -> int:
     except PenstockError as error:
         print(f"penstock worker: {error}", file=sys.stderr)
         return 2
-    _watch_lifeline()
-    return asyncio.run(_join(config))
+    _watch_standard_input()
+    try:
+        return asyncio.run(_serve_primary(config))
+    except PenstockError as error:  # the primary refuses this worker
+        print(f"penstock worker: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a worker is told at its start: one line of JSON on its standard input, which stays open while it may live."""
+"""The configuration of a worker: one line of JSON on its standard input, which stays open until the primary ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from penstock.runtime.verify import check_verify
 __all__ = ["ModelOptions", "WorkerConfig"]
 
 MAX_WAITING: Final = 256
-"""Requests that may wait in a worker beyond the places of its step, unless told."""
+"""Default limit on the requests that wait in a worker beyond those that its step holds."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is opened and run; the fields are those of ``LLM``.
+    """Options for opening and running a model; the fields are those of ``LLM``.
 
-    ``max_waiting`` of ``engine`` bounds its queue.  ``weights``: "mmap", "huge", or "auto", which copies them into huge
-    pages where twice their size is to spare beside the plan.
+    ``engine.max_waiting`` limits its queue.  ``weights``: "mmap", "huge", or "auto".  "auto" copies weights into huge
+    pages if the memory that the plan leaves is at least twice their size.
     """
 
     scheme: str | None = None
@@ -37,10 +37,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """``address`` of the primary as gRPC has it ("unix:/path", "host:port"); ``token`` proves that the worker belongs
-    to it; ``name`` is the model's, ``path`` its file, ``version`` counts the weights under that name.
-    ``reserved_bytes`` of the memory that looks free belong to other workers.  ``verify``: when this worker verifies
-    the checksums of its bundle.
+    """Configuration of one worker.
+
+    ``address``: the primary's, "unix:PATH" or "HOST:PORT".  ``token``: proves that the worker belongs to the primary.
+    ``name``, ``path``: the model's name and its file or folder.  ``version``: counts the weights under that name.
+    ``verify``: when this worker verifies the checksums of its bundle.  ``reserved_bytes``: how much of the memory that
+    looks free belongs to other workers.
     """
 
     address: str
@@ -53,20 +55,20 @@ class WorkerConfig:
     options: ModelOptions = field(default_factory=ModelOptions)
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the configuration as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def from_json(text: str) -> WorkerConfig:
-        """The config again; InvalidArgumentError for anything else."""
+        """Return the configuration in a line of JSON; InvalidArgumentError for any other text."""
         try:
             fields: dict[str, Any] = json.loads(text)
             options = fields.pop("options")
             limits, engine = ProgramLimits(**options.pop("limits")), EngineOptions(**options.pop("engine"))
             if options["weights"] not in ("auto", *WEIGHTS):
-                raise ValueError("weights must be auto, mmap or huge")
+                raise ValueError("weights: expected auto, mmap or huge")
             check_verify(fields["verify"])
             check_verify(options["verify"])
             return WorkerConfig(**fields, options=ModelOptions(**options, limits=limits, engine=engine))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidArgumentError(f"a worker's configuration must be one line of JSON: {error}") from error
+            raise InvalidArgumentError(f"worker configuration: expected one line of JSON: {error}") from error

@@ -1,7 +1,7 @@
-"""The processes that run one version of a model's weights, kept alive until they are drained.
+"""The worker processes that run one version of a model's weights.
 
-A process that dies or whose engine's loop stops turning is replaced, at once the first time and then after growing
-pauses; one that dies again and again leaves the model not ready, and is still tried now and then.
+A process that crashes, or whose engine makes no progress, is replaced: at once the first time, then after growing
+pauses.  If every process crashes again and again, the model is not ready; starting one is still tried at intervals.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class Launcher(Protocol):
     supervision: SupervisionPolicy
 
     async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> WorkerProcess:
-        """A worker whose model is loaded; raises what loading raised.
+        """Start a worker and wait until its model is loaded; raises the error of loading.
 
-        ``is_known``: its sizes are those of one that ran, so that nobody's plan waits for it.
+        ``is_known``: its sizes are those of a worker that ran before, so that no other memory plan waits for it.
         """
 
 
 class WorkerGroup:
-    """``num_workers`` processes of one configuration; ``on_change`` is called when one comes or goes.
+    """``num_workers`` processes with one configuration.
 
-    ``deaths`` counts, by cause, those that ended without being asked to.
+    ``on_change`` is called when a worker becomes ready or ends.  ``deaths`` counts by cause the workers that ended
+    without being told to.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class WorkerGroup:
         self.error = ""
         self.deaths = deaths
         self.card: ModelCard | None = None
-        """Of the first worker that was ready, as the next two: workers come and go, the model's description stays."""
+        """The model's description.  ``card``, ``tokenizer`` and ``weights_id`` come from the first ready worker and
+        stay known while none is ready."""
         self.tokenizer: Tokenizer | None = None
         self.weights_id = ""
-        """Empty for a bundle made of a folder."""
+        """Equal for equal bundles; empty for a checkpoint folder."""
         self._launcher = launcher
         self._num_workers = num_workers
         self._on_change = on_change
@@ -71,48 +73,51 @@ class WorkerGroup:
         self._ending: set[WorkerProcess] = set()
         self._failing: set[int] = set()
         self._stopping = asyncio.Event()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
 
     @property
-    def links(self) -> list[WorkerConnection]:
-        """The workers that have joined, in the order of their slots."""
-        return [worker.link for _, worker in sorted(self._workers.items())]
+    def connections(self) -> list[WorkerConnection]:
+        """The connections of the ready workers, in the order of their slots."""
+        return [worker.connection for _, worker in sorted(self._workers.items())]
 
     @property
     def is_failing(self) -> bool:
-        """Whether all its processes die again and again."""
+        """True if every process crashes again and again."""
         return len(self._failing) == self._num_workers
 
     async def start(self) -> None:
-        """Start all; raises the first one's error, and leaves nothing then."""
-        firsts: list[asyncio.Future[None]] = []
+        """Start all processes; if one fails, stop all and raise its error."""
+        first_starts: list[asyncio.Future[None]] = []
         for slot in range(self._num_workers):
-            firsts.append(asyncio.get_running_loop().create_future())
-            self._keepers.append(asyncio.ensure_future(self._keep(slot, firsts[-1])))
+            first_starts.append(asyncio.get_running_loop().create_future())
+            self._supervisors.append(asyncio.ensure_future(self._supervise(slot, first_starts[-1])))
         try:
-            await asyncio.gather(*firsts)
+            await asyncio.gather(*first_starts)
         except BaseException:
             await self.stop()
             raise
 
-    async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
+    async def _supervise(self, slot: int, first_start: asyncio.Future[None]) -> None:
+        """Run a process, and replace it when it ends; ``first_start`` gets the outcome of the first start."""
         num_deaths = 0
         while not self._stopping.is_set():
-            lived_s, num_lost, link = 0.0, 0, ""
+            lived_s, num_lost, name = 0.0, 0, ""
             try:
-                config = self._config_of(slot, is_first=not first.done())
-                worker = self._workers[slot] = await self._launcher.launch(config, is_known=first.done())
-                self._note_ready(slot, worker.link)
-                if not first.done():
-                    first.set_result(None)
+                config = self._config_of(slot, is_first=not first_start.done())
+                worker = self._workers[slot] = await self._launcher.launch(config, is_known=first_start.done())
+                self._note_ready(slot, worker.connection)
+                if not first_start.done():
+                    first_start.set_result(None)
                 start = time.monotonic()
                 death = await worker.ended()
                 lived_s = time.monotonic() - start
-                num_lost, link = worker.link.num_lost, worker.link.name
-            except Exception as error:  # whatever it is, nobody else would start the next one
+                num_lost, name = worker.connection.num_lost, worker.connection.name
+            except Exception as error:  # of any kind: only this task starts the next process
                 death = Death("start", str(error) or type(error).__name__)
-                if not first.done():
-                    first.set_exception(error if isinstance(error, PenstockError) else UnavailableError(death.why))
+                if not first_start.done():
+                    first_start.set_exception(
+                        error if isinstance(error, PenstockError) else UnavailableError(death.why)
+                    )
                     return
             finally:
                 self._workers.pop(slot, None)
@@ -126,10 +131,10 @@ class WorkerGroup:
             pause_s = self._pause_s(num_deaths)
             tell(
                 "worker_gone",
-                f"{self.config.name}: a worker is gone ({death.why}); the next one starts in {pause_s:g} s",
+                f"{self.config.name}: a worker ended ({death.why}); the next one starts in {pause_s:g} s",
                 logging.WARNING,
                 model=self.config.name,
-                worker=link,
+                worker=name,
                 cause=death.cause,
                 lived_s=round(lived_s, 3),
                 open_requests=num_lost,
@@ -143,42 +148,44 @@ class WorkerGroup:
     def _config_of(self, slot: int, is_first: bool) -> WorkerConfig:
         """Return the configuration of the next worker.
 
-        A bundle is verified by the first of the workers that start together: if it is damaged, none becomes ready.  A
-        folder's bundle may be made again meanwhile, so the others look whether theirs is the verified one.
+        Of workers that start together the first one verifies a bundle: if it is damaged, none becomes ready.  The
+        bundle of a folder may be made again meanwhile, so the others check that theirs is the verified one.
         """
         if slot == 0 or not is_first or self.config.verify == "never":
             return self.config
         return replace(self.config, verify="once" if Path(self.config.path).is_dir() else "never")
 
-    def _note_ready(self, slot: int, link: WorkerConnection) -> None:
+    def _note_ready(self, slot: int, connection: WorkerConnection) -> None:
         self._failing.discard(slot)
-        self._describe(link)
-        if link.plan is not None and link.card is not None:  # a restart gets the same sizes, whatever is free then
-            limits = replace(self.config.options.limits, num_pages=link.plan.num_pages, context_len=link.card.max_len)
+        self._describe(connection)
+        if connection.plan is not None and connection.card is not None:  # a restart gets the same sizes
+            limits = replace(
+                self.config.options.limits, num_pages=connection.plan.num_pages, context_len=connection.card.max_len
+            )
             self.config = replace(self.config, options=replace(self.config.options, limits=limits))
         tell(
             "worker_ready",
-            f"{self.config.name}: worker {link.name} (process {link.pid}) is ready",
+            f"{self.config.name}: worker {connection.name} (process {connection.pid}) is ready",
             model=self.config.name,
-            worker=link.name,
-            pid=link.pid,
+            worker=connection.name,
+            pid=connection.pid,
             path=self.config.path,
             version=self.config.version,
-            load_s=0.0 if link.plan is None else round(link.plan.load_s, 3),
-            populate_s=0.0 if link.plan is None else round(link.plan.populate_s, 3),
+            load_s=0.0 if connection.plan is None else round(connection.plan.load_s, 3),
+            populate_s=0.0 if connection.plan is None else round(connection.plan.populate_s, 3),
         )
         self._on_change()
 
-    def _describe(self, link: WorkerConnection) -> None:
-        """Keep what the first worker tells of the model, unless a later one opened another file at the same path."""
-        card, known = link.card, self.card
+    def _describe(self, connection: WorkerConnection) -> None:
+        """Keep the first worker's description of the model, unless a later one opened another file at the same path."""
+        card, known = connection.card, self.card
         if card is None or (
             known is not None
             and replace(card, created=known.created) == known
-            and (link.tokenizer, link.weights_id) == (self.tokenizer, self.weights_id)
+            and (connection.tokenizer, connection.weights_id) == (self.tokenizer, self.weights_id)
         ):
             return
-        self.card, self.tokenizer, self.weights_id = card, link.tokenizer, link.weights_id
+        self.card, self.tokenizer, self.weights_id = card, connection.tokenizer, connection.weights_id
 
     def _pause_s(self, num_deaths: int) -> float:
         if num_deaths <= 1:
@@ -187,32 +194,31 @@ class WorkerGroup:
         return min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
 
     async def drain(self) -> None:
-        """Give them no more requests, let those that are open end within ``drain_s``, and stop."""
+        """Send no more requests, wait up to ``drain_s`` seconds for open ones, and stop."""
         self._stopping.set()
-        links = self.links
-        for link in links:
-            link.drain()
-        if any(link.num_open for link in links):
+        connections = self.connections
+        for connection in connections:
+            connection.drain()
+        if any(connection.num_open for connection in connections):
             with suppress(TimeoutError):
-                await asyncio.wait_for(
-                    asyncio.gather(*(link.idle() for link in links)), self._launcher.supervision.drain_s
-                )
+                idle = asyncio.gather(*(connection.idle() for connection in connections))
+                await asyncio.wait_for(idle, self._launcher.supervision.drain_s)
         await self.stop()
 
     async def stop(self) -> None:
-        """End all processes; what is open is lost.  Whoever calls it while they end waits for the end, too."""
+        """End all processes and lose their open requests.  A second call waits for the end as well."""
         self._stopping.set()
         self._ending.update(self._workers.values())
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in [*self._ending]))
         self._workers.clear()
         self._ending.clear()
         self._on_change()
 
     def unavailable(self, name: str) -> UnavailableError:
-        """The error for clients when no worker takes requests; ``error`` has the reason, which may name files."""
+        """Return the error for clients while no worker is ready.  ``error`` has the reason, which may name files."""
         if self.is_failing:
             return UnavailableError(f"{name} is not ready: its workers crash again and again.", 30.0)
         return UnavailableError(f"{name} is not ready: no worker is running now. Retry later.", 1.0)

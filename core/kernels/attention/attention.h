@@ -1,0 +1,224 @@
+// Attention over KV pages.  A block is a few tokens of one request with all query heads of one KV head, so that each page is
+// loaded once for all of them.  The arithmetic of a query does not depend on the others (docs/numerics.md).
+#ifndef PENSTOCK_KERNELS_ATTENTION_H
+#define PENSTOCK_KERNELS_ATTENTION_H
+
+namespace ps {
+namespace {
+
+constexpr int kBlockQueries = 32;
+
+// What comes after the queries of a block: its pages from the first that it reads on, for what is asked for early.
+struct Next {
+  const int32_t* pages;
+  int32_t count;
+  int64_t kv_head;
+};
+
+inline void add_partition(Query& q, int64_t dim) {
+  if (!q.total) {  // the first
+    q.total = q.o;
+    q.total_max = q.max;
+    q.total_sum = q.sum;
+    return;
+  }
+  const float m = q.max > q.total_max ? q.max : q.total_max;
+  const F16 old_scale = f_exp2_negative(f_set(q.total_max - m)), new_scale = f_exp2_negative(f_set(q.max - m));
+  float lanes[16];
+  f_store(lanes, f_fma(f_set(q.total_sum), old_scale, f_set(q.sum) * new_scale));
+  q.total_sum = lanes[0];
+  q.total_max = m;
+  for (int64_t d = 0; d < dim; d += 16)
+    f_store(q.total + d, f_fma(f_load(q.total + d), old_scale, f_load(q.o + d) * new_scale));
+}
+
+inline void finish(const Query& q, int64_t dim) {
+  const F16 sum = f_set(q.total_sum);
+  for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, f_load(q.total + d) / sum, tail(dim, d));
+}
+
+// The query as it is multiplied.
+template <class Kv>
+PS_INLINE void set_factors(Query& q, int64_t dim) {
+  q.x = q.q;
+  if (Kv::kStep == 1) return;
+  q.x = q.memory;
+  for (int64_t d = 0; d < dim; d += 16) Kv::put((typename Kv::Element*)q.memory + d, f_load_n(q.q + d, tail(dim, d)));
+}
+
+// The partitions [part, part_end) of the queries of a block, as far as they see them.
+template <class Kv>
+void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages, int64_t kv_head, int32_t part,
+            int32_t part_end, const Next& after) {
+  const int64_t dim = a.kv.head_dim, offset = kv_head * Kv::head_bytes(dim);
+  for (int i = 0; i < n; ++i) set_factors<Kv>(queries[i], dim);
+  // Positions ascend over the queries, so the first has the earliest valid key and the last the latest.
+  const int32_t first_page = queries[0].first / kPageTokens, last_page = queries[n - 1].last / kPageTokens;
+  if (part < first_page / kPartitionPages) part = first_page / kPartitionPages;
+  for (; part < part_end && part * kPartitionPages <= last_page; ++part) {
+    Partition p;
+    const int32_t page = part * kPartitionPages;
+    p.start = page * kPageTokens;
+    p.begin = first_page > page ? first_page - page : 0;
+    p.end = last_page - page + 1 < kPartitionPages ? last_page - page + 1 : kPartitionPages;
+    const bool more = part + 1 < part_end && page + kPartitionPages <= last_page;
+    for (int i = p.begin; i < p.end; ++i) {
+      const int32_t next = page + kPartitionPages + i;
+      p.heads[i] = a.kv.data + pages[page + i] * a.kv.page_bytes + offset;
+      p.ahead[i] = p.heads[i];
+      if (more && next <= last_page) p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
+      if (!more && i - p.begin < after.count)
+        p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * Kv::head_bytes(dim);
+    }
+    for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + part * partial_floats(dim) + 16;
+    partition_step<Kv>(a, queries, n, p);
+    for (int i = 0; i < n; ++i) {
+      Query& q = queries[i];
+      if (q.end <= q.begin) continue;
+      if (a.partials) {
+        q.o[-16] = q.max;
+        q.o[-15] = q.sum;
+      } else {
+        add_partition(q, dim);
+        if (q.total == q.o) q.o = q.spare;
+      }
+    }
+  }
+}
+
+PS_INLINE int64_t block_tokens(int64_t group) { return group >= kBlockQueries ? 1 : kBlockQueries / group; }
+PS_INLINE int64_t query_floats(int64_t dim) { return kPartitionTokens + 3 * padded(dim); }
+
+int64_t attention_scratch_bytes(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
+  int64_t group = num_heads / num_kv_heads, queries = group * block_tokens(group);
+  return queries * (int64_t(sizeof(Query)) + 4 * query_floats(head_dim)) + 64;
+}
+
+inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t head) {
+  const int64_t dim = a.kv.head_dim, request = a.batch.token_request[token];
+  q.q = a.q + token * a.q_stride + head * dim;
+  q.out = a.out + token * a.out_stride + head * dim;
+  q.position = a.batch.positions[token];
+  q.last = a.causal ? q.position : a.batch.positions[a.batch.request_starts[request + 1] - 1];
+  q.first = a.window > 0 && q.position >= a.window ? q.position - a.window + 1 : 0;
+  q.slope = a.alibi ? a.alibi[head] : 0.f;
+  q.total = nullptr;
+  q.next_q = q.next_out = nullptr;
+  q.total_max = q.total_sum = 0.f;
+}
+
+inline void start_query(const AttentionArgs& a, Query& q, int64_t token, int64_t head, float* memory) {
+  place_query(a, q, token, head);
+  q.p = memory;
+  q.o = memory + kPartitionTokens;
+  q.spare = q.o + padded(a.kv.head_dim);
+  q.memory = q.spare + padded(a.kv.head_dim);
+}
+
+PS_INLINE const int32_t* pages_of(const AttentionArgs& a, int64_t token) {
+  return a.batch.page_table + int64_t(a.batch.token_request[token]) * a.batch.page_table_width;
+}
+
+// The block that begins with this token and head.
+PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
+  Query q;
+  place_query(a, q, token, 0);
+  const int32_t first = q.first / kPageTokens;
+  return {pages_of(a, token) + first, q.last / kPageTokens + 1 - first, kv_head};
+}
+
+// The queries of the next block, each asked for while the one in its place is at work: all at once they would be waited
+// for.
+inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t stop, int64_t kv_head) {
+  const int64_t group = a.num_heads / a.kv.num_kv_heads;
+  for (int i = 0; i < n; ++i) {
+    const int64_t t = token + i / group, offset = (kv_head * group + i % group) * a.kv.head_dim;
+    if (t >= stop) return;
+    queries[i].next_q = a.q + t * a.q_stride + offset;
+    queries[i].next_out = a.out + t * a.out_stride + offset;
+  }
+}
+
+void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t kv_head, int32_t part,
+                int32_t part_end, const Next& after) {
+  const int32_t* pages = pages_of(a, token);
+  if constexpr (builds_kv(PS_KV_INT8)) {
+    if (a.kv.layout == PS_KV_INT8) return attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end, after);
+  }
+  if constexpr (builds_kv(PS_KV_BF16)) {
+    if (a.kv.layout == PS_KV_BF16) return attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end, after);
+  }
+  if constexpr (builds_kv(PS_KV_F32)) return attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
+}
+
+void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
+  const int64_t heads = a.kv.num_kv_heads, group = a.num_heads / heads, limit = block_tokens(group);
+  const int64_t dim = a.kv.head_dim, floats = query_floats(dim);
+  Query* queries = (Query*)scratch;
+  float* memory = (float*)(queries + group * limit);
+  const int32_t* request_of = a.batch.token_request;
+  for (int64_t token = begin / heads; token * heads < end;) {
+    int64_t stop = token + 1;
+    while (stop * heads < end && stop - token < limit && request_of[stop] == request_of[token]) ++stop;
+    for (int64_t h = 0; h < heads; ++h) {
+      int n = 0;
+      for (int64_t t = token; t < stop; ++t) {
+        if (t * heads + h < begin || t * heads + h >= end) continue;
+        for (int64_t g = 0; g < group; ++g, ++n) start_query(a, queries[n], t, h * group + g, memory + n * floats);
+      }
+      if (n == 0) continue;
+      const int64_t next_token = h + 1 < heads ? token : stop;
+      Next after = {nullptr, 0, 0};
+      if (next_token * heads < end) {
+        after = next_of(a, next_token, h + 1 < heads ? h + 1 : 0);
+        set_next(a, queries, n, next_token, (end + heads - 1) / heads, after.kv_head);
+      }
+      attend_any(a, queries, n, token, h, 0, INT32_MAX, after);
+      for (int i = 0; i < n; ++i) finish(queries[i], dim);
+    }
+    token = stop;
+  }
+}
+
+// Where the partitions of a head leave their results.
+PS_INLINE float* partials_of(const AttentionArgs& a, int64_t token, int64_t head) {
+  return a.partials + (token * a.num_heads + head) * a.num_parts * partial_floats(a.kv.head_dim);
+}
+
+void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
+  const int64_t heads = a.kv.num_kv_heads, group = a.num_heads / heads, floats = query_floats(a.kv.head_dim);
+  Query* queries = (Query*)scratch;
+  float* memory = (float*)(queries + group);
+  for (int64_t item = begin; item < end;) {
+    const int64_t part = item % a.num_parts, h = item / a.num_parts % heads, token = item / a.num_parts / heads;
+    const int64_t stop = part + end - item < a.num_parts ? part + end - item : a.num_parts;
+    for (int64_t g = 0; g < group; ++g) {
+      start_query(a, queries[g], token, h * group + g, memory + g * floats);
+      queries[g].partials = partials_of(a, token, h * group + g);
+    }
+    attend_any(a, queries, int(group), token, h, int32_t(part), int32_t(stop), Next{nullptr, 0, 0});
+    item += stop - part;
+  }
+}
+
+void attention_merge(const AttentionArgs& a, int64_t begin, int64_t end) {
+  const int64_t dim = a.kv.head_dim;
+  for (int64_t token = begin; token < end; ++token)
+    for (int64_t head = 0; head < a.num_heads; ++head) {
+      Query q;
+      place_query(a, q, token, head);
+      for (int32_t part = q.first / kPartitionTokens; part <= q.last / kPartitionTokens; ++part) {
+        float* of = partials_of(a, token, head) + part * partial_floats(dim);
+        q.max = of[0];
+        q.sum = of[1];
+        q.o = of + 16;
+        add_partition(q, dim);
+      }
+      finish(q, dim);
+    }
+}
+
+}  // namespace
+}  // namespace ps
+
+#endif

@@ -1,0 +1,292 @@
+// Attention of a block of queries over one partition of the context: scores, softmax and weighted values.
+#ifndef PENSTOCK_KERNELS_ATTENTION_PARTITION_H
+#define PENSTOCK_KERNELS_ATTENTION_PARTITION_H
+
+namespace ps {
+namespace {
+
+constexpr int kPartitionTokens = kPartitionPages * kPageTokens;
+
+struct Query {  // one head of one token
+  const float* q;
+  const void* x;  // q as it is multiplied
+  float* out;
+  int32_t position, first, last;  // valid keys: first..last
+  float slope;
+  int begin, end;  // valid slots of the partition
+  float max, sum;  // of the partition
+  float total_max, total_sum;
+  float* p;                   // [256] scores, then probabilities as they are multiplied
+  float *o, *spare, *total;   // [dim] each of the partition, and in all or null
+  float* memory;              // [dim] for x
+  const float *next_q, *next_out;  // rows to ask for early, or null
+  float* partials;            // where the results of its partitions go, if they are kept apart
+};
+
+// The pages of a partition that some query of the block sees: [begin, end) of kPartitionPages.
+struct Partition {
+  int32_t start;  // position of its first slot
+  int begin, end;
+  const uint8_t* heads[kPartitionPages];  // one KV head of each page
+  const uint8_t* ahead[kPartitionPages];  // what is read after it, to be asked for early
+};
+
+PS_INLINE int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+PS_INLINE int64_t partial_floats(int64_t dim) { return 16 + padded(dim); }  // maximum, sum, 14 unused, values
+
+PS_INLINE void ask_for(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
+// One step of the scores of N queries against 32 keys of each of P pages.  kLast: half of a step is missing.
+template <class Kv, int N, int P, bool kLast>
+PS_INLINE void score_step(F16 (&s)[N][P][2], const typename Kv::Element* const (&q)[N], const uint8_t* const (&keys)[P],
+                          int64_t step) {
+  PS_UNROLL for (int j = 0; j < P; ++j) {
+    const auto k0 = kLast ? Kv::last_key(keys[j], step, 0) : Kv::key(keys[j], step, 0);
+    const auto k1 = kLast ? Kv::last_key(keys[j], step, 1) : Kv::key(keys[j], step, 1);
+    PS_UNROLL for (int i = 0; i < N; ++i) {
+      const auto x = Kv::at(q[i], step);
+      s[i][j][0] = Kv::dot(k0, x, s[i][j][0]);
+      s[i][j][1] = Kv::dot(k1, x, s[i][j][1]);
+    }
+  }
+}
+
+// p[t] = sum over d of q[d] * k[d][t], a chain over d for each of 32 keys: N queries against P pages.  kAsk: their values
+// are asked for meanwhile, which only the first queries of a block need to do.
+template <class Kv, int N, int P, bool kAsk>
+inline void scores(Query* queries, const Partition& part, int page, int64_t dim) {
+  constexpr int kStepBytes = Kv::kStep * kPageTokens * Kv::kElement;
+  F16 s[N][P][2];
+  const typename Kv::Element* q[N];
+  const uint8_t *keys[P], *values[P];
+  PS_UNROLL for (int j = 0; j < P; ++j) {
+    keys[j] = part.heads[page + j];
+    values[j] = Kv::values(keys[j], dim);
+  }
+  PS_UNROLL for (int i = 0; i < N; ++i) {
+    q[i] = (const typename Kv::Element*)queries[i].x;
+    PS_UNROLL for (int j = 0; j < P; ++j) s[i][j][0] = s[i][j][1] = f_set(0.f);
+  }
+  const int64_t steps = dim / Kv::kStep;
+  for (int64_t step = 0; step < steps; ++step) {
+    PS_UNROLL for (int j = 0; kAsk && j < P; ++j)
+      PS_UNROLL for (int line = 0; line < kStepBytes; line += 64) ask_for(values[j] + step * kStepBytes + line);
+    score_step<Kv, N, P, false>(s, q, keys, step);
+  }
+  if (dim % Kv::kStep) score_step<Kv, N, P, true>(s, q, keys, steps);
+  PS_UNROLL for (int i = 0; i < N; ++i)
+    PS_UNROLL for (int j = 0; j < P; ++j) {
+      f_store(queries[i].p + (page + j) * kPageTokens, s[i][j][0]);
+      f_store(queries[i].p + (page + j) * kPageTokens + 16, s[i][j][1]);
+    }
+}
+
+// Few queries go over several pages at a time, so that enough chains run side by side.
+template <class Kv, int N>
+void all_scores(Query* queries, int n, const Partition& part, int64_t dim, bool ask) {
+  constexpr int P = kScoreChains / N > 1 ? kScoreChains / N : 1;
+  const int whole = n / N * N;
+  for (int page = part.begin; page < part.end;) {  // a page serves all queries while it is in the nearest cache
+    const bool several = P > 1 && page + P <= part.end;
+    for (int i = 0; i < whole; i += N) {
+      if (several) scores<Kv, N, P, true>(queries + i, part, page, dim);
+      else if (N < kQueries || (ask && i == 0)) scores<Kv, N, 1, true>(queries + i, part, page, dim);
+      else scores<Kv, N, 1, false>(queries + i, part, page, dim);
+    }
+    page += several ? P : 1;
+  }
+  if constexpr (N > 1)
+    if (n > whole) all_scores<Kv, N / 2>(queries + whole, n - whole, part, dim, whole == 0);
+}
+
+// Of 16 slots from t on, those that the query sees from x, else `otherwise`.
+PS_INLINE F16 seen(const Query& q, int t, F16 x, float otherwise) {
+  if (q.begin <= t && t + 16 <= q.end) return x;
+  return f_select(m_range(q.begin - t, q.end - t), x, f_set(otherwise));
+}
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 16 scores from slot t of the partition on, as they enter the softmax, whose exponential is one of two.
+template <class Kv>
+PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, int t, const float* key_scales) {
+  static const float iota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  F16 s = f_load(q.p + t);
+  if (Kv::kScaled) s = s * f_load(key_scales);
+  if (a.softcap != 0.f) s = f_set(a.softcap * kLog2E) * f_tanh((s * f_set(a.scale)) / f_set(a.softcap));
+  else s = s * f_set(a.scale * kLog2E);
+  if (a.alibi) s = f_fma(f_set(q.slope * kLog2E), f_load(iota) + f_set(float(start + t - q.position)), s);
+  return seen(q, t, s, -kInfinity);
+}
+
+// Scores of the pages [first, stop) as they enter the softmax, in place: their maximum, lane by lane, and `highest`.
+template <class Kv>
+PS_INLINE F16 adjust(const AttentionArgs& a, const Query& q, const Partition& part, int first, int stop, F16 highest) {
+  const F16 factor = f_set(a.scale * kLog2E);
+  const bool plain = !Kv::kScaled && a.softcap == 0.f && !a.alibi;
+  for (int page = first; page < stop; ++page) {
+    const float* key_scales = (const float*)(part.heads[page] + kPageTokens * a.kv.head_dim);
+    const int t = page * kPageTokens;
+    F16 s0, s1;
+    if (plain && q.begin <= t && t + kPageTokens <= q.end) {
+      s0 = f_load(q.p + t) * factor;
+      s1 = f_load(q.p + t + 16) * factor;
+    } else {
+      s0 = adjusted<Kv>(a, q, part.start, t, key_scales);
+      s1 = adjusted<Kv>(a, q, part.start, t + 16, key_scales + 16);
+    }
+    f_store(q.p + t, s0);
+    f_store(q.p + t + 16, s1);
+    highest = f_max(highest, f_max(s0, s1));
+  }
+  return highest;
+}
+
+// Scores of a partition to probabilities, in place, and their maximum and sum.
+template <class Kv>
+inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
+  const int64_t dim = a.kv.head_dim;
+  const int first = q.begin / kPageTokens, stop = (q.end - 1) / kPageTokens + 1;
+  q.max = f_hmax(adjust<Kv>(a, q, part, first, stop, f_set(-kInfinity)));
+  const F16 m = f_set(q.max);
+  F16 sums = f_set(0.f);
+  typename Kv::Element* rounded = (typename Kv::Element*)q.p;  // not above the scores: they are read before
+  for (int page = first; page < stop; ++page) {
+    const int t = page * kPageTokens;
+    F16 p0 = f_exp2_negative(f_load(q.p + t) - m), p1 = f_exp2_negative(f_load(q.p + t + 16) - m);
+    if (Kv::kScaled) {
+      sums = (sums + p0) + p1;
+      const float* value_scales = (const float*)(Kv::values(part.heads[page], dim) + kPageTokens * dim);
+      Kv::put_probability(rounded + t, seen(q, t, p0 * f_load(value_scales), 0.f));
+      Kv::put_probability(rounded + t + 16, seen(q, t + 16, p1 * f_load(value_scales + 16), 0.f));
+    } else {
+      p0 = Kv::put_probability(rounded + t, p0);
+      p1 = Kv::put_probability(rounded + t + 16, p1);
+      sums = (sums + p0) + p1;
+    }
+  }
+  q.sum = f_sum(sums);
+}
+
+// o[d] = a chain of p[t] * v[t][d] over the steps [begin, end) of a page, ascending: D vectors of dimensions, the last
+// n wide.  kAsk: what is read next is asked for meanwhile.
+template <class Kv, int N, int D, bool kAsk>
+PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim, int64_t d, int n, int begin, int end) {
+  constexpr int kStepsOfPage = kPageTokens / Kv::kStep, kBytes = Kv::kStep * Kv::kElement;
+  F16 o[N][D];
+  const typename Kv::Element* p[N];
+  PS_UNROLL for (int i = 0; i < N; ++i) {
+    p[i] = (const typename Kv::Element*)queries[i].p;
+    PS_UNROLL for (int c = 0; c < D; ++c) o[i][c] = f_load(queries[i].o + d + 16 * c);
+  }
+  const int page = begin / kStepsOfPage;
+  const uint8_t *values = Kv::values(part.heads[page], dim), *ahead = part.ahead[page] + d * kBytes;
+  for (int step = begin; step < end; ++step) {
+    const int64_t at = step - page * kStepsOfPage;
+    decltype(Kv::value(values, 0, 0, 0)) v[D];
+    PS_UNROLL for (int c = 0; c < D; ++c)
+      v[c] = D > 1 ? Kv::value(values, at, dim, d + 16 * c) : Kv::value(values, at, dim, d, n);
+    PS_UNROLL for (int line = 0; kAsk && line < 16 * D * kBytes; line += 64) ask_for(ahead + at * dim * kBytes + line);
+    PS_UNROLL for (int j = 0; j < N; ++j) {
+      const auto x = Kv::at(p[j], step);
+      PS_UNROLL for (int c = 0; c < D; ++c) o[j][c] = Kv::dot(v[c], x, o[j][c]);
+    }
+  }
+  PS_UNROLL for (int i = 0; i < N; ++i)
+    PS_UNROLL for (int c = 0; c < D; ++c) f_store(queries[i].o + d + 16 * c, o[i][c]);
+}
+
+// Steps [begin, end) of a page.
+template <class Kv, int N, bool kAsk>
+inline void weigh(Query* queries, const Partition& part, int64_t dim, int begin, int end) {
+  int64_t d = 0;
+  if (begin >= end) return;
+  if constexpr (kWeighColumns >= 4)
+    for (; d + 64 <= dim; d += 64) weigh_columns<Kv, N, 4, kAsk>(queries, part, dim, d, 16, begin, end);
+  for (; d + 32 <= dim; d += 32) weigh_columns<Kv, N, 2, kAsk>(queries, part, dim, d, 16, begin, end);
+  for (; d < dim; d += 16) weigh_columns<Kv, N, 1, kAsk>(queries, part, dim, d, tail(dim, d), begin, end);
+}
+
+// One slot of a step whose other slot the query does not see: that one's value is never multiplied, and its probability
+// is zero.
+template <class Kv>
+inline void weigh_slot(Query& q, const Partition& part, int64_t dim, int t) {
+  const uint8_t* values = Kv::values(part.heads[t / kPageTokens], dim);
+  const auto x = Kv::at((const typename Kv::Element*)q.p, t / Kv::kStep);
+  for (int64_t d = 0; d < dim; d += 16) {
+    const auto v = Kv::value_alone(values, t % kPageTokens, dim, d, tail(dim, d));
+    f_store(q.o + d, Kv::dot(v, x, f_load(q.o + d)));
+  }
+}
+
+// Slots [begin, end) of a page, for one query; only what the query sees begins or ends within a step.
+template <class Kv>
+void weigh_alone(Query& q, const Partition& part, int64_t dim, int begin, int end) {
+  if (begin >= end) return;
+  if (begin % Kv::kStep) weigh_slot<Kv>(q, part, dim, begin++);
+  weigh<Kv, 1, true>(&q, part, dim, begin / Kv::kStep, end / Kv::kStep);
+  if (end % Kv::kStep) weigh_slot<Kv>(q, part, dim, end - 1);
+}
+
+// The slots [first, stop) of a page.  Steps that all of N queries see go together; what some see before and after
+// them, query by query.
+template <class Kv, int N>
+void weigh_page(Query* queries, int n, const Partition& part, int64_t dim, int first, int stop) {
+  bool ask = true;
+  for (; n >= N; n -= N, queries += N, ask = false) {
+    int begin = first, end = N > 1 ? stop : first;
+    for (int i = 0; N > 1 && i < N; ++i) {
+      const int from = (queries[i].begin + Kv::kStep - 1) / Kv::kStep * Kv::kStep, to = queries[i].end / Kv::kStep * Kv::kStep;
+      begin = from > begin ? from : begin;
+      end = to < end ? to : end;
+    }
+    if (begin >= end) begin = end = first;
+    for (int i = 0; N > 1 && i < N; ++i)
+      weigh_alone<Kv>(queries[i], part, dim, queries[i].begin > first ? queries[i].begin : first, begin);
+    if constexpr (N > 1) {
+      if (N < kWeighQueries || ask) weigh<Kv, N, true>(queries, part, dim, begin / Kv::kStep, end / Kv::kStep);
+      else weigh<Kv, N, false>(queries, part, dim, begin / Kv::kStep, end / Kv::kStep);
+    }
+    for (int i = 0; i < N; ++i) {
+      const int from = queries[i].begin > end ? queries[i].begin : end;
+      weigh_alone<Kv>(queries[i], part, dim, from, queries[i].end < stop ? queries[i].end : stop);
+    }
+  }
+  if constexpr (N > 1)
+    if (n > 0) weigh_page<Kv, N / 2>(queries, n, part, dim, first, stop);
+}
+
+// The slots of the partition that a query sees: none where end <= begin.
+PS_INLINE void set_slots(Query& q, int32_t start) {
+  q.begin = q.first > start ? q.first - start : 0;
+  q.end = q.last - start + 1 < kPartitionTokens ? q.last - start + 1 : kPartitionTokens;
+}
+
+PS_INLINE void ask_for_next(Query& q, int64_t dim) {
+  if (!q.next_q) return;
+  for (int64_t d = 0; d < dim; d += 16) {
+    __builtin_prefetch(q.next_q + d, 0, 2);
+    __builtin_prefetch(q.next_out + d, 1, 2);
+  }
+  q.next_q = nullptr;
+}
+
+template <class Kv>
+void partition_step(const AttentionArgs& a, Query* queries, int n, const Partition& part) {
+  const int64_t dim = a.kv.head_dim;
+  all_scores<Kv, kQueries>(queries, n, part, dim, true);
+  for (int i = 0; i < n; ++i) {
+    set_slots(queries[i], part.start);
+    if (queries[i].end <= queries[i].begin) continue;
+    ask_for_next(queries[i], dim);
+    softmax<Kv>(a, queries[i], part);
+    for (int64_t d = 0; d < dim; d += 16) f_store(queries[i].o + d, f_set(0.f));
+  }
+  for (int page = part.begin; page < part.end; ++page)
+    weigh_page<Kv, kWeighQueries>(queries, n, part, dim, page * kPageTokens, (page + 1) * kPageTokens);
+}
+
+}  // namespace
+}  // namespace ps
+
+#endif

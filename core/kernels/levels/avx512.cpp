@@ -1,0 +1,72 @@
+// The AVX-512 level, with VNNI.
+// gcc 12 warns about the deliberately undefined operand inside its own intrinsics.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "levels/amx.h"
+#include "levels/avx512_bf16.h"
+#include "base/kernels.h"
+#include "penstock_dev.h"
+
+#ifdef __AVX512VNNI__
+
+#include <immintrin.h>
+
+#include "simd/avx512.h"
+#include "levels/table.h"
+
+namespace ps {
+namespace {
+int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
+  return dtype == PS_BF16 ? peak_bf16_dot(iterations, sink) : peak(dtype, iterations, sink);
+}
+constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr, kBf16 ? round_rows_bf16_dot : nullptr, 2,
+                               kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_bf16_dot : nullptr,
+                               kAttention ? attention_part_bf16_dot : nullptr};
+constexpr Kernels bf16_table = table_with(kDots), short_prefetch_table = table_with(kDots, true);
+#ifdef PENSTOCK_AMX
+int64_t peak_with_tiles(int32_t dtype, int64_t iterations, float* sink) {
+  return dtype == PS_BF16 || dtype == PS_I8 ? peak_amx(dtype, iterations) : peak(dtype, iterations, sink);
+}
+constexpr Bf16Kernels kTileHalves = {kBf16 ? linear_bf16_amx : nullptr, kBf16 ? round_rows_bf16_amx : nullptr, 2,
+                                     kBuildsDev ? peak_with_tiles : nullptr, kAttention ? attention : nullptr,
+                                     kAttention ? attention_part : nullptr};
+constexpr IntegerKernels kTileIntegers = {kInteger ? linear_integer_amx : nullptr, kInteger ? quantize_rows_amx : nullptr,
+                                          linear_panel_bytes_amx};
+constexpr Kernels amx_table = table_with(kTileHalves, false, kTileIntegers, "amx");
+#endif
+}  // namespace
+
+void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, float* v) {
+  F16* y = (F16*)v;
+  if (a.gated) store_gated(a, row, tile, m, n, y, y + 1);
+  else store_block(a, row, tile, m, n, y);
+}
+
+int64_t prefetch_distance_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { return prefetch_distance(a, products, far); }
+
+const Kernels* const kernels_avx512 = &table;
+const Kernels* const kernels_avx512_bf16 = &bf16_table;
+const Kernels* const kernels_avx512_short_prefetch = &short_prefetch_table;
+#ifdef PENSTOCK_AMX
+const Kernels* const kernels_amx = &amx_table;
+#else
+const Kernels* const kernels_amx = nullptr;
+#endif
+}  // namespace ps
+
+#else
+
+namespace ps {
+const Kernels* const kernels_avx512 = nullptr;
+const Kernels* const kernels_avx512_bf16 = nullptr;
+const Kernels* const kernels_avx512_short_prefetch = nullptr;
+const Kernels* const kernels_amx = nullptr;
+}
+
+#endif

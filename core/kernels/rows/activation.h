@@ -1,0 +1,66 @@
+// Elementwise kernels: gelu, and those of base/elementwise_ops.inc.
+#ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
+#define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
+
+namespace ps {
+namespace {
+
+#define PS_UNARY(id, name, version, schema, value) \
+  struct name##_value {                            \
+    PS_INLINE static F16 of(F16 a) { return value; } \
+  };
+#define PS_BINARY(id, name, version, schema, value)         \
+  struct name##_value {                                     \
+    PS_INLINE static F16 of(F16 a, F16 b) { return value; } \
+  };
+#include "base/elementwise_ops.inc"
+using SiluMul = silu_mul_value;
+
+template <class Op>
+void unary(const UnaryArgs& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* y = args.y + row * args.y_stride;
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      int n = tail(args.cols, i);
+      f_store_n(y + i, Op::of(f_load_n(x + i, n)), n);
+    }
+  }
+}
+
+template <class Op>
+void binary(const BinaryArgs& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float *a = args.a + row * args.a_stride, *b = args.b + row * args.b_stride;
+    float* y = args.y + row * args.y_stride;
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      int n = tail(args.cols, i);
+      f_store_n(y + i, Op::of(f_load_n(a + i, n), f_load_n(b + i, n)), n);
+    }
+  }
+}
+
+void gelu(const UnaryArgs& args, int32_t tanh_form, int64_t begin, int64_t end) {
+  const F16 one = f_set(1.f), half = f_set(0.5f);
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* y = args.y + row * args.y_stride;
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      int n = tail(args.cols, i);
+      F16 v = f_load_n(x + i, n);
+      F16 r;
+      if (tanh_form) {  // 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), which loses nothing to cancellation
+        F16 cubic = f_fma(f_set(0.044715f) * v, v * v, v);
+        r = v / (one + f_exp(f_set(-1.5957691216057308f) * cubic));
+      } else {
+        r = (half * v) * (one + f_erf(v * f_set(0.70710678118654752f)));
+      }
+      f_store_n(y + i, r, n);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ps
+
+#endif

@@ -1,0 +1,271 @@
+// The C API for programs.
+#include <algorithm>
+#include <initializer_list>
+
+#include "api/api.h"
+#include "base/build.h"
+#include "ops/layout.h"
+#include "program/estimate.h"
+#include "sampling/sample.h"
+
+using namespace ps;
+
+namespace ps {
+namespace {
+
+ps_status read_fields(const ps_program_options* options, ps_program_options* out) {
+  PS_TRY(read_struct(options, out, "options"));
+  return out->flags ? fail(PS_UNSUPPORTED, "flags: expected 0, found 0x%x", out->flags) : PS_OK;
+}
+
+ps_status read_options(const ps_program_options* options, const ps_model& model, ps_program_options* out) {
+  PS_TRY(read_fields(options, out));
+  if (out->kv_layout == 0) out->kv_layout = auto_kv_layout(model.graph.scheme);
+  if (kv_layout_name(out->kv_layout)) {
+    if (builds_kv(out->kv_layout)) return PS_OK;
+    return fail(PS_UNSUPPORTED, "kv_layout: this build leaves out %s: build it with PENSTOCK_KV_LAYOUTS=%s",
+                kv_layout_name(out->kv_layout), kv_layout_name(out->kv_layout));
+  }
+  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), found %d", out->kv_layout);
+}
+
+ps_status build(ps_program* program) {
+  PS_TRY(make_plan(*program->model, *program->context, program->options, &program->plan));
+  const Plan& plan = program->plan;
+  const struct {
+    Region* region;
+    int64_t bytes;
+    const char* name;
+  } parts[] = {{&program->temporaries, plan.temporary_bytes, "max_tokens"},
+               {&program->scratch, plan.scratch_bytes, "max_tokens"},
+               {&program->kv, plan.kv_bytes, "num_pages"},
+               {&program->logits, plan.logits_bytes, "max_rows"}};
+  for (const auto& part : parts) {
+    if (part.region->allocate(part.bytes, true)) continue;
+    return fail(PS_OUT_OF_MEMORY, "%s: the system refused %lld bytes", part.name, static_cast<long long>(part.bytes));
+  }
+  program->token_bytes = bytes_per_token(*program->model);
+  PS_TRY(find_attention(program->model->graph, &program->attention));
+  return bind_program(program);
+}
+
+// Builds a second program, copies the KV pages and slots of the first into it, and swaps the two.
+ps_status resize(ps_program* program, const ps_program_options& options) {
+  ps_program other;
+  other.model = hold(program->model);
+  other.context = hold(program->context);
+  other.options = options;
+  other.flags = program->flags;
+  PS_TRY(build(&other));
+  const Graph& graph = program->model->graph;
+  const int64_t num_pages = std::min(program->options.num_pages, options.num_pages);
+  for (int32_t i = 0; i < graph.states.size(); ++i) {
+    const State& state = graph.states[i];
+    int64_t page_bytes;
+    PS_TRY(kv_page_bytes(options.kv_layout, state.num_kv_heads, state.head_dim, &page_bytes));
+    memcpy(other.kv.data() + state_offset(other, i), program->kv.data() + state_offset(*program, i),
+           static_cast<size_t>(page_bytes * num_pages));
+  }
+  for (int32_t i = 0; i < std::min(program->options.num_slots, options.num_slots); ++i) other.slots[i] = program->slots[i];
+  if (program->profiling) PS_TRY(profile_program(&other, true));
+  std::swap(static_cast<ProgramMemory&>(*program), static_cast<ProgramMemory&>(other));
+  return PS_OK;
+}
+
+SampleSource source_of(const ps_program& program, int32_t num_rows) {
+  const Graph& graph = program.model->graph;
+  const bool has_logits = graph.tail < 0;
+  return SampleSource{has_logits ? reinterpret_cast<const float*>(program.logits.data()) : nullptr,
+                      num_rows,
+                      graph.vocab_size,
+                      program.slots,
+                      program.options.num_slots,
+                      has_logits ? nullptr : reinterpret_cast<const int32_t*>(program.logits.data()),
+                      graph.tail_k};
+}
+
+ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, const ps_sampled& out) {
+  PS_TRY(check_sampling(sampling, source));
+  if (source.ids) PS_TRY(check_tail(sampling));
+  return check_sampled(sampling, out, source);
+}
+
+ps_status sample(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
+  if (source.ids) {
+    take_tail(source, out);
+  } else {
+    PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
+  }
+  for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
+    if (s.slot[r] >= 0) program->slots[s.slot[r]] = out.ids[r] >= 0 ? out.ids[r] : kFailedSlot;
+  }
+  return PS_OK;
+}
+
+const char* tail_name(const ps_program& program) {
+  const Graph& graph = program.model->graph;
+  return op_name(graph.nodes[graph.tail].op);
+}
+
+ps_status has_run(const ps_program* program) {
+  return program->num_rows >= 0 ? PS_OK
+                                : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
+}
+
+}  // namespace
+}  // namespace ps
+
+ps_status ps_program_plan(const ps_model* model, const ps_context* context, const ps_program_options* options,
+                          ps_plan* out) {
+  const FloatEnvironment environment;
+  PS_TRY(check_open(model));
+  PS_TRY(check_open(context));
+  PS_TRY(require(out, "out"));
+  ps_program_options o;
+  PS_TRY(read_options(options, *model, &o));
+  Plan plan;
+  PS_TRY(make_plan(*model, *context, o, &plan));
+  ps_plan result{};
+  for (const Weight& weight : model->graph.weights) result.weight_bytes += weight.bytes;
+  result.temporary_bytes = plan.temporary_bytes;
+  result.scratch_bytes = plan.scratch_bytes;
+  result.kv_bytes = plan.kv_bytes;
+  result.logits_bytes = plan.logits_bytes;
+  result.kv_page_bytes = plan.kv_page_bytes;
+  result.total_bytes = result.weight_bytes;
+  for (int64_t part : {plan.temporary_bytes, plan.scratch_bytes, plan.kv_bytes, plan.logits_bytes}) {
+    if (!checked_add(result.total_bytes, part, &result.total_bytes))
+      return fail(PS_INVALID_ARGUMENT, "options: the plan does not fit in memory");
+  }
+  return write_struct(result, out, "out");
+}
+
+ps_status ps::create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out) {
+  const FloatEnvironment environment;
+  PS_TRY(check_open(model));
+  PS_TRY(check_open(context));
+  PS_TRY(require(out, "out"));
+  *out = nullptr;
+  ps_program_options o;
+  PS_TRY(read_options(options, *model, &o));
+  ps_program* program = create_object<ps_program>();
+  if (!program) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
+  program->model = hold(model);
+  program->context = hold(context);
+  program->options = o;
+  program->flags = flags;
+  const ps_status status = build(program);
+  if (status != PS_OK) {
+    destroy_object(program);
+    return status;
+  }
+  return open_handle(program, HANDLE_PROGRAM, out);
+}
+
+ps_status ps_program_create(ps_model* model, ps_context* context, const ps_program_options* options, ps_program** out) {
+  return create_program(model, context, options, 0, out);
+}
+
+ps_status ps_program_resize(ps_program* program, const ps_program_options* options) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  ps_program_options o;
+  PS_TRY(read_fields(options, &o));
+  if (!o.kv_layout) o.kv_layout = program->options.kv_layout;
+  if (o.kv_layout != program->options.kv_layout)
+    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d", program->options.kv_layout, o.kv_layout);
+  return resize(program, o);
+}
+
+void ps_program_destroy(ps_program* program) { close_handle(program, HANDLE_PROGRAM); }
+
+ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  ps_batch b;
+  PS_TRY(read_struct(batch, &b, "batch"));
+  return run_program(program, b);
+}
+
+ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(has_run(program));
+  ps_sampling s;
+  ps_sampled o;
+  PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(read_struct(out, &o, "out"));
+  const SampleSource source = source_of(*program, program->num_rows);
+  PS_TRY(check_sample(source, s, o));
+  return sample(program, source, s, o);
+}
+
+ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
+                          const ps_sampled* out) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  ps_batch b;
+  ps_sampling s;
+  ps_sampled o;
+  PS_TRY(read_struct(batch, &b, "batch"));
+  PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(read_struct(out, &o, "out"));
+  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", b.num_rows);
+  const SampleSource source = source_of(*program, b.num_rows);
+  PS_TRY(check_sample(source, s, o));  // before the step: a mistake costs nothing
+  PS_TRY(run_program(program, b));
+  return sample(program, source, s, o);
+}
+
+ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab) {
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(logits && num_rows && vocab, "logits, num_rows, vocab"));
+  if (program->model->graph.tail >= 0)
+    return fail(PS_UNSUPPORTED, "logits: the graph ends in %s, which keeps none", tail_name(*program));
+  PS_TRY(has_run(program));
+  *logits = reinterpret_cast<const float*>(program->logits.data());
+  *num_rows = program->num_rows;
+  *vocab = program->model->graph.vocab_size;
+  return PS_OK;
+}
+
+ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const float** values, int32_t* num_rows,
+                          int32_t* k) {
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(ids && values && num_rows && k, "ids, values, num_rows, k"));
+  const Graph& graph = program->model->graph;
+  if (graph.tail < 0) return fail(PS_UNSUPPORTED, "tail: the graph ends in logits, not in argmax or topk");
+  PS_TRY(has_run(program));
+  const Node& node = graph.nodes[graph.tail];
+  *ids = reinterpret_cast<const int32_t*>(program->logits.data());
+  *values = node.num_outputs == 1 ? nullptr
+                                  : reinterpret_cast<const float*>(program->temporaries.data() +
+                                                                   program->plan.offsets[node.outputs[0]]);
+  *num_rows = program->num_rows;
+  *k = graph.tail_k;
+  return PS_OK;
+}
+
+ps_status ps_program_hidden(const ps_program* program, const float** hidden, int32_t* num_tokens, int32_t* width) {
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(require(hidden && num_tokens && width, "hidden, num_tokens, width"));
+  const int32_t value = program->model->graph.hidden;
+  if (value < 0) {
+    return fail(PS_UNSUPPORTED,
+                "hidden: expected a graph that picks its output rows by one gather_rows of f32 [T, n], found another");
+  }
+  PS_TRY(has_run(program));
+  if (!program->has_hidden)
+    return fail(PS_INVALID_ARGUMENT, "hidden: expected a step that was asked for them (PS_BATCH_HIDDEN)");
+  *hidden = reinterpret_cast<const float*>(program->temporaries.data() + program->plan.offsets[value]);
+  *num_tokens = static_cast<int32_t>(program->symbols[ROLE_TOKENS]);
+  *width = static_cast<int32_t>(program->model->graph.values[value].row_elements);
+  return PS_OK;
+}

@@ -1,0 +1,36 @@
+// Compile-time checks of the public structs, which other languages declare too.  Each struct ends in a field, not in padding:
+// a field that is added later then lies where no older caller left unset bytes.
+#include <stddef.h>
+
+#include "penstock.h"
+#include "penstock_dev.h"
+#include "penstock_op.h"
+
+namespace {
+
+static_assert(sizeof(void*) == 8, "sizes below are those of 64-bit machines");
+#define PS_STRUCT(type, last, size)                                              \
+  static_assert(sizeof(type) == (size) && offsetof(type, struct_size) == 0, #type); \
+  static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type), #type " ends in padding")
+
+PS_STRUCT(ps_context_options, cpu_level, 16);
+PS_STRUCT(ps_model_options, private_copy, 12);
+PS_STRUCT(ps_model_info, reserved, 112);
+PS_STRUCT(ps_tokenizer_info, unsupported, 48);
+PS_STRUCT(ps_program_options, flags, 32);
+PS_STRUCT(ps_plan, kv_page_bytes, 64);
+PS_STRUCT(ps_batch, reserved, 72);
+PS_STRUCT(ps_sampling, num_logprobs, 168);
+PS_STRUCT(ps_sampled, top_logprobs, 56);
+static_assert(offsetof(ps_batch, token_ids) == 24 && offsetof(ps_batch, flags) == 64, "ps_batch");
+static_assert(offsetof(ps_model_info, weight_bytes) == 32 && offsetof(ps_model_info, network) == 56, "ps_model_info");
+static_assert(offsetof(ps_plan, weight_bytes) == 8 && offsetof(ps_sampling, temperature) == 8, "ps_plan, ps_sampling");
+
+
+PS_STRUCT(ps_op, user, 64);
+PS_STRUCT(ps_op_library, ops, 24);
+PS_STRUCT(ps_op_shapes, user, 48);
+PS_STRUCT(ps_op_call, user, 64);
+static_assert(sizeof(ps_op_dim) == 24 && sizeof(ps_op_type) == 104 && sizeof(ps_op_tensor) == 56 && sizeof(ps_op_attr) == 24, "penstock_op.h");
+
+}  // namespace

@@ -1,0 +1,45 @@
+// The ops, schemes and layouts that this build contains: all of them, or those that -DPENSTOCK_OPS_FROM found in bundles.
+// Kernels include this header, so it defines only constants of internal linkage.
+#ifndef PENSTOCK_BASE_BUILD_H
+#define PENSTOCK_BASE_BUILD_H
+
+#include <stdint.h>
+
+#ifdef PENSTOCK_OPS_FROM
+#include "ops_from.h"  // written by core/tools/generate/bundle_ops.cpp
+#endif
+
+namespace ps {
+namespace {
+
+#ifdef PENSTOCK_OPS_FROM
+// `name` between spaces in `list`.
+constexpr bool is_listed(const char* list, const char* name) {
+  for (; *list; ++list) {
+    if (*list != ' ') continue;
+    int n = 0;
+    while (name[n] && list[1 + n] == name[n]) ++n;
+    if (!name[n] && list[1 + n] == ' ') return true;
+  }
+  return false;
+}
+constexpr bool builds_op(const char* name) { return is_listed(PS_BUILD_OPS, name); }
+constexpr bool builds_scheme(const char* name) { return is_listed(PS_BUILD_SCHEMES, name); }
+constexpr bool builds_layout(int layout) { return PS_BUILD_LAYOUTS >> layout & 1; }
+constexpr bool builds_kv(int layout) { return PS_BUILD_KV_LAYOUTS >> layout & 1; }
+#else
+constexpr bool builds_op(const char*) { return true; }
+constexpr bool builds_scheme(const char*) { return true; }
+constexpr bool builds_layout(int) { return true; }
+constexpr bool builds_kv(int) { return true; }
+#endif
+#ifdef PENSTOCK_NO_DEV
+constexpr bool kBuildsDev = false;
+#else
+constexpr bool kBuildsDev = true;
+#endif
+
+}  // namespace
+}  // namespace ps
+
+#endif

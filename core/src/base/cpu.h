@@ -1,0 +1,30 @@
+// Instruction levels: those that are compiled in, those that this machine can run, and the one to use.
+#ifndef PENSTOCK_BASE_CPU_H
+#define PENSTOCK_BASE_CPU_H
+
+#include "base/error.h"
+#include "base/kernels.h"
+
+namespace ps {
+
+struct CpuLevel {
+  const char* name;
+  const Kernels* kernels;
+  bool runnable;
+};
+constexpr int32_t kMaxCpuLevels = 5;
+// Compiled in, best first; returns how many.  Whether tile registers may be used is asked of the system, for the whole process and
+// for good: `tiles` false does not ask, and says they are not.
+int32_t cpu_levels(CpuLevel* out, bool tiles = true);
+
+// Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/numerics.md): the odd product added
+// first, then the even one, each sum rounded.
+bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc));
+// `name` null: PENSTOCK_CPU, else the best that runs.
+ps_status choose_kernels(const char* name, const Kernels** out);
+int32_t default_num_threads();  // the affinity mask, bounded by the cgroup's quota
+int32_t num_usable_cpus();      // only the affinity mask
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,218 @@
+// The table of kernels that each instruction level provides.
+//
+// A kernel computes a range of independent items (rows, tiles, tokens x heads) and never talks to another
+// thread: the op layer (core/src/ops) splits the range, so that no result depends on the number of threads.
+// Every kernel obeys the numerics contract of docs/numerics.md.  This header is included by the kernel
+// translation units, which are compiled for wide instructions: it includes <stdint.h> and a list of names only and defines no
+// inline function, so that no shared copy of anything can hold an instruction that the machine lacks.
+#ifndef PENSTOCK_BASE_KERNELS_H
+#define PENSTOCK_BASE_KERNELS_H
+
+#include <stdint.h>
+
+namespace ps {
+
+// A weight as kernels see it: packed bytes in a ps_layout, logical rows x cols.
+struct WeightView {
+  const uint8_t* data;
+  int32_t layout;
+  int64_t rows, cols;
+};
+
+// Activations rounded to integers, one scale per token: x = q * scale with one int8 row a token (planes 1), or
+// x = (255 * high + low) * scale with two, high before low (planes 2).  Columns are padded with zero to `stride`, a
+// multiple of 64.  Rows lie in blocks, cut as each level's registers want them; a block of `rows` int8 rows whose
+// first is row f is q [stride / 64][rows][64] from f * stride: no two rows share a cache line.
+struct QuantizedRows {
+  int8_t* q;
+  float* scale;         // [m]
+  int32_t* sums;        // [m * planes]: of each int8 row
+  int16_t* group_sums;  // per block [stride / 64][rows][2]: of each 32 columns; filled where 4-bit weights want them
+  int64_t stride;
+  int32_t planes;
+};
+
+struct LinearArgs {
+  WeightView weight;   // [n, k]
+  const float* bias;   // [n] or null
+  const float* x;      // [m, k], row stride x_stride
+  int64_t x_stride;
+  QuantizedRows qx;    // of the integer schemes; bf16 uses only q
+  float* y;            // [m, n] or [m, n / 2], row stride y_stride
+  int64_t y_stride;
+  int32_t m;
+  int32_t gated;  // the weight is [gate; up], n a multiple of 32: y[j] = silu(gate[j]) * up[j], half as wide
+  const float* residual;  // as y: added last; or null
+  int64_t residual_stride;
+  uint8_t* panel;  // linear_panel_bytes of the calling thread
+  int32_t short_prefetch;  // Kernels::short_prefetch
+};
+
+enum LinearScheme { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8, NUM_LINEAR_SCHEMES };
+
+// One KV state (the pages of one layer).  Page layout, per KV head, one head after another:
+//   PS_KV_F32: K [head_dim][32 tokens], V [32 tokens][head_dim]
+//   PS_KV_BF16: K [head_dim / 2, rounded up][32][2], V [16][head_dim][2]: pairs of dimensions, pairs of tokens
+//   PS_KV_INT8: K [head_dim][32] i8, K scales [32] f32, V [32][head_dim] i8, V scales [32] f32
+struct KvView {
+  uint8_t* data;
+  int32_t layout;  // ps_kv_layout
+  int32_t num_kv_heads, head_dim;
+  int64_t page_bytes;
+};
+
+struct RaggedView {
+  const int32_t* positions;       // [num_tokens]
+  const int32_t* request_starts;  // [num_requests + 1]
+  const int32_t* token_request;   // [num_tokens]: the request of each token
+  const int32_t* page_table;      // [num_requests][page_table_width], of the op's page group
+  int32_t num_tokens, num_requests, page_table_width;
+};
+
+struct KvAppendArgs {
+  const float *k, *v;  // [t, num_kv_heads * head_dim]
+  int64_t k_stride, v_stride;
+  KvView kv;
+  RaggedView batch;
+};
+
+constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/numerics.md
+
+struct AttentionArgs {
+  const float* q;  // [t, num_heads * head_dim]
+  int64_t q_stride;
+  float* out;      // [t, num_heads * head_dim]
+  int64_t out_stride;
+  KvView kv;
+  RaggedView batch;
+  int32_t num_heads;
+  float scale;
+  float softcap;           // 0: off
+  const float* alibi;      // [num_heads] slopes or null
+  int32_t causal, window;  // window 0: unlimited; else keys at positions > position - window
+  // Only for attention_part and attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16]
+  float* partials;
+  int32_t num_parts;
+};
+
+struct NormArgs {
+  const float* x;         // [t, groups * dim]
+  int64_t x_stride;
+  const float* residual;  // null, or added to x before the norm
+  int64_t residual_stride;
+  float* sum;             // where x + residual goes, when residual is given
+  int64_t sum_stride;
+  const float* weight;    // [dim]
+  const float* bias;      // layer_norm only, may be null
+  float* y;
+  int64_t y_stride;
+  int64_t groups, dim;
+  float eps;
+};
+
+struct RopeArgs {
+  const float* x;  // [t, num_heads * head_dim]
+  int64_t x_stride;
+  const float* cos_sin;  // [t, 2 * half]: cosines, then sines
+  int64_t cos_sin_stride;
+  float* y;
+  int64_t y_stride;
+  int64_t num_heads, head_dim, half;  // the first 2 * half of each head are turned, the rest copied
+  int32_t interleaved;                // pairs (2i, 2i+1) instead of (i, i + half)
+};
+
+struct BinaryArgs {
+  const float *a, *b;
+  int64_t a_stride, b_stride;
+  float* y;
+  int64_t y_stride;
+  int64_t cols;
+};
+
+struct UnaryArgs {
+  const float* x;
+  int64_t x_stride;
+  float* y;
+  int64_t y_stride;
+  int64_t cols;
+};
+
+struct PackArgs {
+  int32_t layout;
+  int64_t rows, cols, row_start, num_rows;  // of the whole weight; the range being packed
+  int32_t src_dtype;
+  const void* src;  // [num_rows, cols]
+  uint8_t* dst;     // the whole weight
+};
+
+struct Kernels {
+  const char* level;
+
+  // begin, end: tiles of 16 output columns
+  void (*linear[NUM_LINEAR_SCHEMES])(const LinearArgs&, int64_t begin, int64_t end);
+  // begin, end: tokens.  layout: the weight layout that the rows will meet
+  void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
+                        const QuantizedRows& out, int64_t begin, int64_t end);
+  int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
+  // m rows of x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level
+  // has a dot product of them, in blocks as of QuantizedRows, [cols / 32][rows][32], else the same values as f32, row after row.  q and stride (in
+  // bytes) of `out` alone are used.
+  void (*round_rows_bf16)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
+                          int64_t begin, int64_t end);
+  int64_t bf16_bytes;
+  // Weights that memory must deliver are asked for a few lines before they are used, not kilobytes: what suits differs by
+  // processor, not by instruction level.
+  int32_t short_prefetch;
+
+  // begin, end: tokens (rows of the first dimension)
+  void (*embedding)(const WeightView& weight, const int32_t* ids, float* y, int64_t y_stride, int64_t begin, int64_t end);
+  void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
+  // y [t, 2 * half]: cos(position * inv_freq) * scaling, then sines; the product is rounded to f32 first
+  void (*rotary_embedding)(const int32_t* positions, const float* inv_freq, int64_t half, float scaling, float* y,
+                           int64_t y_stride, int64_t begin, int64_t end);
+#define PS_UNARY(id, name, ...) void (*name)(const UnaryArgs&, int64_t begin, int64_t end);
+#define PS_BINARY(id, name, ...) void (*name)(const BinaryArgs&, int64_t begin, int64_t end);
+#include "base/elementwise_ops.inc"
+  void (*gelu)(const UnaryArgs&, int32_t tanh_form, int64_t begin, int64_t end);
+
+  // begin, end: tokens; a token's write touches only its own slot of its own page
+  void (*kv_append)(const KvAppendArgs&, int64_t begin, int64_t end);
+  // begin, end: items token * num_kv_heads + kv_head.  scratch: attention_scratch_bytes, one per thread
+  void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
+  // The same in two passes.  attention_part: items (token * num_kv_heads + kv_head) * num_parts + partition; a
+  // partition that its token does not see is left out.  attention_merge: begin, end: tokens
+  void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end);
+  int64_t (*attention_scratch_bytes)(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
+
+  // For sampling; each in the order that the numerics contract fixes.
+  int32_t (*argmax)(const float* x, int64_t n);  // the first of equals
+  float (*max)(const float* x, int64_t n);
+  // y[i] = exp((x[i] - shift) * factor); returns the sum in 16 lanes.  y may be null.
+  float (*exp_sum)(const float* x, int64_t n, float shift, float factor, float* y);
+
+  void (*pack)(const PackArgs&);
+  // The exact values a kernel computes with: dst [num_rows, cols] f32
+  void (*unpack)(const WeightView&, int64_t row_start, int64_t num_rows, float* dst);
+
+  // Reads bytes with the widest loads and returns their sum, so that nothing is optimised away.
+  uint64_t (*read_bytes)(const uint8_t* data, int64_t bytes);
+  // Multiply-adds in registers: returns operations done; sink keeps them alive.
+  int64_t (*peak)(int32_t dtype, int64_t iterations, float* sink);
+};
+
+// Null where the level is not compiled in.
+extern const Kernels* const kernels_generic;
+extern const Kernels* const kernels_avx2;
+extern const Kernels* const kernels_avx512;
+extern const Kernels* const kernels_avx512_bf16;  // the same level, for machines that multiply bf16 too
+extern const Kernels* const kernels_avx512_short_prefetch;  // and for those of them that prefetch weights a short way ahead (Zen 4)
+extern const Kernels* const kernels_amx;  // tile registers for linears of integers and bf16, else as kernels_avx512
+extern const Kernels* const kernels_neon;
+extern const Kernels* const kernels_neon_dot;
+
+}  // namespace ps
+
+#endif

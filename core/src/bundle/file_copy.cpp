@@ -1,0 +1,79 @@
+// Copying a range of a bundle into private memory with all threads.  It is a file of its own because the program that
+// PENSTOCK_OPS_FROM builds reads bundles without the thread pool.
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include <errno.h>
+
+#include "bundle/file.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // two huge pages: what a thread reads, then drops from the cache
+
+struct CopyJob {
+  int descriptor;
+  uint8_t* out;
+  int64_t begin, end;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> error{0};
+};
+
+// Threads take the next chunk as they come; each drops the chunk that it has read, so that the cache never holds a second
+// copy.  Pages that another process maps stay in the cache, as the kernel sees to.
+void run_copy(void* argument, int32_t) {
+  CopyJob* job = static_cast<CopyJob*>(argument);
+  while (job->error.load(std::memory_order_relaxed) == 0) {
+    const int64_t offset = job->begin + job->next.fetch_add(kChunkBytes, std::memory_order_relaxed);
+    if (offset >= job->end) return;
+    const int64_t bytes = std::min(kChunkBytes, job->end - offset);
+    const int error = read_all(job->descriptor, offset, bytes, job->out + (offset - job->begin));
+    if (error != 0) job->error.store(error);
+    posix_fadvise(job->descriptor, offset, bytes, POSIX_FADV_DONTNEED);
+  }
+}
+
+}  // namespace
+
+// A rewrite in place of the same size would leave a copy of two files' parts.
+ps_status File::check_unchanged() const {
+  struct stat now;
+  if (fstat(descriptor_, &now) != 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
+  if (now.st_size == opened_.st_size && now.st_mtim.tv_sec == opened_.st_mtim.tv_sec &&
+      now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec) {
+    return PS_OK;
+  }
+  return fail(PS_INVALID_FILE, "file: it changed while it was read");
+}
+
+ps_status File::copy(int64_t begin, int64_t end, Pool* pool) {
+  if (!mapped_ || copy_end_ > 0 || begin >= end) return PS_OK;
+  if (!copy_.allocate(end - begin, true))
+    return fail(PS_OUT_OF_MEMORY, "no memory for the weights' %lld bytes", static_cast<long long>(end - begin));
+  // What this process has touched of the mapping would keep its pages in the cache; it can be mapped again any time.
+  const int64_t first = round_up(begin, system_page_bytes());  // segments begin at multiples of 4,096, pages may be larger
+  if (first < end) madvise(const_cast<uint8_t*>(data_) + first, static_cast<size_t>(end - first), MADV_DONTNEED);
+  CopyJob job;
+  job.descriptor = descriptor_;
+  job.out = copy_.data();
+  job.begin = begin;
+  job.end = end;
+  ps_status status = pool->run(run_copy, &job);
+  if (status == PS_OK && job.error.load() != 0) status = read_failed(job.error.load());
+  if (status == PS_OK) status = check_unchanged();
+  if (status != PS_OK) {
+    copy_.release();
+    return status;
+  }
+  posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_DONTNEED);  // also what lay across two chunks
+  copy_begin_ = begin;
+  copy_end_ = end;
+  return PS_OK;
+}
+
+}  // namespace ps

@@ -1,0 +1,127 @@
+// The phases of kv_append and attention over KV pages.
+#include <algorithm>
+
+#include "base/memory.h"
+#include "ops/ops.h"
+
+namespace ps {
+namespace {
+
+float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
+const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
+
+KvView kv_view(const Tensor& state) {
+  return KvView{state.data, state.layout, static_cast<int32_t>(state.dims[1]), static_cast<int32_t>(state.dims[2]),
+                state.row_stride};
+}
+
+// `at`: the argument `positions`; request_starts and page_tables follow it.
+RaggedView ragged_view(const Call& c, int32_t at, int64_t group) {
+  const Tensor& tables = c.in[at + 2];
+  RaggedView view{};
+  view.positions = i32(c.in[at]);
+  view.request_starts = i32(c.in[at + 1]);
+  view.token_request = c.token_request;
+  view.page_table = i32(tables) + group * tables.dims[1] * tables.dims[2];
+  view.num_tokens = static_cast<int32_t>(c.in[at].dims[0]);
+  view.num_requests = static_cast<int32_t>(tables.dims[1]);
+  view.page_table_width = static_cast<int32_t>(tables.dims[2]);
+  return view;
+}
+
+// Few tokens of long requests: threads share the partitions of a context, and what each gave is merged afterwards.
+// The arithmetic is the same; the bounds keep the memory for it small.
+constexpr int64_t kMaxSharedHeads = 64, kMaxSharedParts = 512;
+
+struct Sharing {
+  int64_t parts;    // of the longest context
+  int64_t tokens;   // that may be shared
+  int64_t results;  // tokens x parts, at most: monotonic in every dim
+};
+
+Sharing sharing(const Call& c) {
+  const int64_t requests = c.in[4].dims[1];
+  const int64_t parts = (c.in[4].dims[2] + kPartitionPages - 1) / kPartitionPages;
+  if (parts < 2) return Sharing{1, 0, 0};
+  const int64_t by_heads = std::max<int64_t>(1, kMaxSharedHeads / c.in[1].dims[1]);
+  const int64_t most = std::min(by_heads, requests);
+  return Sharing{parts, std::min(most, std::max<int64_t>(1, kMaxSharedParts / parts)),
+                 std::min(most * parts, std::max(parts, kMaxSharedParts))};
+}
+
+// Only where each request has one token: more of them would share the reading of a page.
+bool is_shared(const Call& c) { return c.in[0].dims[0] == c.in[4].dims[1] && c.in[0].dims[0] <= sharing(c).tokens; }
+
+int64_t tokens(const Call& c) { return c.in[0].dims[0]; }
+int64_t shared_tokens(const Call& c) { return is_shared(c) ? c.in[0].dims[0] : 0; }
+int64_t attention_items(const Call& c) {
+  return c.in[0].dims[0] * c.in[1].dims[1] * (is_shared(c) ? sharing(c).parts : 1);
+}
+int32_t num_heads(const Call& c) { return static_cast<int32_t>(row_elements(c.in[0]) / c.in[1].dims[2]); }
+
+void run_kv_append(const Call& c, int64_t begin, int64_t end, int32_t) {
+  KvAppendArgs args{};
+  args.k = f32(c.in[0]);
+  args.k_stride = c.in[0].row_stride;
+  args.v = f32(c.in[1]);
+  args.v_stride = c.in[1].row_stride;
+  args.kv = kv_view(c.in[2]);
+  args.batch = ragged_view(c, kKvAppendPositions, c.attrs[kKvAppendGroup].i);
+  c.kernels->kv_append(args, begin, end);
+}
+
+AttentionArgs attention_args(const Call& c) {
+  AttentionArgs args{};
+  args.q = f32(c.in[0]);
+  args.q_stride = c.in[0].row_stride;
+  args.out = f32(c.out[0]);
+  args.out_stride = c.out[0].row_stride;
+  args.kv = kv_view(c.in[1]);
+  args.batch = ragged_view(c, kAttentionPositions, c.attrs[kAttentionGroup].i);
+  args.num_heads = num_heads(c);
+  args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
+  args.softcap = static_cast<float>(c.attrs[kAttentionSoftcap].f);
+  args.alibi = f32(c.in[5]);
+  args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
+  args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
+  if (is_shared(c)) {
+    args.partials = reinterpret_cast<float*>(c.scratch);
+    args.num_parts = static_cast<int32_t>(sharing(c).parts);
+  }
+  return args;
+}
+
+void run_attention(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  const AttentionArgs args = attention_args(c);
+  auto* kernel = args.partials ? c.kernels->attention_part : c.kernels->attention;
+  kernel(args, begin, end, c.thread_scratch + thread * c.thread_scratch_bytes);
+}
+
+void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->attention_merge(attention_args(c), begin, end);
+}
+
+// Two tokens may meet in a page, never in a slot of it.
+constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
+constexpr Phase kAttention[] = {
+    {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
+    {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
+};
+
+}  // namespace
+
+Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
+Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
+
+ps_status attention_scratch(const Call& c, Scratch* out) {
+  const int64_t bytes = c.kernels->attention_scratch_bytes(num_heads(c), static_cast<int32_t>(c.in[1].dims[1]),
+                                                           static_cast<int32_t>(c.in[1].dims[2]));
+  out->per_thread = round_up(bytes, 64);
+  const int64_t floats = 16 + (c.in[1].dims[2] + 15) / 16 * 16;
+  if (!checked_mul(sharing(c).results * num_heads(c), floats * 4, &out->shared)) {
+    return fail(PS_INVALID_ARGUMENT, "page_tables: the partial results of attention do not fit in memory");
+  }
+  return PS_OK;
+}
+
+}  // namespace ps

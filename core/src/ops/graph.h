@@ -1,0 +1,129 @@
+// The graph of a bundle in memory.  Its names point into the metadata, which outlives it.
+#ifndef PENSTOCK_OPS_GRAPH_H
+#define PENSTOCK_OPS_GRAPH_H
+
+#include "base/error.h"
+#include "base/memory.h"
+
+namespace ps {
+
+constexpr int32_t kMaxRank = 4;
+constexpr int32_t kMaxOperands = 8, kMaxOutputs = 2, kMaxAttrs = 8;
+constexpr int32_t kMaxHeads = 4096, kMaxHeadDim = 1024;
+constexpr int32_t kMaxContextLen = 1 << 24;  // positions are exact in float32
+
+struct Dim {  // factor * symbols[symbol] + offset; symbol -1: only the offset
+  int32_t symbol;
+  int64_t factor, offset;
+};
+inline bool is_constant(const Dim& d) { return d.symbol < 0; }
+inline Dim constant(int64_t n) { return Dim{-1, 0, n}; }
+inline bool equal(const Dim& a, const Dim& b) {
+  if (a.symbol != b.symbol || a.offset != b.offset) return false;
+  return a.symbol < 0 || a.factor == b.factor;
+}
+inline int64_t evaluate(const Dim& d, const int64_t* symbols) {
+  return d.symbol < 0 ? d.offset : d.factor * symbols[d.symbol] + d.offset;
+}
+
+// The symbols of a step, by the roles that their names give them.
+enum Role { ROLE_TOKENS, ROLE_REQUESTS, ROLE_PAGES, ROLE_ROWS, NUM_ROLES };
+enum Input { INPUT_TOKEN_IDS, INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_TABLES, INPUT_OUTPUT_ROWS, NUM_INPUTS };
+
+struct Symbol {
+  Str name;
+  int64_t min, max;
+  int32_t role;
+};
+
+struct Value {
+  Str name;
+  int32_t dtype, rank;
+  Dim dims[kMaxRank];
+  int32_t base;
+  int64_t offset;
+  // Found by validation:
+  int32_t root;         // itself, or the value whose memory a view lies in
+  int64_t root_offset;  // elements into each row of the root
+  int64_t row_elements, row_stride;
+  int32_t producer;  // node, -1: an input
+  Dim bound;         // int32 values are below it; the constant 0 when nothing is known
+};
+
+struct Part {
+  Str name;
+  int64_t row_start, num_rows;
+};
+
+struct Weight {
+  Str name;
+  int64_t rows, cols;
+  int32_t layout, segment;
+  int64_t offset, bytes;
+  int64_t part_begin, part_end;  // into Graph::parts
+};
+
+struct State {
+  Str name;
+  int32_t num_kv_heads, head_dim, group;
+};
+
+struct Attr {
+  Str name;
+  int32_t type;  // ps_attr's: 1 int, 2 float, 3 string
+  int64_t i;
+  double f;
+  Str s;
+};
+
+enum OperandKind { OPERAND_NONE, OPERAND_VALUE, OPERAND_WEIGHT, OPERAND_STATE };
+struct Operand {
+  int32_t kind, index;
+};
+
+struct Node {
+  Str name;
+  int32_t op;  // row of the op table of this build
+  int32_t num_inputs, num_outputs, num_attrs;
+  Operand inputs[kMaxOperands];
+  int32_t outputs[kMaxOutputs];
+  Attr attrs[kMaxAttrs];  // as in the file; validation puts them into the schema's order
+  bool wanted_only;       // found when the model is opened: program/wanted_rows.h
+};
+
+struct Segment {
+  Str name;
+  int64_t offset, bytes;
+  uint32_t crc32;
+};
+
+struct OpUse {
+  Str name;
+  int32_t version;
+};
+
+struct Graph {
+  Str network{nullptr, 0}, scheme{nullptr, 0};
+  int32_t vocab_size = 0, context_len = 0;
+  Vec<Symbol> symbols;
+  Vec<OpUse> ops;
+  Vec<Value> values;
+  Vec<Weight> weights;
+  Vec<Part> parts;
+  Vec<State> states;
+  Vec<int32_t> page_groups;  // windows
+  Vec<Node> nodes;
+  Vec<Segment> segments;
+  int32_t inputs[NUM_INPUTS] = {};
+  int32_t output = -1;
+  // Found by validation:
+  int32_t tail = -1;   // the node argmax or topk whose ids are the output; -1: the output is logits
+  int32_t tail_k = 0;  // ids of a row; 0: the output is logits
+  int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
+  bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
+  int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
+};
+
+}  // namespace ps
+
+#endif

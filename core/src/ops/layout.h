@@ -1,0 +1,25 @@
+// Weight and KV layouts: the only place that knows how many bytes a shape takes.
+#ifndef PENSTOCK_OPS_LAYOUT_H
+#define PENSTOCK_OPS_LAYOUT_H
+
+#include "base/error.h"
+
+namespace ps {
+
+constexpr int64_t kMaxDim = int64_t{1} << 31;  // rows or columns of a weight
+
+const char* layout_name(int32_t layout);  // null: unknown
+const char* dtype_name(int32_t dtype);    // null: unknown
+int64_t dtype_bytes(int32_t dtype);       // 0: unknown
+const char* kv_layout_name(int32_t layout);
+// What programs of a scheme take by themselves: as exact as what they compute with, where that costs no speed that counts.
+int32_t auto_kv_layout(Str scheme);
+
+// Exact bytes of a weight; says what is wrong with a layout or shape that has none.
+ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
+// Bytes of one page of one state.
+ps_status kv_page_bytes(int32_t kv_layout, int32_t num_kv_heads, int32_t head_dim, int64_t* bytes);
+
+}  // namespace ps
+
+#endif

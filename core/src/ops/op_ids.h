@@ -1,0 +1,66 @@
+// The ops of the table as numbers, and where their arguments and attributes lie.
+#ifndef PENSTOCK_OPS_OP_IDS_H
+#define PENSTOCK_OPS_OP_IDS_H
+
+#include <stdint.h>
+
+namespace ps {
+
+// A row of the table.  Node::op is one of these, or NUM_OPS and above for a custom op, in the order of loading.
+enum OpId : int32_t {
+#define PS_OP(id, name, ...) OP_##id,
+#include "ops/op_list.inc"
+  NUM_OPS
+};
+
+constexpr const char* kSchemas[NUM_OPS] = {
+#define PS_OP(id, name, version, schema, ...) schema,
+#include "ops/op_list.inc"
+};
+
+int32_t not_in_the_schema();  // has no body: a wrong name below does not compile
+
+// The index of `declaration` ("int window") among the attributes of an op, or among its arguments.
+constexpr int32_t find_in_schema(OpId op, bool attribute, const char* declaration) {
+  const char* p = kSchemas[op] + 1;  // behind "("
+  bool attributes = false;
+  for (int32_t index = 0; *p && *p != ')'; ++index) {
+    if (*p == '*') p += 3, attributes = true, index = 0;  // "*, "
+    int32_t n = 0;
+    while (declaration[n] && p[n] == declaration[n]) ++n;
+    if (attributes == attribute && !declaration[n] && (p[n] == ',' || p[n] == ')')) return index;
+    while (*p && *p != ',' && *p != ')') p += *p == '(' ? 4 : 1;  // "(a!)"
+    if (*p == ',') p += 2;
+  }
+  return not_in_the_schema();
+}
+constexpr int32_t attr_at(OpId op, const char* declaration) { return find_in_schema(op, true, declaration); }
+constexpr int32_t argument_at(OpId op, const char* declaration) { return find_in_schema(op, false, declaration); }
+
+// Attributes: indices into the AttrValue of a call.
+constexpr int32_t kEmbeddingDim = attr_at(OP_EMBEDDING, "int dim");
+constexpr int32_t kLinearOutFeatures = attr_at(OP_LINEAR, "int out_features");
+constexpr int32_t kLinearScheme = attr_at(OP_LINEAR, "str scheme");
+constexpr int32_t kNormEps = attr_at(OP_RMS_NORM, "float eps");
+static_assert(kNormEps == attr_at(OP_ADD_RMS_NORM, "float eps") && kNormEps == attr_at(OP_LAYER_NORM, "float eps"), "");
+constexpr int32_t kRotaryScaling = attr_at(OP_ROTARY_EMBEDDING, "float scaling");
+constexpr int32_t kRopeInterleaved = attr_at(OP_ROPE, "bool interleaved");
+constexpr int32_t kKvAppendGroup = attr_at(OP_KV_APPEND, "int group");
+constexpr int32_t kAttentionScale = attr_at(OP_ATTENTION, "float scale");
+constexpr int32_t kAttentionGroup = attr_at(OP_ATTENTION, "int group");
+constexpr int32_t kAttentionCausal = attr_at(OP_ATTENTION, "bool causal");
+constexpr int32_t kAttentionWindow = attr_at(OP_ATTENTION, "int window");
+constexpr int32_t kAttentionSoftcap = attr_at(OP_ATTENTION, "float softcap");
+constexpr int32_t kGeluApproximate = attr_at(OP_GELU, "str approximate");
+constexpr int32_t kTopkK = attr_at(OP_TOPK, "int k");
+
+// Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.
+constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
+constexpr int32_t kKvAppendPositions = argument_at(OP_KV_APPEND, "Tensor positions");
+constexpr int32_t kAttentionState = argument_at(OP_ATTENTION, "State state");
+constexpr int32_t kAttentionPositions = argument_at(OP_ATTENTION, "Tensor positions");
+constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,158 @@
+// The op table of the core: one row per op of src/penstock/ops/table.py.  op_list.inc lists them.
+//
+// A row is a schema, a rule that infers the outputs from the inputs, and phases.  A phase is a range of
+// independent items; threads share the range, and all of them finish a phase before one that needs it
+// begins.  The same rows serve graphs and single ops.
+#ifndef PENSTOCK_OPS_H
+#define PENSTOCK_OPS_H
+
+#include "base/kernels.h"
+#include "ops/graph.h"
+#include "ops/layout.h"
+#include "ops/op_ids.h"
+
+namespace ps {
+
+// What a schema says, parsed once.
+enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4 };
+struct Argument {
+  Str name;
+  int32_t kind;  // OperandKind
+  bool optional;
+};
+struct AttrRow {
+  Str name;
+  int32_t type;
+};
+struct Signature {
+  int32_t num_arguments, num_attrs, num_outputs;
+  Argument arguments[kMaxOperands];
+  AttrRow attrs[kMaxAttrs];
+};
+
+// An operand as a shape rule sees it.  A weight has two constant dims, a state three: pages, heads, head_dim.
+struct Spec {
+  int32_t kind, dtype, rank;
+  Dim dims[kMaxRank];
+  int32_t layout;  // of a weight
+  int32_t group;   // of a state
+  Dim bound;       // int32 values are below it; the constant 0 when nothing is known
+};
+
+constexpr int32_t kResidual = 3;  // the input of a fused linear that is added to its result (program/fuse.h)
+
+struct AttrValue {  // in the order of the schema
+  int64_t i;        // ints and bools; for strings the number of the choice, set by the shape rule
+  double f;
+  Str s;
+};
+
+// An operand as kernels see it.
+struct Tensor {
+  uint8_t* data;
+  int32_t dtype, rank, layout;
+  int64_t dims[kMaxRank];
+  int64_t row_stride;  // elements
+};
+
+struct LoadedOp;   // a custom op: ops/loaded.h
+struct OpFailure;
+
+// One execution of one op.
+struct Call {
+  const Kernels* kernels;
+  AttrValue attrs[kMaxAttrs];
+  Tensor in[kMaxOperands];  // data null: absent
+  Tensor out[kMaxOutputs];
+  uint8_t* scratch;         // shared by the threads
+  uint8_t* thread_scratch;  // thread_scratch_bytes each
+  int64_t thread_scratch_bytes;
+  const int32_t* token_request;
+  bool gated;  // of a linear: LinearArgs::gated
+  const LoadedOp* loaded;  // of a custom op
+  OpFailure* failure;      // where it says what failed
+};
+
+enum Split {
+  SPLIT_ROWS,     // item i is row i of the output: the same thread has row i in every phase of this kind
+  SPLIT_ITEMS,    // equal contiguous shares
+  SPLIT_SHARES,   // equal contiguous shares; a thread that finished its own helps with the others'
+};
+
+// Which inputs (bit i: argument i) a phase reads, and what else it touches.
+struct Phase {
+  Split split;
+  int64_t (*items)(const Call&);
+  void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
+  uint32_t reads_rows;  // item i reads only row i
+  uint32_t reads_all;
+  bool writes_outputs, reads_scratch, writes_scratch, reads_state, writes_state;
+  int64_t grain = 1;  // items that are best computed together
+};
+
+struct Phases {
+  const Phase* first;
+  int32_t count;
+};
+
+struct Scratch {
+  int64_t shared, per_thread;
+};
+
+struct OpRow {
+  const char* name;
+  int32_t version;
+  const char* schema;
+  // Checks inputs and attributes and fills the outputs' specs; sets AttrValue::i of strings.
+  ps_status (*infer)(const Spec* in, AttrValue* attrs, Spec* out);
+  Phases (*phases)(const Call&);
+  ps_status (*scratch)(const Call&, Scratch* out);  // null: none.  Monotonic in every dim
+  bool row_wise;
+};
+
+extern const OpRow kOps[NUM_OPS];
+const OpRow& op_row(int32_t op);
+inline const char* op_name(int32_t op) { return op_row(op).name; }
+const Signature& signature(int32_t op);
+int32_t find_op(Str name);  // -1: unknown
+bool is_built(int32_t op);  // not left out of this build
+// Null: an op of the table.
+const LoadedOp* as_loaded(int32_t op);
+ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out);
+Phases phases_of(int32_t op, const Call& call);
+bool takes_scratch(int32_t op);
+ps_status scratch_of(int32_t op, const Call& call, Scratch* out);
+// A schema; what is wrong with it is an error.  Of a `foreign` one more is.
+ps_status parse_schema(const char* schema, bool foreign, Signature* out);
+
+// Puts attributes into the schema's order; unknown, missing, mistyped and non-finite ones are refused by name.
+ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* out);
+// Kinds and number of the operands against the schema.
+ps_status check_operands(int32_t op, const Spec* in, int32_t count);
+bool same_type(const Spec& a, const Spec& b);
+// "f32 [T, 64]" into a buffer, for messages.
+struct TypeText {
+  char text[96];
+};
+TypeText describe(const Spec& spec);
+extern const char* const kRoleNames[NUM_ROLES];
+
+// The functions of each row.
+#define PS_OP(id, name, version, schema, infer, phases, scratch, row_wise) \
+  ps_status infer(const Spec*, AttrValue*, Spec*);                         \
+  Phases phases(const Call&);
+#include "ops/op_list.inc"
+ps_status linear_scratch(const Call&, Scratch*);
+ps_status attention_scratch(const Call&, Scratch*);
+ps_status topk_scratch(const Call&, Scratch*);
+
+// Elements of one row: the product of the dims after the first.
+inline int64_t row_elements(const Tensor& t) {
+  int64_t n = 1;
+  for (int32_t i = 1; i < t.rank; ++i) n *= t.dims[i];
+  return n;
+}
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,120 @@
+// The phases of ops whose output row i needs only row i of the inputs: norms, rotary positions, elementwise ops, gather.
+#include "ops/ops.h"
+
+namespace ps {
+namespace {
+
+float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
+const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
+int64_t rows(const Call& c) { return c.in[0].dims[0]; }
+int64_t output_rows(const Call& c) { return c.out[0].dims[0]; }
+
+NormArgs norm_args(const Call& c, const Tensor& weight) {
+  NormArgs args{};
+  const Tensor& x = c.in[0];
+  args.x = f32(x);
+  args.x_stride = x.row_stride;
+  args.weight = f32(weight);
+  args.y = f32(c.out[0]);
+  args.y_stride = c.out[0].row_stride;
+  args.dim = x.dims[x.rank - 1];
+  args.groups = x.rank == 3 ? x.dims[1] : 1;
+  args.eps = static_cast<float>(c.attrs[kNormEps].f);
+  return args;
+}
+
+void run_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->rms_norm(norm_args(c, c.in[1]), begin, end);
+}
+
+void run_add_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
+  NormArgs args = norm_args(c, c.in[2]);
+  args.residual = f32(c.in[1]);  // null where the linear before has added it (program/fuse.h)
+  args.residual_stride = c.in[1].row_stride;
+  args.sum = f32(c.out[1]);
+  args.sum_stride = c.out[1].row_stride;
+  c.kernels->rms_norm(args, begin, end);
+}
+
+void run_layer_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
+  NormArgs args = norm_args(c, c.in[1]);
+  args.bias = f32(c.in[2]);
+  c.kernels->layer_norm(args, begin, end);
+}
+
+void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[1]), c.in[1].dims[1], static_cast<float>(c.attrs[kRotaryScaling].f),
+                              f32(c.out[0]), c.out[0].row_stride, begin, end);
+}
+
+void run_rope(const Call& c, int64_t begin, int64_t end, int32_t) {
+  RopeArgs args{};
+  args.x = f32(c.in[0]);
+  args.x_stride = c.in[0].row_stride;
+  args.cos_sin = f32(c.in[1]);
+  args.cos_sin_stride = c.in[1].row_stride;
+  args.y = f32(c.out[0]);
+  args.y_stride = c.out[0].row_stride;
+  args.num_heads = c.in[0].dims[1];
+  args.head_dim = c.in[0].dims[2];
+  args.half = c.in[1].dims[1] / 2;
+  args.interleaved = static_cast<int32_t>(c.attrs[kRopeInterleaved].i);
+  c.kernels->rope(args, begin, end);
+}
+
+BinaryArgs binary_args(const Call& c) {
+  return BinaryArgs{f32(c.in[0]),  f32(c.in[1]),        c.in[0].row_stride,    c.in[1].row_stride,
+                    f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
+}
+UnaryArgs unary_args(const Call& c) {
+  return UnaryArgs{f32(c.in[0]), c.in[0].row_stride, f32(c.out[0]), c.out[0].row_stride, row_elements(c.out[0])};
+}
+
+void run_gelu(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->gelu(unary_args(c), static_cast<int32_t>(c.attrs[kGeluApproximate].i), begin, end);
+}
+
+void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
+  const size_t bytes = static_cast<size_t>(row_elements(c.out[0])) * sizeof(float);
+  for (int64_t i = begin; i < end; ++i) {
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i32(c.in[1])[i] * c.in[0].row_stride, bytes);
+  }
+}
+
+void run_copy(const Call& c, int64_t begin, int64_t end, int32_t) {  // the sum over one rank
+  const size_t bytes = static_cast<size_t>(row_elements(c.out[0])) * sizeof(float);
+  for (int64_t i = begin; i < end; ++i) {
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
+  }
+}
+
+constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), uint32_t reads_rows) {
+  return Phase{SPLIT_ROWS, rows, run, reads_rows, 0, true, false, false, false, false};
+}
+constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
+                kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
+                kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1), kCopy = row_phase(run_copy, 1),
+                kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
+
+}  // namespace
+
+Phases rms_norm_phases(const Call&) { return Phases{&kRmsNorm, 1}; }
+Phases add_rms_norm_phases(const Call&) { return Phases{&kAddRmsNorm, 1}; }
+Phases layer_norm_phases(const Call&) { return Phases{&kLayerNorm, 1}; }
+Phases rotary_embedding_phases(const Call&) { return Phases{&kRotary, 1}; }
+Phases rope_phases(const Call&) { return Phases{&kRope, 1}; }
+Phases gelu_phases(const Call&) { return Phases{&kGelu, 1}; }
+Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
+Phases all_reduce_phases(const Call&) { return Phases{&kCopy, 1}; }
+
+#define PS_ELEMENTWISE(name, args, reads)                                                     \
+  Phases name##_phases(const Call&) {                                                         \
+    static constexpr Phase phase = row_phase(                                                 \
+        [](const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->name(args(c), begin, end); }, reads); \
+    return Phases{&phase, 1};                                                                 \
+  }
+#define PS_UNARY(id, name, ...) PS_ELEMENTWISE(name, unary_args, 1)
+#define PS_BINARY(id, name, ...) PS_ELEMENTWISE(name, binary_args, 3)
+#include "base/elementwise_ops.inc"
+
+}  // namespace ps

@@ -1,0 +1,291 @@
+// Shape rules: the inputs that each op requires, and the shapes of its outputs.
+#include <math.h>
+
+#include "base/build.h"
+#include "ops/ops.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kMaxIntegerCols = 131072;  // 127 * 127 * 131072 < 2^31: int32 sums are exact
+
+bool is_tensor(const Spec& s, int32_t dtype, int32_t min_rank, int32_t max_rank) {
+  return s.dtype == dtype && s.rank >= min_rank && s.rank <= max_rank;
+}
+
+ps_status expect_f32(const Spec& s, const char* name, int32_t min_rank, int32_t max_rank) {
+  if (is_tensor(s, PS_F32, min_rank, max_rank)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected f32 with %d to %d dims, found %s", name, min_rank, max_rank,
+              describe(s).text);
+}
+
+ps_status expect_same(const Spec& s, const Spec& other, const char* name, const char* other_name) {
+  if (same_type(s, other)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %s as %s has, found %s", name, describe(other).text, other_name,
+              describe(s).text);
+}
+
+ps_status expect_indices(const Spec& s, const char* name) {
+  if (is_tensor(s, PS_I32, 1, 1)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected i32 with one dim, found %s", name, describe(s).text);
+}
+
+// A vector parameter: one row of f32.
+ps_status expect_vector(const Spec& w, const char* name, int64_t cols) {
+  if (w.layout == PS_ROWS_F32 && w.dims[0].offset == 1 && (cols < 0 || w.dims[1].offset == cols)) return PS_OK;
+  const char* layout = layout_name(w.layout);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected a rows_f32 weight [1, %lld], found %s [%lld, %lld]", name,
+              static_cast<long long>(cols < 0 ? 0 : cols), layout ? layout : "unknown layout",
+              static_cast<long long>(w.dims[0].offset), static_cast<long long>(w.dims[1].offset));
+}
+
+ps_status expect_eps(const AttrValue& a) {
+  if (a.f >= 0 && a.f <= 1) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "eps: expected 0 to 1, found %g", a.f);
+}
+
+int64_t last_dim(const Spec& s) { return s.dims[s.rank - 1].offset; }
+
+struct SchemeRow {
+  const char* name;
+  int32_t layout;
+  bool integer, built;
+};
+constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
+    {"f32", PS_T16_F32, false, builds_scheme("f32")},     {"f16", PS_T16_F16, false, builds_scheme("f16")},
+    {"bf16", PS_T16_BF16, false, builds_scheme("bf16")},  {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
+    {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},     {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
+    {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},
+};
+
+ps_status expect_batch(const Spec* in, int32_t at, const Spec& tokens, const char* tokens_name) {
+  PS_TRY(expect_indices(in[at], "positions"));
+  PS_TRY(expect_indices(in[at + 1], "request_starts"));
+  if (!equal(in[at].dims[0], tokens.dims[0])) {
+    return fail(PS_INVALID_ARGUMENT, "positions: expected as many tokens as %s, %s, found %s", tokens_name,
+                describe(tokens).text, describe(in[at]).text);
+  }
+  if (is_tensor(in[at + 2], PS_I32, 3, 3)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "page_tables: expected i32 with three dims, found %s", describe(in[at + 2]).text);
+}
+
+// Rows of whole heads: [T, heads, head_dim] or [T, heads * head_dim].
+ps_status expect_heads(const Spec& s, const char* name, int64_t head_dim, int64_t* num_heads) {
+  PS_TRY(expect_f32(s, name, 2, 3));
+  int64_t elements = 1;
+  for (int32_t i = 1; i < s.rank; ++i) elements *= s.dims[i].offset;
+  *num_heads = elements / head_dim;
+  if (elements % head_dim || (s.rank == 3 && last_dim(s) != head_dim) || *num_heads < 1 || *num_heads > kMaxHeads) {
+    return fail(PS_INVALID_ARGUMENT, "%s: expected rows of 1 to %d heads of %lld, found %s", name, kMaxHeads,
+                static_cast<long long>(head_dim), describe(s).text);
+  }
+  return PS_OK;
+}
+
+ps_status expect_group(const AttrValue& attr, const Spec& state, const Spec& page_tables) {
+  if (attr.i < 0 || attr.i >= page_tables.dims[0].offset) {
+    return fail(PS_INVALID_ARGUMENT, "group: expected less than the %lld page tables, found %lld",
+                static_cast<long long>(page_tables.dims[0].offset), static_cast<long long>(attr.i));
+  }
+  if (state.group >= 0 && state.group != attr.i) {
+    return fail(PS_INVALID_ARGUMENT, "group: expected %d, that of the state, found %lld", state.group,
+                static_cast<long long>(attr.i));
+  }
+  return PS_OK;
+}
+
+void copy_type(const Spec& from, Spec* to) {
+  *to = from;
+  to->kind = OPERAND_VALUE;
+  to->bound = constant(0);
+}
+
+}  // namespace
+
+ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_indices(in[0], "ids"));
+  const Spec& w = in[1];
+  if (w.layout == PS_ROWS_I32) return fail(PS_INVALID_ARGUMENT, "weight: expected a layout of numbers, found rows_i32");
+  if (!builds_layout(w.layout)) {
+    return fail(PS_UNSUPPORTED, "weight: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
+                layout_name(w.layout) ? layout_name(w.layout) : "its layout");
+  }
+  if (attrs[kEmbeddingDim].i != w.dims[1].offset) {
+    return fail(PS_INVALID_ARGUMENT, "dim: expected the weight's %lld columns, found %lld",
+                static_cast<long long>(w.dims[1].offset), static_cast<long long>(attrs[kEmbeddingDim].i));
+  }
+  if (!is_constant(in[0].bound) || in[0].bound.offset < 1 || in[0].bound.offset > w.dims[0].offset) {
+    return fail(PS_INVALID_ARGUMENT, "ids: expected token ids or positions that the weight's %lld rows cover",
+                static_cast<long long>(w.dims[0].offset));
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], w.dims[1]}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  const Spec& w = in[1];
+  attrs[kLinearScheme].i = -1;
+  for (int32_t i = 0; i < NUM_LINEAR_SCHEMES; ++i) {
+    if (equal(attrs[kLinearScheme].s, kSchemes[i].name)) attrs[kLinearScheme].i = i;
+  }
+  if (attrs[kLinearScheme].i < 0) {
+    return fail(PS_UNSUPPORTED, "scheme: \"%.*s\" is not a linear scheme that this version knows", PS_STR(attrs[kLinearScheme].s));
+  }
+  const SchemeRow& scheme = kSchemes[attrs[kLinearScheme].i];
+  if (!scheme.built) {
+    return fail(PS_UNSUPPORTED, "scheme: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
+                scheme.name);
+  }
+  if (w.layout != scheme.layout) {
+    return fail(PS_INVALID_ARGUMENT, "weight: expected layout %s for scheme %s, found %s", layout_name(scheme.layout),
+                scheme.name, layout_name(w.layout) ? layout_name(w.layout) : "unknown");
+  }
+  if (attrs[kLinearOutFeatures].i != w.dims[0].offset) {
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, found %lld",
+                static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[kLinearOutFeatures].i));
+  }
+  if (!equal(in[0].dims[1], w.dims[1])) {
+    return fail(PS_INVALID_ARGUMENT, "x: expected rows of %lld, the weight's columns, found %s",
+                static_cast<long long>(w.dims[1].offset), describe(in[0]).text);
+  }
+  if (scheme.integer && w.dims[1].offset > kMaxIntegerCols) {
+    return fail(PS_UNSUPPORTED, "weight: scheme %s sums exactly up to %lld columns, found %lld", scheme.name,
+                static_cast<long long>(kMaxIntegerCols), static_cast<long long>(w.dims[1].offset));
+  }
+  if (in[2].kind != OPERAND_NONE) PS_TRY(expect_vector(in[2], "bias", w.dims[0].offset));
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], w.dims[0]}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 3));
+  PS_TRY(expect_vector(in[1], "weight", last_dim(in[0])));
+  copy_type(in[0], out);
+  return expect_eps(attrs[kNormEps]);
+}
+
+ps_status infer_add_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 3));
+  PS_TRY(expect_same(in[1], in[0], "residual", "x"));
+  PS_TRY(expect_vector(in[2], "weight", last_dim(in[0])));
+  copy_type(in[0], &out[0]);
+  copy_type(in[0], &out[1]);
+  return expect_eps(attrs[kNormEps]);
+}
+
+ps_status infer_layer_norm(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(infer_rms_norm(in, attrs, out));
+  return in[2].kind == OPERAND_NONE ? PS_OK : expect_vector(in[2], "bias", last_dim(in[0]));
+}
+
+ps_status infer_rotary_embedding(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_indices(in[0], "positions"));
+  PS_TRY(expect_vector(in[1], "inv_freq", -1));
+  if (in[1].dims[1].offset > kMaxHeadDim / 2) {
+    return fail(PS_INVALID_ARGUMENT, "inv_freq: expected up to %d columns, found %lld", kMaxHeadDim / 2,
+                static_cast<long long>(in[1].dims[1].offset));
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(2 * in[1].dims[1].offset)}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_rope(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 3, 3));
+  PS_TRY(expect_f32(in[1], "cos_sin", 2, 2));
+  const int64_t turned = in[1].dims[1].offset;
+  if (!equal(in[0].dims[0], in[1].dims[0]) || turned % 2 || turned > last_dim(in[0])) {
+    return fail(PS_INVALID_ARGUMENT,
+                "cos_sin: expected the rows of x, %s, and an even number of columns up to its last dim, found %s",
+                describe(in[0]).text, describe(in[1]).text);
+  }
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_kv_append(const Spec* in, AttrValue* attrs, Spec*) {
+  const Spec& state = in[2];
+  int64_t heads;
+  PS_TRY(expect_heads(in[0], "k", state.dims[2].offset, &heads));
+  if (heads != state.dims[1].offset) {
+    return fail(PS_INVALID_ARGUMENT, "k: expected the state's %lld heads, found %s",
+                static_cast<long long>(state.dims[1].offset), describe(in[0]).text);
+  }
+  PS_TRY(expect_same(in[1], in[0], "v", "k"));
+  PS_TRY(expect_batch(in, kKvAppendPositions, in[0], "k"));
+  return expect_group(attrs[kKvAppendGroup], state, in[5]);
+}
+
+ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec& state = in[1];
+  int64_t heads;
+  PS_TRY(expect_heads(in[0], "q", state.dims[2].offset, &heads));
+  if (heads % state.dims[1].offset) {
+    return fail(PS_INVALID_ARGUMENT, "q: expected a multiple of the state's %lld heads, found %lld heads",
+                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
+  }
+  PS_TRY(expect_batch(in, kAttentionPositions, in[0], "q"));
+  if (in[5].kind != OPERAND_NONE) PS_TRY(expect_vector(in[5], "alibi", heads));
+  PS_TRY(expect_group(attrs[kAttentionGroup], state, in[4]));
+  if (attrs[kAttentionWindow].i < 0 || attrs[kAttentionWindow].i > kMaxContextLen) {
+    return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
+                static_cast<long long>(attrs[kAttentionWindow].i));
+  }
+  if (attrs[kAttentionWindow].i && !attrs[kAttentionCausal].i) return fail(PS_UNSUPPORTED, "window: a window needs causal attention");
+  if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_unary(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 3));
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "first argument", 2, 3));
+  PS_TRY(expect_same(in[1], in[0], "second argument", "the first"));
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
+  const bool tanh_form = equal(attrs[kGeluApproximate].s, "tanh");
+  if (!tanh_form && !equal(attrs[kGeluApproximate].s, "none")) {
+    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"", PS_STR(attrs[kGeluApproximate].s));
+  }
+  attrs[kGeluApproximate].i = tanh_form;
+  return infer_unary(in, attrs, out);
+}
+
+ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 3));
+  PS_TRY(expect_indices(in[1], "rows"));
+  const bool unknown = is_constant(in[1].bound) && in[1].bound.offset < 1;  // which is what x without rows has, too
+  if (unknown || !equal(in[1].bound, in[0].dims[0])) {
+    return fail(PS_INVALID_ARGUMENT, "rows: expected indices below the number of rows of x, %s", describe(in[0]).text);
+  }
+  copy_type(in[0], out);
+  out->dims[0] = in[1].dims[0];
+  return PS_OK;
+}
+
+ps_status infer_argmax(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "logits", 2, 2));
+  *out = Spec{OPERAND_VALUE, PS_I32, 1, {in[0].dims[0]}, 0, -1, in[0].dims[1]};
+  return PS_OK;
+}
+
+ps_status infer_topk(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "logits", 2, 2));
+  if (attrs[kTopkK].i < 1 || attrs[kTopkK].i > last_dim(in[0])) {
+    return fail(PS_INVALID_ARGUMENT, "k: expected 1 to %lld, found %lld", static_cast<long long>(last_dim(in[0])),
+                static_cast<long long>(attrs[kTopkK].i));
+  }
+  out[0] = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(attrs[kTopkK].i)}, 0, -1, constant(0)};
+  out[1] = Spec{OPERAND_VALUE, PS_I32, 2, {in[0].dims[0], constant(attrs[kTopkK].i)}, 0, -1, in[0].dims[1]};
+  return PS_OK;
+}
+
+}  // namespace ps

@@ -1,0 +1,263 @@
+// Binding of a plan: calls with addresses, and the barriers between them.
+#include "bundle/validate.h"
+#include "ops/layout.h"
+#include "ops/loaded.h"
+#include "program/program.h"
+#include "sampling/sample.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kMaxGroup = 64;  // accesses between two barriers that are compared with each other
+
+ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "program: out of memory"); }
+
+// The scratch memory's parts, as make_plan sized them.
+void bind_scratch(ps_program* p) {
+  const Plan& plan = p->plan;
+  const ps_program_options& o = p->options;
+  const int64_t threads = p->context->pool.num_threads();
+  uint8_t* at = p->scratch.data() + plan.shared_scratch;
+  const auto take = [&](int64_t bytes) {
+    uint8_t* part = at;
+    at += round_up(bytes, 64);
+    return part;
+  };
+  const auto take_i32 = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
+  p->thread_scratch = take(plan.thread_scratch * threads);
+  p->sample_scratch = take(plan.sample_scratch * threads);
+  p->token_ids = take_i32(o.max_tokens);
+  p->positions = take_i32(o.max_tokens);
+  p->token_request = take_i32(o.max_tokens);
+  p->request_starts = take_i32(int64_t{o.max_requests} + 1);
+  p->page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
+  p->output_rows = take_i32(o.max_rows);
+  p->failed_rows = take_i32(o.max_rows);
+  p->wanted_rows = take_i32(o.max_tokens);
+  p->wanted_positions = take_i32(o.max_tokens);
+  p->wanted_request = take_i32(o.max_tokens);
+  p->owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
+  p->slots = take_i32(o.num_slots);
+  for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = kEmptySlot;
+}
+
+uint8_t* value_data(const ps_program& p, const Value& value) {
+  const Graph& graph = p.model->graph;
+  int32_t* const inputs[NUM_INPUTS] = {p.token_ids, p.positions, p.request_starts, p.page_tables, p.output_rows};
+  const int64_t bytes = value.root_offset * dtype_bytes(value.dtype);
+  for (int32_t i = 0; i < NUM_INPUTS; ++i) {
+    if (graph.inputs[i] == value.root) return reinterpret_cast<uint8_t*>(inputs[i]) + bytes;
+  }
+  if (value.root == graph.output) return p.logits.data() + bytes;
+  return p.temporaries.data() + p.plan.offsets[value.root] + bytes;
+}
+
+// A size that is the step's, or constant.
+ps_status bind_dim(ps_program* p, const Dim& dim, int64_t* out) {
+  *out = evaluate(dim, p->plan.symbols);
+  return is_constant(dim) || p->patches.push(Patch{out, dim}) ? PS_OK : no_memory();
+}
+
+// `wanted_only`: the operand of a wanted-only node.
+ps_status bind_operand(ps_program* p, const Operand& operand, bool wanted_only, Tensor* out) {
+  const Graph& graph = p->model->graph;
+  if (operand.kind == OPERAND_NONE) return PS_OK;
+  const Spec spec = spec_of(graph, operand);
+  out->rank = spec.rank;
+  out->dtype = spec.dtype;
+  out->layout = spec.layout;
+  for (int32_t d = 0; d < spec.rank; ++d) {
+    Dim dim = spec.dims[d];
+    if (wanted_only && dim.symbol == ROLE_TOKENS) dim.symbol = kWantedTokens;
+    PS_TRY(bind_dim(p, dim, &out->dims[d]));
+  }
+  if (operand.kind == OPERAND_VALUE) {
+    const Value& value = graph.values[operand.index];
+    out->data = value_data(*p, value);
+    if (wanted_only && operand.index == graph.inputs[INPUT_POSITIONS])
+      out->data = reinterpret_cast<uint8_t*>(p->wanted_positions);
+    out->row_stride = value.row_stride;
+  } else if (operand.kind == OPERAND_WEIGHT) {
+    const Weight& weight = graph.weights[operand.index];
+    out->data = const_cast<uint8_t*>(weight_data(*p->model, weight));
+    out->row_stride = weight.cols;
+  } else {
+    const State& state = graph.states[operand.index];
+    out->dims[0] = p->options.num_pages;
+    out->layout = p->options.kv_layout;
+    out->data = p->kv.data() + state_offset(*p, operand.index);
+    return kv_page_bytes(p->options.kv_layout, state.num_kv_heads, state.head_dim, &out->row_stride);
+  }
+  return PS_OK;
+}
+
+void run_nothing(const Call&, int64_t, int64_t, int32_t) {}
+
+Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
+  const bool empty = has_flag(p, PS_PROGRAM_EMPTY_KERNELS);
+  return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
+}
+
+// A user's own op has where to say what failed.
+ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
+  call->loaded = as_loaded(op);
+  if (!call->loaded) return PS_OK;
+  if (!p->failure.data() && !p->failure.allocate(sizeof(OpFailure))) return no_memory();
+  call->failure = reinterpret_cast<OpFailure*>(p->failure.data());
+  return PS_OK;
+}
+
+ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* call) {
+  Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
+  call->kernels = p->context->kernels;
+  PS_TRY(bind_node_attrs(node, call->attrs));
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    in[i] = spec_of(p->model->graph, node.inputs[i]);
+  }
+  PS_TRY(infer_op(node.op, in, call->attrs, out));
+  for (int32_t i = 0; i < run.node.num_inputs; ++i)
+    PS_TRY(bind_operand(p, run.node.inputs[i], node.wanted_only, &call->in[i]));
+  for (int32_t i = 0; i < run.node.num_outputs; ++i) {
+    PS_TRY(bind_operand(p, Operand{OPERAND_VALUE, run.node.outputs[i]}, node.wanted_only, &call->out[i]));
+  }
+  call->gated = run.gated;
+  call->scratch = p->scratch.data();
+  call->thread_scratch = p->thread_scratch;
+  call->thread_scratch_bytes = p->plan.thread_scratch;
+  call->token_request = node.wanted_only ? p->wanted_request : p->token_request;
+  PS_TRY(bind_loaded(p, node.op, call));
+  const Phases phases = phases_of(node.op, *call);
+  for (int32_t i = 0; i < phases.count; ++i) {
+    const Phase* phase = &phases.first[i];
+    Step step = make_step(*p, call, phase);
+    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > 1 && node.inputs[1].kind == OPERAND_WEIGHT;
+    if (streams) {
+      step.weights = call->in[1].data;
+      step.weight_bytes = p->model->graph.weights[node.inputs[1].index].bytes / (run.gated ? 2 : 1);
+      step.second_half = run.gated ? step.weight_bytes : 0;
+    }
+    if (!p->steps.push(step) || !p->phases.push(phase)) return no_memory();
+  }
+  return PS_OK;
+}
+
+// Moves the wanted rows together; runs before the first wanted-only node.
+ps_status bind_move(ps_program* p, Call* call) {
+  const Graph& graph = p->model->graph;
+  const WantedSources& sources = p->plan.sources;
+  for (int32_t i = 0; i < sources.count; ++i) {
+    const WantedSource& source = sources.items[i];
+    const Value& root = graph.values[source.root];
+    Tensor& t = call->in[i];
+    t = Tensor{value_data(*p, root) + source.begin * 4, PS_F32, 2, 0, {0, source.end - source.begin}, root.row_stride};
+    PS_TRY(bind_dim(p, Dim{kWantedTokens, 1, 0}, &t.dims[0]));
+  }
+  PS_TRY(bind_dim(p, Dim{ROLE_TOKENS, 1, 0}, &call->out[0].dims[0]));
+  call->token_request = p->wanted_rows;
+  return p->steps.push(make_step(*p, call, &kMoveWanted)) && p->phases.push(&kMoveWanted) ? PS_OK : no_memory();
+}
+
+// A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
+struct Access {
+  int64_t space;  // 0 temporaries, 1 scratch, 2 logits, 3 + i: state i
+  int64_t begin, end;
+  int32_t root;
+  bool write, rows;
+};
+
+bool conflict(const Access& a, const Access& b) {
+  if (a.space != b.space || a.end <= b.begin || b.end <= a.begin || (!a.write && !b.write)) return false;
+  return !(a.rows && b.rows && a.root == b.root);
+}
+
+struct Accesses {
+  Access items[kMaxOperands + kMaxOutputs + 2];
+  int32_t count = 0;
+  void add(int64_t space, int64_t begin, int64_t end, int32_t root, bool write, bool rows) {
+    items[count++] = Access{space, begin, end, root, write, rows};
+  }
+};
+
+void add_value(const ps_program& p, int32_t index, bool write, bool rows, Accesses* out) {
+  const Graph& graph = p.model->graph;
+  const int32_t root = graph.values[index].root;
+  if (root == graph.output) return out->add(2, 0, 1, root, write, rows);
+  if (p.plan.offsets[root] < 0) return;  // an input of the step: nothing writes it
+  out->add(0, p.plan.offsets[root], p.plan.offsets[root] + p.plan.sizes[root], root, write, rows);
+}
+
+Accesses accesses_of(const ps_program& p, const Node& node, int32_t node_index, const Phase& phase) {
+  Accesses out;
+  const bool by_rows = phase.split == SPLIT_ROWS;
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    const Operand& operand = node.inputs[i];
+    const bool rows = phase.reads_rows >> i & 1, all = phase.reads_all >> i & 1;
+    if (operand.kind == OPERAND_VALUE && (rows || all))
+      add_value(p, operand.index, false, rows && !all && by_rows, &out);
+    if (operand.kind == OPERAND_STATE && (phase.reads_state || phase.writes_state)) {
+      out.add(3 + operand.index, 0, 1, operand.index, phase.writes_state, by_rows && !phase.reads_state);
+    }
+  }
+  for (int32_t i = 0; phase.writes_outputs && i < node.num_outputs; ++i)
+    add_value(p, node.outputs[i], true, by_rows, &out);
+  if (phase.reads_scratch) out.add(1, 0, 1, node_index, false, by_rows);
+  if (phase.writes_scratch) out.add(1, 0, 1, node_index, true, by_rows);
+  return out;
+}
+
+Accesses accesses_of_move(const ps_program& p) {
+  Accesses out;
+  for (int32_t i = 0; i < p.plan.sources.count; ++i) add_value(p, p.plan.sources.items[i].root, true, false, &out);
+  return out;
+}
+
+}  // namespace
+
+int64_t state_offset(const ps_program& program, int32_t state) {
+  return program.plan.state_offsets[state] * program.options.num_pages;
+}
+
+ps_status bind_program(ps_program* p) {
+  const Graph& graph = p->model->graph;
+  bind_scratch(p);
+  const int64_t count = graph.nodes.size();
+  if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves the wanted rows
+  bool moved = p->plan.sources.count == 0;
+  for (int32_t i : p->plan.order) {
+    if (graph.nodes[i].wanted_only && !moved) PS_TRY(bind_move(p, &p->calls[count]));
+    moved |= graph.nodes[i].wanted_only;
+    if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->calls[i]));
+  }
+  if (!p->shares.allocate(p->context->pool.num_threads() * static_cast<int64_t>(sizeof(Share)))) return no_memory();
+  const Step* next_weights = nullptr;
+  for (int64_t s = p->steps.size() - 1; s >= 0; --s) {
+    if (p->steps[s].weights) next_weights = &p->steps[s];
+    p->steps[s].next_weights = next_weights;
+  }
+  return place_barriers(p);
+}
+
+// A step needs a barrier when it touches what a step since the last barrier touched, one of them writing, unless
+// both go row by row over the same value: then each thread reads only its own rows.
+ps_status place_barriers(ps_program* p) {
+  Vec<Access> group;
+  for (int64_t s = 0; s < p->steps.size(); ++s) {
+    Step& step = p->steps[s];
+    const int64_t node = step.call - p->calls.data();
+    const Accesses now = node == p->plan.nodes.size()
+                             ? accesses_of_move(*p)
+                             : accesses_of(*p, p->plan.nodes[node].node, static_cast<int32_t>(node), *p->phases[s]);
+    bool barrier = group.size() > kMaxGroup;
+    for (int32_t i = 0; i < now.count && !barrier; ++i) {
+      for (const Access& before : group) barrier |= conflict(now.items[i], before);
+    }
+    if (barrier) group.clear();
+    step.barrier = barrier;
+    for (int32_t i = 0; i < now.count; ++i) {
+      if (!group.push(now.items[i])) return no_memory();
+    }
+  }
+  return PS_OK;
+}
+
+}  // namespace ps

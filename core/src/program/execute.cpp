@@ -1,0 +1,285 @@
+// Execution of one step: check and copy the batch, then walk the steps with all threads (walk.cpp).
+#include <math.h>
+
+#include "base/clock.h"
+#include "ops/loaded.h"
+#include "program/estimate.h"
+#include "program/program.h"
+#include "sampling/sample.h"
+
+namespace ps {
+#if defined(PENSTOCK_PLANTED)
+ps_status planted_failure(int32_t num_tokens);  // core/tools/check/planted.cpp: faults for the tests of the tests
+#endif
+namespace {
+
+// A step that one thread ends sooner than this is not shared: waking another and waiting for it at every barrier costs
+// more than it saves, and thousands of times more when something else holds that thread's core.
+constexpr int64_t kShortStepNanoseconds = 500000;
+// The others wait this long for a thread, or a share of the step, before they go on without it.  Threads on cores of
+// their own are late by tens of microseconds.
+constexpr int64_t kMinPatience = 400000, kPatienceShare = 32;  // ns; of the step
+
+ps_status check_count(const char* name, int32_t found, int32_t min, int32_t max) {
+  if (found >= min && found <= max) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, found %d", name, min, max, found);
+}
+
+ps_status check_counts(const ps_program& p, const ps_batch& b) {
+  const ps_program_options& o = p.options;
+  PS_TRY(check_count("num_tokens", b.num_tokens, 1, o.max_tokens));
+  PS_TRY(check_count("num_requests", b.num_requests, 1, o.max_requests));
+  PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
+  if (b.flags & ~PS_BATCH_HIDDEN)
+    return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", b.flags);
+  if (b.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found 0x%x", b.reserved);
+  const bool has_pages = p.model->graph.page_groups.size() > 0;
+  PS_TRY(check_count("page_table_width", b.page_table_width, has_pages ? 1 : 0, INT32_MAX));
+  const char* missing = !b.token_ids                       ? "token_ids"
+                        : !b.positions                     ? "positions"
+                        : !b.request_starts                ? "request_starts"
+                        : !b.page_tables && has_pages      ? "page_tables"
+                        : !b.output_rows && b.num_rows > 0 ? "output_rows"
+                                                           : nullptr;
+  return missing ? fail(PS_INVALID_ARGUMENT, "%s: expected an array, found null", missing) : PS_OK;
+}
+
+// Copies the token ids; an id -1-s becomes the token last sampled in slot s, or kFailedSlot.
+ps_status take_tokens(ps_program* p, const ps_batch& b) {
+  const int32_t vocab = p->model->graph.vocab_size;
+  p->has_failed = false;
+  for (int32_t t = 0; t < b.num_tokens; ++t) {
+    int32_t id = b.token_ids[t];
+    if (id < 0) {
+      const int64_t slot = -1 - static_cast<int64_t>(id);
+      if (slot >= p->options.num_slots) {
+        return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected a token or one of %d slots, found slot %lld", t,
+                    p->options.num_slots, static_cast<long long>(slot));
+      }
+      id = p->slots[slot];
+      if (id == kEmptySlot)
+        return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: nothing was sampled in slot %lld yet", t,
+                    static_cast<long long>(slot));
+      p->has_failed |= id == kFailedSlot;
+    }
+    if (id >= vocab)
+      return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, found %d", t, vocab,
+                  id);
+    p->token_ids[t] = id;
+  }
+  return PS_OK;
+}
+
+// A request that reads a failed slot has no token there.  It runs with token 0, so that the rest of the batch can run, and
+// its rows are marked: they get no logits.
+void take_failed(ps_program* p, const ps_batch& b) {
+  if (!p->has_failed) return;
+  for (int32_t r = 0; r < b.num_rows; ++r) {
+    const int32_t request = p->token_request[p->output_rows[r]];
+    p->failed_rows[r] = 0;
+    for (int32_t t = p->request_starts[request]; t < p->request_starts[request + 1]; ++t)
+      p->failed_rows[r] |= p->token_ids[t] == kFailedSlot;
+  }
+  for (int32_t t = 0; t < b.num_tokens; ++t) {
+    if (p->token_ids[t] == kFailedSlot) p->token_ids[t] = 0;
+  }
+}
+
+// NaN: sampling and every other reader of the logits find a row that failed.  A graph that ends in ids has no row that fails.
+void clear_failed_rows(ps_program* p, int32_t num_rows) {
+  const Graph& graph = p->model->graph;
+  float* logits = reinterpret_cast<float*>(p->logits.data());
+  for (int32_t r = 0; p->has_failed && graph.tail < 0 && r < num_rows; ++r, logits += graph.vocab_size) {
+    for (int32_t i = 0; p->failed_rows[r] && i < graph.vocab_size; ++i) logits[i] = NAN;
+  }
+}
+
+ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
+  const Graph& graph = p->model->graph;
+  if (++p->step_number == 0) {  // a wrapped number could meet an old owner
+    memset(static_cast<void*>(p->owners), 0, static_cast<size_t>(p->plan.owner_bytes));
+    p->step_number = 1;
+  }
+  for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
+    int32_t* table = p->page_tables + g * b.num_requests * width;
+    const bool has_pages = p->plan.used_groups >> g & 1;  // a group without states has no pages that a table could name
+    for (int64_t r = 0; r < b.num_requests; ++r) {
+      memcpy(table + r * width, b.page_tables + (g * b.num_requests + r) * b.page_table_width,
+             static_cast<size_t>(width) * 4);
+    }
+    const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
+    if (!has_pages) continue;
+    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], p->options.num_pages,
+                            p->owners + g * p->options.num_pages, p->step_number));
+  }
+  return PS_OK;
+}
+
+// Takes the tokens of wanted-only nodes.  Moving rows together costs as much as some of the work that it saves: it pays if at
+// most half of the tokens are wanted, each once and in order.
+void take_wanted(ps_program* p, const ps_batch& b) {
+  p->has_hidden = b.flags & PS_BATCH_HIDDEN;
+  bool few = !p->has_hidden && b.num_rows <= b.num_tokens / 2;
+  for (int32_t r = 1; few && r < b.num_rows; ++r) few = p->output_rows[r] > p->output_rows[r - 1];
+  p->num_wanted = few ? b.num_rows : b.num_tokens;
+  for (int32_t k = 0; k < p->num_wanted; ++k) {
+    const int32_t row = p->wanted_rows[k] = few ? p->output_rows[k] : k;
+    p->wanted_positions[k] = p->positions[row];
+    p->wanted_request[k] = p->token_request[row];
+  }
+  for (int32_t k = 0; few && p->plan.sources.count > 0 && k < p->num_wanted; ++k) p->output_rows[k] = k;
+}
+
+ps_status take_batch(ps_program* p, const ps_batch& b) {
+  PS_TRY(check_counts(*p, b));
+  PS_TRY(take_tokens(p, b));
+  memcpy(p->positions, b.positions, static_cast<size_t>(b.num_tokens) * 4);
+  memcpy(p->request_starts, b.request_starts, (static_cast<size_t>(b.num_requests) + 1) * 4);
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  const int32_t width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
+  const Ragged batch{p->positions, p->request_starts, nullptr, b.num_tokens, b.num_requests, width};
+  PS_TRY(check_requests(batch, p->model->graph.context_len));
+  if (p->model->graph.bidirectional) PS_TRY(check_whole_requests(batch));
+  PS_TRY(take_pages(p, b, width));
+  for (int32_t r = 0; r < b.num_rows; ++r) {
+    const int32_t row = b.output_rows[r];
+    if (row < 0 || row >= b.num_tokens) {
+      return fail(PS_INVALID_ARGUMENT, "output_rows[%d]: expected a token of the step, 0 to %d, found %d", r,
+                  b.num_tokens - 1, row);
+    }
+    p->output_rows[r] = row;
+  }
+  fill_token_request(batch, p->token_request);
+  take_failed(p, b);
+  take_wanted(p, b);
+  return PS_OK;
+}
+
+// Sizes of the step into the calls; most steps have those of the step before.
+void set_symbols(ps_program* p, const ps_batch& b) {
+  int64_t symbols[NUM_ROLES + 1];
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  symbols[ROLE_TOKENS] = b.num_tokens;
+  symbols[ROLE_REQUESTS] = b.num_requests;
+  symbols[ROLE_PAGES] = b.page_table_width < most ? b.page_table_width : most;
+  symbols[ROLE_ROWS] = b.num_rows;
+  symbols[kWantedTokens] = p->num_wanted;
+  if (memcmp(symbols, p->symbols, sizeof(symbols)) == 0) return;
+  memcpy(p->symbols, symbols, sizeof(symbols));
+  for (const Patch& patch : p->patches) *patch.target = evaluate(patch.dim, symbols);
+  for (int64_t s = 0; s < p->steps.size(); ++s) p->steps[s].items = p->phases[s]->items(*p->steps[s].call);
+}
+
+void poison(ps_program* p) {
+  memset(p->temporaries.data(), 0xFF, static_cast<size_t>(p->plan.temporary_bytes));
+  memset(p->logits.data(), 0xFF, static_cast<size_t>(p->plan.logits_bytes));
+  memset(p->scratch.data(), 0xFF, static_cast<size_t>(p->plan.shared_scratch));
+  memset(p->thread_scratch, 0xFF, static_cast<size_t>(p->plan.thread_scratch * p->context->pool.num_threads()));
+}
+
+}  // namespace
+
+ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
+  const Step& s = p.steps[step];
+  const int64_t node = s.call - p.calls.data();
+  if (node == p.plan.nodes.size()) {  // the wanted rows are moved at the end of the step before it
+    ps_span span = label_span(p, step - 1, thread);
+    ++span.phase;
+    return span;
+  }
+  int32_t phase = 0;
+  while (step - phase > 0 && p.steps[step - phase - 1].call == s.call) ++phase;
+  return ps_span{static_cast<int32_t>(node), phase, thread, 0, 0, 0, 0};
+}
+
+namespace {
+
+// Each thread has a row of spans, and fills those of the steps that it walks.
+void clear_spans(ps_program* p) {
+  ps_span* span = spans_of(p) + 1;
+  for (int64_t i = p->context->pool.num_threads() * p->steps.size(); i > 0; --i, ++span)
+    span->arrive_ns = span->begin_ns = span->end_ns = 0;
+}
+
+// Afterwards the rows of those that were there come first.  Steps that one is absent from take it no time.
+void gather_spans(ps_program* p, int64_t start_ns) {
+  ps_span* const whole = spans_of(p);
+  whole->arrive_ns = whole->begin_ns = start_ns;
+  whole->end_ns = now_ns();
+  const int64_t num_steps = p->steps.size();
+  int64_t count = 0;
+  for (int32_t t = 0; t < p->context->pool.num_threads(); ++t) {
+    const ps_span* row = whole + 1 + t * num_steps;
+    ps_span* out = whole + 1 + count * num_steps;
+    int64_t last = start_ns, present = 0;
+    for (int64_t s = 0; s < num_steps; ++s) {
+      ps_span span = row[s];
+      present += span.end_ns != 0;
+      if (!span.end_ns) span.arrive_ns = span.begin_ns = span.end_ns = span.arrive_ns ? span.arrive_ns : last;
+      last = span.end_ns;
+      span.thread = t;
+      out[s] = span;
+    }
+    count += present > 0;
+  }
+  p->num_spans = 1 + count * num_steps;
+}
+
+}  // namespace
+
+ps_status profile_program(ps_program* program, bool on) {
+  program->profiling = false;
+  program->num_spans = 0;
+  program->spans.release();
+  if (!on) return PS_OK;
+  const int64_t threads = program->context->pool.num_threads(), steps = program->steps.size();
+  const int64_t bytes = (1 + threads * steps) * static_cast<int64_t>(sizeof(ps_span));
+  if (!program->spans.allocate(bytes))
+    return fail(PS_OUT_OF_MEMORY, "profile: no memory for %lld bytes", static_cast<long long>(bytes));
+  ps_span* span = spans_of(program);
+  *span++ = ps_span{-1, 0, 0, 0, 0, 0, 0};
+  for (int64_t t = 0; t < threads; ++t) {
+    for (int64_t s = 0; s < steps; ++s) *span++ = label_span(*program, s, static_cast<int32_t>(t));
+  }
+  program->profiling = true;
+  return PS_OK;
+}
+
+// What a user's own op could not do: the step has no results then.
+static ps_status check_loaded(ps_program* p) {
+  if (!p->failure.data()) return PS_OK;
+  OpFailure* failure = reinterpret_cast<OpFailure*>(p->failure.data());
+  const ps_status status = take_failure(failure);
+  if (status == PS_OK) return PS_OK;
+  p->num_rows = -1;
+  const Node& node = p->model->graph.nodes[failure->call - p->calls.data()];
+  return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->calls.data()), PS_STR(node.name));
+}
+
+ps_status run_program(ps_program* p, const ps_batch& batch) {
+  const int64_t start_ns = p->profiling ? now_ns() : 0;
+  p->num_spans = 0;
+  PS_TRY(take_batch(p, batch));
+  set_symbols(p, batch);
+  if (has_flag(*p, PS_PROGRAM_POISON)) poison(p);
+  if (p->profiling) clear_spans(p);
+  const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
+  const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
+  if (has_flag(*p, PS_PROGRAM_ALL_THREADS)) {
+    PS_TRY(p->context->pool.walk(work, p, 0, false));
+  } else {
+    const int64_t patience = nanoseconds / kPatienceShare > kMinPatience ? nanoseconds / kPatienceShare : kMinPatience;
+    PS_TRY(p->context->pool.walk(work, p, patience, nanoseconds < kShortStepNanoseconds));
+  }
+  p->stamp += static_cast<uint64_t>(p->steps.size());
+#if defined(PENSTOCK_PLANTED)
+  PS_TRY(planted_failure(batch.num_tokens));
+#endif
+  if (p->profiling) gather_spans(p, start_ns);
+  PS_TRY(check_loaded(p));
+  clear_failed_rows(p, batch.num_rows);
+  p->num_rows = batch.num_rows;
+  return PS_OK;
+}
+
+}  // namespace ps

@@ -1,0 +1,37 @@
+// The checks of a ragged batch.  Only a batch that passed them reaches a kernel.
+#ifndef PENSTOCK_PROGRAM_PAGES_H
+#define PENSTOCK_PROGRAM_PAGES_H
+
+#include "base/error.h"
+#include "base/memory.h"
+
+namespace ps {
+
+// The arrays of one step or of one op, page tables of one group.
+struct Ragged {
+  const int32_t* positions;       // [num_tokens]
+  const int32_t* request_starts;  // [num_requests + 1]
+  const int32_t* page_table;      // [num_requests][width]
+  int32_t num_tokens, num_requests, width;
+};
+
+// The last writer of a page: a step, a request of that step, and an entry of its table.
+struct PageOwner {
+  uint32_t step;
+  int32_t request, entry;
+};
+
+// request_starts, and positions ascending by one within a request and below max_position.
+ps_status check_requests(const Ragged& batch, int32_t max_position);
+// Every request of the step begins at position 0: of a graph whose attention is not causal, in which what a step wrote
+// depends on all of its tokens.  PS_UNSUPPORTED.
+ps_status check_whole_requests(const Ragged& batch);
+// Every entry that a valid key of the window needs names a page; a page that the step writes has one place in
+// the batch.  owners: [num_pages], kept between steps; step: differs from the last call's.
+ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,
+                           uint32_t step);
+void fill_token_request(const Ragged& batch, int32_t* token_request);
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,62 @@
+// Words that threads wait on: they spin for a short time, then sleep.
+#ifndef PENSTOCK_THREADS_WAIT_H
+#define PENSTOCK_THREADS_WAIT_H
+
+#include <stdint.h>
+
+#include <atomic>
+
+#include "base/clock.h"
+
+namespace ps {
+
+constexpr int64_t kSpinNanoseconds = 50000;
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// Looks until done() or the time is up, between looks idle(); whether it was done.
+template <typename Done, typename Idle>
+bool spin_until(int64_t nanoseconds, Done&& done, Idle&& idle) {
+  const int64_t deadline = now_ns() + nanoseconds;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+      idle();
+      pause_cpu();
+    }
+  } while (now_ns() < deadline);
+  return false;
+}
+
+// Sleeps while the word is `expected`, at most `nanoseconds` (0: for ever); may return for no reason.
+void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds);
+void futex_wake_all(std::atomic<uint32_t>* word);
+
+// A counter whose every advance wakes those that wait for it.
+class alignas(64) WaitWord {
+ public:
+  uint32_t load() const { return value_.load(std::memory_order_acquire); }
+  // Returns once the word differs from `old`, or at `until_ns` (0: never).
+  void wait_while(uint32_t old, bool spin, int64_t until_ns = 0) {
+    if (spin && spin_until(kSpinNanoseconds, [&] { return load() != old; }, [] {})) return;
+    sleep_while(old, until_ns);
+  }
+  // Adds one; whether it woke anybody.
+  bool advance();
+
+ private:
+  void sleep_while(uint32_t old, int64_t until_ns);
+
+  std::atomic<uint32_t> value_{0};
+  std::atomic<int32_t> sleepers_{0};
+};
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,141 @@
+// Checks of the contents of a tokenizer's tables: each index lies within its table, and sorted tables are in order.
+// The tables of a mapped file may change later.  Therefore an access is also bounded by the value that was read for it.
+#include <algorithm>
+
+#include "tokenizer/tokenizer.h"
+
+namespace ps {
+namespace {
+
+constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: what a step through a text may look at
+constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 16;
+constexpr uint32_t kMaxTokenBytes = 4096;  // of one token: what an id may decode to
+constexpr uint32_t kMaxAround = 1024;      // special tokens around a text
+
+ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
+  return fail(PS_INVALID_FILE, "%s[%u]: expected %s, found %u", table, index, expected, found);
+}
+
+ps_status check_count(const char* table, uint32_t count, uint64_t expected) {
+  if (count == expected) return PS_OK;
+  return fail(PS_INVALID_FILE, "%s: expected %llu elements, found %u", table, static_cast<unsigned long long>(expected), count);
+}
+
+// From 0 up to `end`, as many as there are tokens and one.
+ps_status check_begins(const char* name, const Table<uint32_t>& begins, uint32_t num_tokens, uint32_t end) {
+  PS_TRY(check_count(name, begins.count, uint64_t{num_tokens} + 1));
+  if (begins.data[0] != 0) return bad(name, 0, "0", begins.data[0]);
+  for (uint32_t i = 0; i < num_tokens; ++i) {
+    if (begins.data[i + 1] < begins.data[i]) return bad(name, i + 1, "no less than the one before", begins.data[i + 1]);
+  }
+  if (begins.data[num_tokens] != end) return bad(name, num_tokens, "the number of elements", begins.data[num_tokens]);
+  return PS_OK;
+}
+
+ps_status check_ids(const char* name, const Table<uint32_t>& ids, uint32_t num_tokens, bool may_lack) {
+  for (uint32_t i = 0; i < ids.count; ++i) {
+    if (ids.data[i] >= num_tokens && !(may_lack && ids.data[i] == kNoToken)) return bad(name, i, "a token", ids.data[i]);
+  }
+  return PS_OK;
+}
+
+ps_status check_merges(const TokenizerTables& t, uint32_t num_tokens) {
+  for (uint32_t left = 0; left < num_tokens; ++left) {
+    const uint32_t begin = t.merge_begins.data[left], end = t.merge_begins.data[left + 1];
+    for (uint32_t i = begin; i < end && i < t.merges.count; ++i) {
+      const Merge& merge = t.merges.data[i];
+      if (merge.right >= num_tokens) return bad("merges", i, "a right token", merge.right);
+      if (merge.token >= num_tokens) return bad("merges", i, "a token", merge.token);
+      if (i > begin && merge.right <= t.merges.data[i - 1].right) return bad("merges", i, "right tokens that ascend", merge.right);
+    }
+  }
+  return PS_OK;
+}
+
+ps_status check_characters(const TokenizerTables& t, uint32_t num_tokens) {
+  for (uint32_t i = 0; i < t.characters.count; ++i) {
+    const Character& c = t.characters.data[i];
+    if (c.token >= num_tokens) return bad("characters", i, "a token", c.token);
+    if (c.code_point > 0x10FFFF || (i && c.code_point <= t.characters.data[i - 1].code_point))
+      return bad("characters", i, "code points that ascend", c.code_point);
+  }
+  return PS_OK;
+}
+
+// A power of two with room, so that a search ends.
+ps_status check_words(const TokenizerTables& t, uint32_t num_tokens) {
+  if (!t.words.count) return PS_OK;
+  if (t.words.count & (t.words.count - 1)) return fail(PS_INVALID_FILE, "words: expected a power of two, found %u", t.words.count);
+  PS_TRY(check_ids("words", t.words, num_tokens, true));
+  if (std::find(t.words.data, t.words.data + t.words.count, kNoToken) == t.words.data + t.words.count)
+    return fail(PS_INVALID_FILE, "words: expected an empty place, found none");
+  return PS_OK;
+}
+
+ps_status check_text(const char* table, uint32_t index, const TokenizerTables& t, uint32_t begin, uint32_t bytes) {
+  if (begin > t.text.count || bytes > t.text.count - begin) return bad(table, index, "a place within the text", begin);
+  if (find_ill_formed(slice(t.text, begin, bytes)) >= 0) return bad(table, index, "UTF-8", begin);
+  return PS_OK;
+}
+
+ps_status check_added(const char* name, const TokenizerTables& t, const Table<Added>& added, uint32_t num_tokens) {
+  Text last{nullptr, 0};
+  for (uint32_t i = 0; i < added.count; ++i) {
+    const Added token = added.data[i];
+    if (token.token >= num_tokens) return bad(name, i, "a token", token.token);
+    if (token.flags & ~uint32_t{ADDED_KNOWN_FLAGS}) return bad(name, i, "flags that are known", token.flags);
+    if (token.bytes == 0 || token.bytes > kMaxAddedBytes) return bad(name, i, "1 to 1024 bytes", token.bytes);
+    PS_TRY(check_text(name, i, t, token.begin, token.bytes));
+    const Text text = slice(t.text, token.begin, token.bytes);
+    const int order = i ? memcmp(last.data, text.data, static_cast<size_t>(std::min(last.bytes, text.bytes))) : -1;
+    if (order > 0 || (order == 0 && last.bytes >= text.bytes)) return bad(name, i, "tokens that ascend", token.token);
+    last = text;
+  }
+  return PS_OK;
+}
+
+ps_status check_steps(const TokenizerTables& t) {
+  if (t.steps.count > kMaxSteps) return fail(PS_INVALID_FILE, "steps: expected at most %u, found %u", kMaxSteps, t.steps.count);
+  for (uint32_t i = 0; i < t.steps.count; ++i) {
+    const TextStep& step = t.steps.data[i];
+    if (step.kind >= NUM_STEPS) return fail(PS_UNSUPPORTED, "steps[%u]: found the kind %u, which is not known", i, step.kind);
+    PS_TRY(check_text("steps", i, t, step.begin, step.bytes));
+    PS_TRY(check_text("steps", i, t, step.with_begin, step.with_bytes));
+    if (step.bytes > kMaxStepBytes || step.with_bytes > kMaxStepBytes) return bad("steps", i, "at most 16 bytes", step.bytes);
+    if (step.kind == STEP_REPLACE && step.bytes == 0) return bad("steps", i, "what to replace", step.bytes);
+  }
+  return PS_OK;
+}
+
+}  // namespace
+
+ps_status check_tables(const Tokenizer& tokenizer) {
+  const TokenizerTables& t = tokenizer.tables;
+  const uint32_t n = tokenizer.header.num_tokens;
+  PS_TRY(check_begins("token_begins", t.token_begins, n, t.token_bytes.count));
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t bytes = t.token_begins.data[i + 1] - t.token_begins.data[i];
+    if (bytes > kMaxTokenBytes) return bad("token_begins", i, "a token of at most 4096 bytes", bytes);
+  }
+  PS_TRY(check_count("token_flags", t.token_flags.count, n));
+  for (uint32_t i = 0; i < n; ++i) {
+    if (t.token_flags.data[i] & ~uint32_t{TOKEN_KNOWN_FLAGS}) return bad("token_flags", i, "flags that are known", t.token_flags.data[i]);
+  }
+  PS_TRY(check_begins("merge_begins", t.merge_begins, n, t.merges.count));
+  PS_TRY(check_merges(t, n));
+  if (t.bytes.count || tokenizer.header.kind == TOKENIZER_BYTES) PS_TRY(check_count("bytes", t.bytes.count, 256));
+  PS_TRY(check_ids("bytes", t.bytes, n, true));
+  PS_TRY(check_characters(t, n));
+  PS_TRY(check_words(t, n));
+  PS_TRY(check_added("added", t, t.added, n));
+  PS_TRY(check_added("added_normalized", t, t.added_normalized, n));
+  PS_TRY(check_steps(t));
+  if (t.prefix.count > kMaxAround) return bad("prefix", 0, "at most 1024 tokens", t.prefix.count);
+  if (t.suffix.count > kMaxAround) return bad("suffix", 0, "at most 1024 tokens", t.suffix.count);
+  PS_TRY(check_ids("prefix", t.prefix, n, false));
+  PS_TRY(check_ids("suffix", t.suffix, n, false));
+  const uint32_t special[] = {tokenizer.header.unknown, tokenizer.header.bos, tokenizer.header.pad};
+  return check_ids("header", Table<uint32_t>{special, 3}, n, true);
+}
+
+}  // namespace ps

@@ -1,0 +1,186 @@
+// A tokenizer as export compiled it (docs/bundle-format.md), used in place.
+//
+// Opening checks every table.  Other processes may still write to a mapped file afterwards.  Each value is therefore bounded
+// again where it is used: a changed file yields wrong tokens, never an invalid access.
+#ifndef PENSTOCK_TOKENIZER_H
+#define PENSTOCK_TOKENIZER_H
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "tokenizer/unicode.h"
+
+namespace ps {
+
+constexpr uint32_t kTokenizerVersion = 1;
+constexpr uint32_t kNoToken = ~0u;
+constexpr uint32_t kMaxTokens = 1u << 24;
+
+enum TokenizerKind : uint32_t {
+  TOKENIZER_NONE,        // not compiled: `text` says why
+  TOKENIZER_BYTES,       // byte-level BPE
+  TOKENIZER_CHARACTERS,  // BPE of characters, bytes as the fallback
+};
+enum SplitPattern : uint32_t { SPLIT_NONE, SPLIT_GPT2, SPLIT_LLAMA3, SPLIT_QWEN2, NUM_SPLITS };
+enum Metaspace : uint32_t { METASPACE_NONE, METASPACE_ALWAYS, METASPACE_FIRST, METASPACE_NEVER, NUM_METASPACES };
+enum TokenizerFlag : uint32_t {
+  TOKENIZER_WHOLE_WORDS = 1,   // a word that is a token is not merged (ignore_merges)
+  TOKENIZER_FUSE_UNKNOWN = 2,  // neighbouring unknown characters are one unknown token
+  TOKENIZER_PREFIX_SPACE = 4,  // a space goes in front of a text that begins with none
+  TOKENIZER_SPLIT_SPACES = 8,  // with Metaspace: words begin at spaces
+  TOKENIZER_STRIP_SPACE = 16,  // decoding takes one space off the beginning
+  TOKENIZER_KNOWN_FLAGS = 31,
+};
+enum TokenFlag : uint8_t { TOKEN_SPECIAL = 1, TOKEN_BYTE = 2, TOKEN_KNOWN_FLAGS = 3 };
+enum AddedFlag : uint32_t { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4, ADDED_SPECIAL = 8, ADDED_KNOWN_FLAGS = 15 };
+enum NormalizerStep : uint32_t { STEP_NFC, STEP_PREPEND, STEP_REPLACE, NUM_STEPS };
+
+struct Merge {  // of the left token whose list it is in
+  uint32_t right, rank, token;
+};
+struct Character {
+  uint32_t code_point, token;
+};
+struct Added {  // its text lies in `text`
+  uint32_t token, flags, begin, bytes;
+};
+struct TextStep {
+  uint32_t kind, begin, bytes, with_begin, with_bytes;  // replaces one text by the other; prepends the first
+};
+
+template <typename T>
+struct Table {
+  const T* data;
+  uint32_t count;
+};
+
+// The segment's first bytes; its tables are places and counts behind them, in the order of TokenizerTables.
+struct TokenizerHeader {
+  char magic[8];  // "PSTOKENS"
+  uint32_t version, kind, flags, split, metaspace, num_tokens, unknown, bos, pad, num_tables;
+};
+
+struct TokenizerTables {
+  Table<uint32_t> token_begins;  // [num_tokens + 1] into token_bytes
+  Table<uint8_t> token_bytes;    // what a token decodes to
+  Table<uint8_t> token_flags;    // [num_tokens]
+  Table<uint32_t> merge_begins;  // [num_tokens + 1] into merges
+  Table<Merge> merges;           // ascending by right within a left token
+  Table<uint32_t> bytes;         // [256] tokens of bytes: the alphabet, or the fallback; or empty
+  Table<Character> characters;   // ascending
+  Table<uint32_t> words;         // hash table of tokens by their bytes, a power of two; or empty
+  Table<Added> added;            // found in the text as it is; ascending by their bytes
+  Table<Added> added_normalized; // found in the normalized text
+  Table<TextStep> steps;             // of the normalizer
+  Table<uint32_t> prefix, suffix; // special tokens around a text
+  Table<int32_t> eos;            // tokens that end a text
+  Table<uint8_t> text;
+};
+
+struct Tokenizer {
+  TokenizerHeader header;  // a copy, as are the places of the tables
+  TokenizerTables tables;
+  uint32_t added_firsts[2][8];  // bits: the first bytes of added tokens
+  Vec<char> reason;             // why there is none; terminated
+};
+
+inline Text slice(const Table<uint8_t>& table, uint32_t begin, uint32_t bytes) {
+  if (begin > table.count || bytes > table.count - begin) return Text{table.data, 0};
+  return Text{table.data + begin, bytes};
+}
+inline Text token_text(const Tokenizer& t, uint32_t token) {
+  if (token >= t.header.num_tokens) return Text{nullptr, 0};
+  const uint32_t begin = t.tables.token_begins.data[token], end = t.tables.token_begins.data[token + 1];
+  return end < begin ? Text{nullptr, 0} : slice(t.tables.token_bytes, begin, end - begin);
+}
+uint32_t hash_word(Text word);
+
+// Reads and checks a segment, which must outlive it.
+ps_status open_tokenizer(const uint8_t* data, int64_t bytes, Tokenizer* out);
+ps_status check_tables(const Tokenizer& tokenizer);
+
+// The destination of ids: those that do not fit are only counted.
+struct TokenSink {
+  int32_t* ids;
+  int64_t capacity, count;
+  void add(uint32_t token) {
+    if (count < capacity) ids[count] = static_cast<int32_t>(token);
+    ++count;
+  }
+};
+// Where the text of ids goes, likewise.
+struct TextSink {
+  char* text;
+  int64_t capacity, bytes;
+  void add(const uint8_t* data, int64_t size) {
+    const int64_t room = capacity - bytes;
+    if (room > 0) memcpy(text + bytes, data, static_cast<size_t>(size < room ? size : room));
+    bytes += size;
+  }
+};
+
+ps_status encode_text(const Tokenizer& tokenizer, Text text, uint32_t flags, TokenSink* out);
+// `begin` is moved behind the ids whose text is given out.
+ps_status decode_tokens(const Tokenizer& tokenizer, const int32_t* ids, int64_t num_ids, uint32_t flags, int64_t* begin,
+                        TextSink* out);
+
+// ---- parts of encoding ------------------------------------------------------------------------------------
+
+struct Piece {
+  Text text;
+  uint32_t token;  // an added token; kNoToken: text
+};
+
+// Cuts a text at added tokens (AddedVocabulary of the `tokenizers` library, leftmost and longest first).
+class AddedSplit {
+ public:
+  AddedSplit(const Tokenizer& tokenizer, bool normalized, bool parse_special, Text text);
+  bool next(Piece* out);
+
+ private:
+  const Added* longest_at(int64_t at, int64_t* end) const;
+  bool accept(const Added& token, int64_t* begin, int64_t* end);
+  const Tokenizer& tokenizer_;
+  const Table<Added>& table_;
+  const uint32_t* firsts_;
+  bool parse_special_;
+  Text text_;
+  int64_t scan_ = 0, done_ = 0;  // searched so far; given out so far
+  int64_t spaces_begin_ = 0, spaces_end_ = 0;
+  Piece waiting_{};
+  bool has_waiting_ = false;
+};
+
+// The end of the word that begins at `at`.
+int64_t end_of_word(SplitPattern pattern, Text text, int64_t at);
+
+struct WordPart {
+  uint32_t token;
+  int32_t previous, next;  // next kMerged: part of the symbol before
+};
+struct MergeChoice {
+  uint32_t rank;
+  int32_t place;
+  uint32_t token;
+};
+
+// Words to tokens.  Memory is kept from word to word.
+class Merger {
+ public:
+  explicit Merger(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  ps_status run(Text word, TokenSink* out);
+
+ private:
+  bool push_parts(Text word);
+  bool push_part(uint32_t token);
+  bool push_unknown(bool* pending);
+  const Merge* find(uint32_t left, uint32_t right) const;
+  bool consider(int32_t place);
+  bool merge();
+  const Tokenizer& tokenizer_;
+  Vec<WordPart> parts_;
+  Vec<MergeChoice> heap_;
+};
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,263 @@
+// UTF-8 decoding, lookup of character classes, and NFC.
+#include "tokenizer/unicode.h"
+
+#include <algorithm>
+
+#include "tokenizer/unicode_tables.h"
+
+namespace ps {
+namespace {
+
+constexpr uint32_t kNumAscii = 128;
+constexpr uint32_t kNumClassRuns = sizeof(kClassRuns) / sizeof(kClassRuns[0]);
+
+}  // namespace
+
+uint32_t classes_of(uint32_t code_point) {
+  if (code_point < kNumAscii) {
+    const uint32_t lower = code_point | 32;
+    if (lower - 'a' < 26) return kLetter | kWord;
+    if (code_point - '0' < 10) return kNumber | kWord;
+    if (code_point == ' ' || code_point - 9 < 5) return kSpace;
+    return code_point == '_' ? kWord : 0;
+  }
+  const uint32_t* run = std::upper_bound(kClassRuns, kClassRuns + kNumClassRuns, code_point << 4 | 15);
+  return run[-1] & 15;
+}
+
+int32_t character_at(Text text, int64_t at, int32_t* bad, bool* cut) {
+  const uint8_t first = text.data[at];
+  if (bad) *bad = 1;
+  if (cut) *cut = false;
+  if (first < kNumAscii) return 1;
+  if (first < 0xC2 || first > 0xF4) return 0;
+  const int32_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  uint8_t low = 0x80, high = 0xBF;  // of the second byte: neither overlong, nor a surrogate, nor beyond U+10FFFF
+  if (first == 0xE0) low = 0xA0;
+  if (first == 0xED) high = 0x9F;
+  if (first == 0xF0) low = 0x90;
+  if (first == 0xF4) high = 0x8F;
+  for (int32_t i = 1; i < length; ++i) {
+    if (at + i == text.bytes) {
+      if (cut) *cut = true;
+      return 0;
+    }
+    const uint8_t byte = text.data[at + i];
+    if (byte < low || byte > high) return 0;
+    low = 0x80, high = 0xBF;
+    if (bad) *bad = i + 1;
+  }
+  return length;
+}
+
+int64_t find_ill_formed(Text text) {
+  for (int64_t at = 0; at < text.bytes;) {
+    const int32_t length = character_at(text, at);
+    if (!length) return at;
+    at += length;
+  }
+  return -1;
+}
+
+uint32_t next_character(Text text, int64_t* at) {
+  const uint8_t* p = text.data + *at;
+  const int32_t length = *p < kNumAscii ? 1 : character_at(text, *at);
+  *at += length ? length : 1;
+  switch (length) {
+    case 2:
+      return (p[0] & 0x1Fu) << 6 | (p[1] & 0x3Fu);
+    case 3:
+      return (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+    case 4:
+      return (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
+    default:
+      return *p;
+  }
+}
+
+uint32_t character_before(Text text, int64_t at) {
+  int64_t begin = at - 1;
+  while (begin > 0 && at - begin < 4 && (text.data[begin] & 0xC0) == 0x80) --begin;
+  return next_character(text, &begin);
+}
+
+bool push_character(Bytes* out, uint32_t c) {
+  if (c < 0x80) return out->push(static_cast<uint8_t>(c));
+  const uint8_t last = static_cast<uint8_t>(0x80 | (c & 0x3F));
+  if (c < 0x800) return out->push(static_cast<uint8_t>(0xC0 | c >> 6)) && out->push(last);
+  const uint8_t middle = static_cast<uint8_t>(0x80 | (c >> 6 & 0x3F));
+  if (c < 0x10000) return out->push(static_cast<uint8_t>(0xE0 | c >> 12)) && out->push(middle) && out->push(last);
+  return out->push(static_cast<uint8_t>(0xF0 | c >> 18)) && out->push(static_cast<uint8_t>(0x80 | (c >> 12 & 0x3F))) &&
+         out->push(middle) && out->push(last);
+}
+
+bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes) {
+  const int64_t old = out->size();
+  if (!bytes) return true;
+  if (!out->resize(old + bytes)) return false;
+  memcpy(out->data() + old, data, static_cast<size_t>(bytes));
+  return true;
+}
+
+namespace {
+
+constexpr uint32_t kNumCombiningRuns = sizeof(kCombiningRuns) / sizeof(kCombiningRuns[0]);
+constexpr uint32_t kNumSingleRuns = sizeof(kSingleRuns) / sizeof(kSingleRuns[0]) / 2;
+constexpr uint32_t kNumSingles = sizeof(kSingleTargets) / 3;
+constexpr uint32_t kNumPairs = sizeof(kPairs) / sizeof(kPairs[0]) / 3;
+constexpr uint32_t kNumOrdered = sizeof(kPairOrder) / sizeof(kPairOrder[0]);
+constexpr uint32_t kNumLargePairs = sizeof(kLargePairs) / sizeof(kLargePairs[0]) / 4;
+constexpr uint32_t kFirstCombining = 0x300;  // neither composes, nor has it a combining class, below
+constexpr uint32_t kHangul = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
+constexpr uint32_t kNumLeads = 19, kNumVowels = 21, kNumTrails = 28;
+constexpr uint32_t kNoCharacter = ~0u;
+
+uint32_t combining_class(uint32_t c) {
+  if (c < kFirstCombining) return 0;
+  const uint32_t* run = std::upper_bound(kCombiningRuns, kCombiningRuns + kNumCombiningRuns, c << 8 | 255);
+  return run == kCombiningRuns ? 0 : run[-1] & 255;
+}
+
+// What one code point decomposes into in one step; false: nothing.  *second is kNoCharacter for a single one.
+bool decompose(uint32_t c, uint32_t* first, uint32_t* second) {
+  *second = kNoCharacter;
+  uint32_t low = 0, high = kNumSingleRuns;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (kSingleRuns[2 * middle] <= c) low = middle + 1;
+    else high = middle;
+  }
+  if (low) {
+    const uint32_t index = kSingleRuns[2 * low - 1] + (c - kSingleRuns[2 * low - 2]);
+    if (index < (low < kNumSingleRuns ? kSingleRuns[2 * low + 1] : kNumSingles)) {
+      const uint8_t* to = kSingleTargets + 3 * index;
+      *first = to[0] | to[1] << 8 | to[2] << 16;
+      return true;
+    }
+  }
+  low = 0, high = kNumPairs;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (kPairs[3 * middle] < c) low = middle + 1;
+    else high = middle;
+  }
+  if (low < kNumPairs && kPairs[3 * low] == c) {
+    *first = kPairs[3 * low + 1], *second = kPairs[3 * low + 2];
+    return true;
+  }
+  for (uint32_t i = 0; c > 0xFFFF && i < kNumLargePairs; ++i) {
+    if (kLargePairs[4 * i] != c) continue;
+    *first = kLargePairs[4 * i + 1], *second = kLargePairs[4 * i + 2];
+    return true;
+  }
+  return false;
+}
+
+uint32_t compose(uint32_t a, uint32_t b) {
+  if (a - kLead < kNumLeads && b - kVowel < kNumVowels)
+    return kHangul + ((a - kLead) * kNumVowels + (b - kVowel)) * kNumTrails;
+  if (a - kHangul < kNumLeads * kNumVowels * kNumTrails && (a - kHangul) % kNumTrails == 0 && b - kTrail - 1 < kNumTrails - 1)
+    return a + (b - kTrail);
+  if (a < 0x10000 && b < 0x10000) {
+    uint32_t low = 0, high = kNumOrdered;
+    while (low < high) {
+      const uint32_t middle = (low + high) / 2;
+      const uint16_t* pair = kPairs + 3 * kPairOrder[middle];
+      if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
+      else high = middle;
+    }
+    if (low < kNumOrdered) {
+      const uint16_t* pair = kPairs + 3 * kPairOrder[low];
+      if (pair[1] == a && pair[2] == b) return pair[0];
+    }
+  }
+  for (uint32_t i = 0; (a > 0xFFFF || b > 0xFFFF) && i < kNumLargePairs; ++i) {
+    const uint32_t* pair = kLargePairs + 4 * i;
+    if (pair[1] == a && pair[2] == b && pair[3]) return pair[0];
+  }
+  return kNoCharacter;
+}
+
+// A starter with what follows it, in canonical order: class << 56 | place << 24 | code point, sorted in n log n
+// whatever the number of marks.
+using Marks = Vec<uint64_t>;
+
+bool push_decomposed(uint32_t c, Marks* out) {
+  uint32_t first, second;
+  if (c - kHangul < kNumLeads * kNumVowels * kNumTrails) {
+    const uint32_t index = c - kHangul, trail = index % kNumTrails;
+    return out->push(kLead + index / (kNumVowels * kNumTrails)) && out->push(kVowel + index / kNumTrails % kNumVowels) &&
+           (!trail || out->push(kTrail + trail));
+  }
+  if (c < kNumAscii || !decompose(c, &first, &second)) {
+    return out->push(static_cast<uint64_t>(combining_class(c)) << 56 | static_cast<uint64_t>(out->size()) << 24 | c);
+  }
+  // A second one never decomposes further.
+  return push_decomposed(first, out) &&
+         (second == kNoCharacter ||
+          out->push(static_cast<uint64_t>(combining_class(second)) << 56 | static_cast<uint64_t>(out->size()) << 24 | second));
+}
+
+uint32_t class_of(uint64_t mark) { return static_cast<uint32_t>(mark >> 56); }
+uint32_t point_of(uint64_t mark) { return static_cast<uint32_t>(mark & 0xFFFFFF); }
+
+bool push_composed(Marks* marks, Bytes* out) {
+  uint64_t* data = marks->data();
+  const int64_t size = marks->size();
+  for (int64_t begin = 0; begin < size;) {  // runs of marks into their order
+    if (!class_of(data[begin])) {
+      ++begin;
+      continue;
+    }
+    int64_t end = begin;
+    while (end < size && class_of(data[end])) ++end;
+    std::sort(data + begin, data + end);
+    begin = end;
+  }
+  int64_t starter = -1;
+  uint32_t last = 0;  // class of the mark before, where one is left between it and the starter
+  bool adjacent = false;
+  for (int64_t i = 0; i < size; ++i) {
+    const uint32_t c = point_of(data[i]), cls = class_of(data[i]);
+    if (starter >= 0 && (adjacent || last < cls)) {
+      const uint32_t composed = compose(point_of(data[starter]), c);
+      if (composed != kNoCharacter) {
+        data[starter] = composed;
+        data[i] = kNoCharacter;
+        continue;
+      }
+    }
+    adjacent = cls == 0;
+    if (cls == 0) starter = i;
+    last = cls;
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    if (data[i] != kNoCharacter && !push_character(out, point_of(data[i]))) return false;
+  }
+  marks->clear();
+  return true;
+}
+
+}  // namespace
+
+bool push_nfc(Text text, Bytes* out) {
+  Marks marks;
+  for (int64_t at = 0; at < text.bytes;) {
+    // Two characters in a row below the first combining one: nothing happens to the first.
+    int64_t next = at;
+    const uint32_t c = next_character(text, &next);
+    if (c < kFirstCombining && (next == text.bytes || text.data[next] < kNumAscii)) {
+      if (marks.size() && !push_composed(&marks, out)) return false;
+      if (!push_bytes(out, text.data + at, next - at)) return false;
+      at = next;
+      continue;
+    }
+    // Below that, a character begins anew: it is no second part of any.
+    if (c < kFirstCombining && marks.size() && !push_composed(&marks, out)) return false;
+    if (!push_decomposed(c, &marks)) return false;
+    at = next;
+  }
+  return push_composed(&marks, out);
+}
+
+}  // namespace ps

@@ -1,0 +1,41 @@
+// UTF-8, character classes and canonical composition (NFC), equal to those of the `tokenizers` library.
+#ifndef PENSTOCK_TOKENIZER_UNICODE_H
+#define PENSTOCK_TOKENIZER_UNICODE_H
+
+#include <stdint.h>
+
+#include "base/memory.h"
+
+namespace ps {
+
+using Bytes = Vec<uint8_t>;
+
+// A run of UTF-8.
+struct Text {
+  const uint8_t* data;
+  int64_t bytes;
+};
+
+// \p{L}, \p{N}, \s and \w.
+constexpr uint32_t kLetter = 1, kNumber = 2, kSpace = 4, kWord = 8;
+uint32_t classes_of(uint32_t code_point);
+
+// The bytes of the well-formed character at `at`: 1 to 4.  0: none begins there.  When the text ends within what could
+// become one, *cut (where given) says so; *bad is the bytes of the ill-formed sequence, as Unicode's table 3-8 counts them.
+int32_t character_at(Text text, int64_t at, int32_t* bad = nullptr, bool* cut = nullptr);
+// Where the text is no UTF-8; -1: nowhere.
+int64_t find_ill_formed(Text text);
+
+// The character at *at, which moves behind it.  Of text that is no UTF-8 each byte is one.
+uint32_t next_character(Text text, int64_t* at);
+// The character that ends before `at`, above 0.
+uint32_t character_before(Text text, int64_t at);
+bool push_character(Bytes* out, uint32_t code_point);
+bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes);
+
+// Appends the text in normalization form C (UAX #15); false when memory runs out.
+bool push_nfc(Text text, Bytes* out);
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,232 @@
+// Checks of kv_append and attention: pages in random order, unwritten slots full of NaN, no pages before a window.
+#ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
+#define PENSTOCK_KERNEL_CHECK_ATTENTION_H
+
+#include "kernel_check.h"
+
+namespace check {
+
+struct AttentionCase {
+  int num_heads, num_kv_heads, head_dim, kv_layout, causal, window;
+  float softcap;
+  bool alibi;
+  std::vector<int> lens;  // tokens of each request
+  int queries;            // the last tokens of each that ask
+};
+
+struct Ragged {
+  std::vector<int32_t> positions, starts, request, table;
+  int width;
+  ps::RaggedView view() const {
+    return {positions.data(),           starts.data(), request.data(), table.data(), int32_t(positions.size()),
+            int32_t(starts.size()) - 1, width};
+  }
+};
+
+// The last `count` tokens of each request (all where it has fewer).
+inline Ragged ragged(const std::vector<int>& lens, int count, int width, const std::vector<int32_t>& table) {
+  Ragged r = {{}, {0}, {}, table, width};
+  for (size_t i = 0; i < lens.size(); ++i) {
+    for (int p = lens[i] > count ? lens[i] - count : 0; p < lens[i]; ++p) {
+      r.positions.push_back(p);
+      r.request.push_back(int32_t(i));
+    }
+    r.starts.push_back(int32_t(r.positions.size()));
+  }
+  return r;
+}
+
+struct Prepared {
+  AttentionCase c;
+  Ragged all, asking;
+  Floats k, v, q, slopes;  // k, v of all tokens; q of those that ask
+  int64_t page_bytes, num_pages;
+};
+
+inline Prepared prepare(const AttentionCase& c, Random& random) {
+  Prepared p;
+  p.c = c;
+  int longest = 0;
+  for (int len : c.lens) longest = len > longest ? len : longest;
+  const int width = (longest + 31) / 32;
+  std::vector<int32_t> table(c.lens.size() * size_t(width), -1);
+  int32_t next = 0;
+  for (int page = 0; page < width; ++page)  // requests take turns, so that no request's pages are adjacent
+    for (size_t i = 0; i < c.lens.size(); ++i)
+      if (page * 32 < c.lens[i]) table[i * size_t(width) + size_t(page)] = next++;
+  p.num_pages = next;
+  p.all = ragged(c.lens, 1 << 20, width, table);
+  p.asking = ragged(c.lens, c.queries, width, table);
+  const int64_t kv = c.num_kv_heads * c.head_dim;
+  p.k = random.normals(int64_t(p.all.positions.size()) * kv);
+  p.v = random.normals(int64_t(p.all.positions.size()) * kv);
+  p.q = random.normals(int64_t(p.asking.positions.size()) * c.num_heads * c.head_dim, 0.7f);
+  p.slopes = random.normals(c.num_heads, 0.05f);
+  const int64_t element = c.kv_layout == PS_KV_F32 ? 4 : c.kv_layout == PS_KV_BF16 ? 2 : 1;
+  const int64_t pad = c.kv_layout == PS_KV_BF16 ? c.head_dim % 2 : 0;
+  p.page_bytes = c.num_kv_heads * (32 * (2 * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 256 : 0));
+  return p;
+}
+
+inline ps::KvView kv_view(const Prepared& p, Bytes& pages) {
+  return {pages.data(), p.c.kv_layout, p.c.num_kv_heads, p.c.head_dim, p.page_bytes};
+}
+
+inline Bytes append(const ps::Kernels* k, const Prepared& p) {
+  Bytes pages(size_t(p.page_bytes * p.num_pages), 0xff);
+  const int64_t stride = p.c.num_kv_heads * p.c.head_dim;
+  ps::KvAppendArgs a = {p.k.data(), p.v.data(), stride, stride, kv_view(p, pages), p.all.view()};
+  const int64_t n = int64_t(p.all.positions.size());
+  k->kv_append(a, 0, n / 2);
+  k->kv_append(a, n / 2, n);
+  return pages;
+}
+
+// `split`: items a call; 0: the partitions one by one, from the last to the first, and then their merge.
+inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& q, Bytes& pages,
+                     int64_t split) {
+  const AttentionCase& c = p.c;
+  const int64_t stride = c.num_heads * c.head_dim;
+  Floats out(q.size(), 777.f);
+  std::vector<char> scratch(size_t(k->attention_scratch_bytes(c.num_heads, c.num_kv_heads, c.head_dim)));
+  ps::AttentionArgs a = {q.data(),          stride,
+                         out.data(),        stride,
+                         kv_view(p, pages), batch.view(),
+                         c.num_heads,       1.f / std::sqrt(float(c.head_dim)),
+                         c.softcap,         c.alibi ? p.slopes.data() : nullptr,
+                         c.causal,          c.window,
+                         nullptr,           0};
+  const int64_t tokens = int64_t(batch.positions.size()), items = tokens * c.num_kv_heads;
+  if (split == 0) {
+    a.num_parts = (batch.width + ps::kPartitionPages - 1) / ps::kPartitionPages;
+    Floats partials(size_t(tokens * c.num_heads * a.num_parts * (16 + (c.head_dim + 15) / 16 * 16)), NAN);
+    a.partials = partials.data();
+    for (int64_t i = items * a.num_parts; i-- > 0;) k->attention_part(a, i, i + 1, scratch.data());
+    k->attention_merge(a, 0, tokens / 2);
+    k->attention_merge(a, tokens / 2, tokens);
+    return out;
+  }
+  for (int64_t i = 0; i < items; i += split) k->attention(a, i, i + split < items ? i + split : items, scratch.data());
+  return out;
+}
+
+inline float half_value(float x) { return std::fabs(x) < 0x1p-50f ? 0.f : round_bf16(x); }
+
+inline Floats stored(const Prepared& p, const Floats& x) {
+  Floats y = x;
+  for (size_t at = 0; at < y.size(); at += size_t(p.c.head_dim)) {
+    float scale = int8_scale(&x[at], p.c.head_dim);
+    for (size_t i = at; i < at + size_t(p.c.head_dim); ++i) {
+      if (p.c.kv_layout == PS_KV_BF16) y[i] = half_value(x[i]);
+      if (p.c.kv_layout == PS_KV_INT8) y[i] = int8_value(x[i], scale) * scale;
+    }
+  }
+  return y;
+}
+
+inline void compare_attention(const Prepared& p, const Floats& out, const std::string& what, const char* level) {
+  const AttentionCase& c = p.c;
+  Floats ks = stored(p, p.k), vs = stored(p, p.v), qs = p.q;
+  if (c.kv_layout != PS_KV_F32)
+    for (float& x : qs) x = half_value(x);
+  // Probabilities are rounded to bf16 too, each by at most 2^-8 of itself.
+  const double tolerance = c.kv_layout == PS_KV_F32 ? 2e-5 : 1. / 256;
+  const int64_t dim = c.head_dim, group = c.num_heads / c.num_kv_heads;
+  for (size_t t = 0; t < p.asking.positions.size(); t += 7)
+    for (int64_t h = 0; h < c.num_heads; ++h) {
+      const int32_t request = p.asking.request[t], position = p.asking.positions[t];
+      int32_t first = c.window && position >= c.window ? position - c.window + 1 : 0;
+      int32_t last = c.causal ? position : c.lens[size_t(request)] - 1;
+      const float* q = &qs[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim)];
+      std::vector<double> o(size_t(dim), 0.), w;
+      double sum = 0, highest = -1e300, largest = 0;
+      auto row = [&](const Floats& x, int32_t j) {
+        return &x[size_t(((p.all.starts[size_t(request)] + j) * c.num_kv_heads + h / group) * dim)];
+      };
+      for (int32_t j = first; j <= last; ++j) {
+        double s = 0;
+        for (int64_t d = 0; d < dim; ++d) s += double(q[d]) * row(ks, j)[d];
+        s /= std::sqrt(double(dim));
+        if (c.softcap != 0.f) s = c.softcap * std::tanh(s / c.softcap);
+        if (c.alibi) s += p.slopes[size_t(h)] * double(j - position);
+        w.push_back(s);
+        highest = std::fmax(highest, s);
+      }
+      for (double& s : w) sum += (s = std::exp(s - highest));
+      for (int32_t j = first; j <= last; ++j)
+        for (int64_t d = 0; d < dim; ++d) {
+          o[size_t(d)] += w[size_t(j - first)] / sum * row(vs, j)[d];
+          largest = std::fmax(largest, std::fabs(double(row(vs, j)[d])));
+        }
+      for (int64_t d = 0; d < dim; ++d)
+        expect_near(out[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim) + size_t(d)], o[size_t(d)],
+                    tolerance * std::fmax(1., largest), what, level);
+    }
+}
+
+// Each token by itself must give what the batch gave.
+inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged& batch, Bytes& pages, const Floats& out,
+                          const std::string& what) {
+  const size_t row = size_t(p.c.num_heads * p.c.head_dim), n = batch.positions.size();
+  if (!p.c.causal) return;
+  for (size_t t = 0; t < n; t += n / 9 + 1) {
+    Ragged one = {{batch.positions[t]}, {0, 1}, {0}, {}, batch.width};
+    auto begin = batch.table.begin() + long(batch.request[t]) * batch.width;
+    one.table.assign(begin, begin + batch.width);
+    Floats q(p.q.begin() + long(t * row), p.q.begin() + long((t + 1) * row));
+    expect_same(attend(k, p, one, q, pages, 1), Floats(out.begin() + long(t * row), out.begin() + long((t + 1) * row)),
+                what + " alone", k->level);
+  }
+}
+
+// `magnitude`: of queries, keys and values; below 2^-50 they are zero over bf16 pages, so that the order and the
+// subnormal numbers of a dot product of pairs never show.
+inline void check_attention_case(const AttentionCase& c, Random& random, float magnitude = 1.f) {
+  Prepared p = prepare(c, random);
+  for (Floats* x : {&p.q, &p.k, &p.v})
+    for (float& value : *x) value = random.uniform() < 0.5f ? value * magnitude : value;
+  std::string what = "attention heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
+                     std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " +
+                     std::to_string(c.window) + " causal " + std::to_string(c.causal) + " len " +
+                     std::to_string(c.lens[0]);
+  Bytes pages = append(ps::kernels_generic, p);
+  Ragged batch = p.asking;
+  for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query sees any more are gone
+    int32_t first = c.lens[i] - c.queries - c.window + 1;
+    for (int page = 0; (page + 1) * 32 <= first; ++page) batch.table[i * size_t(batch.width) + size_t(page)] = -1;
+  }
+  Floats expected = attend(ps::kernels_generic, p, batch, p.q, pages, 1 << 20);
+  for (const ps::Kernels* k : levels()) {
+    Bytes own = append(k, p);
+    expect_same(own, pages, "kv_append " + what, k->level);
+    Floats out = attend(k, p, batch, p.q, own, 1 << 20);
+    expect_same(out, expected, what, k->level);
+    expect_same(attend(k, p, batch, p.q, own, 7), out, what + " split", k->level);
+    expect_same(attend(k, p, batch, p.q, own, 0), out, what + " by partitions", k->level);
+    compare_attention(p, out, what, k->level);
+    compare_alone(k, p, batch, own, out, what);
+  }
+}
+
+inline void check_attention() {
+  Random random = {4};
+  const int heads[][3] = {{4, 4, 32},  {6, 2, 40}, {5, 1, 64},  {16, 2, 80},
+                          {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+    for (auto [h, g, d] : heads) {
+      check_attention_case({h, g, d, layout, 1, 0, 0.f, false, {31, 1, 33}, 40}, random);
+      check_attention_case({h, g, d, layout, 1, 20, 0.f, false, {255, 32}, 9}, random);
+      check_attention_case({h, g, d, layout, 1, 40, 5.f, true, {257}, 33}, random);
+      check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
+    }
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+    for (float magnitude : {1e-39f, 0x1p-63f, 0x1p-50f, 0x1p-30f})
+      check_attention_case({4, 2, 32, layout, 1, 0, 0.f, false, {70, 33}, 9}, random, magnitude);
+  check_attention_case({4, 2, 32, PS_KV_F32, 1, 0, 0.f, false, {600}, 600}, random);
+  check_attention_case({4, 2, 32, PS_KV_BF16, 1, 300, 0.f, false, {600, 2}, 64}, random);
+  check_attention_case({4, 2, 32, PS_KV_INT8, 1, 0, 2.f, false, {600, 256}, 3}, random);
+}
+
+}  // namespace check
+
+#endif

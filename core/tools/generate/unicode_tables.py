@@ -1,0 +1,167 @@
+"""Generates core/src/tokenizer/unicode_tables.h: what the `tokenizers` library believes of every code point.
+
+Classes are asked of the library's two regular expression engines, decompositions and combining classes of its
+normalizers, so that the Unicode versions agree with it and not with Python's.  Of Python's database comes only what
+Unicode never changes: the first step of a canonical decomposition.
+
+    python core/tools/generate/unicode_tables.py [FILE]
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+TABLES = Path(__file__).parents[2] / "src" / "tokenizer" / "unicode_tables.h"
+LETTER, NUMBER, SPACE, WORD = 1, 2, 4, 8
+CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+HANGUL = range(0xAC00, 0xAC00 + 11172)
+LAST_DECOMPOSED = 0x2FFFF
+
+
+def matching(pattern: str) -> set[int]:
+    """The code points that a pattern of one character matches in a split."""
+    split = pre_tokenizers.Split(Regex(pattern), "isolated", invert=False)
+    found = set()
+    for begin in range(0, len(CODE_POINTS), 4096):
+        chunk = CODE_POINTS[begin : begin + 4096]
+        text = "".join(f"\x00{chr(c)}" for c in chunk)  # nothing that a pattern here matches lies between
+        for piece, (start, end) in split.pre_tokenize_str(text):
+            if end - start == 1 and start % 2 == 1:
+                found.add(ord(piece))
+    return found
+
+
+def word_and_space() -> tuple[set[int], set[int]]:
+    r"""\w and \s as added tokens see them, whose engine is another."""
+    tokenizer = Tokenizer(models.BPE(vocab={"x": 0}, merges=[], unk_token="x"))  # noqa: S106
+    tokenizer.add_tokens([AddedToken("~~", single_word=True), AddedToken("^^", rstrip=True)])
+    single, stripping = tokenizer.token_to_id("~~"), tokenizer.token_to_id("^^")
+    words, spaces = set(), set()
+    for c in CODE_POINTS:
+        if single not in tokenizer.encode("~~" + chr(c)).ids:
+            words.add(c)
+        if c != ord("^") and tokenizer.encode("^^" + chr(c)).ids == [stripping]:
+            spaces.add(c)
+    return words, spaces
+
+
+def classes() -> list[int]:
+    """start << 4 | classes of each run of code points that have the same classes."""
+    letters, numbers, spaces = (matching(pattern) for pattern in (r"\p{L}", r"\p{N}", r"\s"))
+    words, stripped = word_and_space()
+    if stripped != spaces:
+        raise SystemExit(f"two meanings of white space: {sorted(stripped ^ spaces)}")
+    runs, last = [], -1
+    for c in CODE_POINTS:
+        bits = LETTER * (c in letters) | NUMBER * (c in numbers) | SPACE * (c in spaces) | WORD * (c in words)
+        if bits != last:
+            runs.append(c << 4 | bits)
+            last = bits
+    return runs
+
+
+def combining_classes() -> dict[int, int]:
+    """Found by what the library puts in order beside a character of each class."""
+    nfd = normalizers.NFD().normalize_str
+    known = {unicodedata.combining(chr(c)): chr(c) for c in reversed(CODE_POINTS)}
+    del known[0]
+    steps = sorted(known)
+    found = {}
+    for c in CODE_POINTS:
+        char = chr(c)
+        if nfd(char) != char:
+            continue  # what a character decomposes into has classes of its own
+
+        def goes_before(step: int, char: str = char) -> bool:
+            return nfd("a" + known[step] + char) != "a" + known[step] + char
+
+        if goes_before(steps[-1]):
+            found[c] = steps[bisect.bisect_left(steps, True, key=goes_before) - 1]
+        elif nfd("a" + char + known[230]) != "a" + char + known[230]:
+            found[c] = steps[-1]
+    return found
+
+
+def decompositions() -> tuple[dict[int, int], dict[int, tuple[int, int, bool]]]:
+    """First steps: to one code point, and to two with whether they compose again."""
+    nfd, nfc = normalizers.NFD().normalize_str, normalizers.NFC().normalize_str
+    singles, pairs = {}, {}
+    for c in CODE_POINTS:
+        if c in HANGUL or nfd(chr(c)) == chr(c):
+            continue
+        steps = [int(code, 16) for code in unicodedata.decomposition(chr(c)).split()]
+        if nfd("".join(map(chr, steps))) != nfd(chr(c)):
+            raise SystemExit(f"U+{c:04X} decomposes otherwise in the library")
+        if len(steps) == 1:
+            singles[c] = steps[0]
+        else:
+            pairs[c] = (steps[0], steps[1], nfc(chr(c)) == chr(c))
+    return singles, pairs
+
+
+def rows(values: Iterable[int]) -> Iterator[str]:
+    line = ""
+    for value in values:
+        item = f"{value},"
+        if len(line) + len(item) > 138:
+            yield line
+            line = ""
+        line += item
+    yield line
+
+
+def array(kind: str, name: str, values: Iterable[int], comment: str) -> str:
+    return f"// {comment}\nconstexpr {kind} {name}[] = {{\n" + "\n".join(rows(values)) + "};\n"
+
+
+def runs_of(values: dict[int, int]) -> list[int]:
+    """start << 8 | value of each run of equal values."""
+    runs, last = [], 0
+    for c in range(max(values) + 2):
+        value = values.get(c, 0)
+        if value != last:
+            runs.append(c << 8 | value)
+            last = value
+    return runs
+
+
+def generate() -> str:
+    """The text of the header."""
+    singles, pairs = decompositions()
+    starts: list[int] = []
+    for i, c in enumerate(sorted(singles)):
+        if c - 1 not in singles:
+            starts += [c, i]
+    targets = [singles[c] >> shift & 255 for c in sorted(singles) for shift in (0, 8, 16)]
+    small = {c: p for c, p in pairs.items() if max(c, *p[:2]) < 1 << 16}
+    large = {c: p for c, p in pairs.items() if c not in small}
+    order = sorted((a, b, i) for i, (a, b, composes) in enumerate(small.values()) if composes)
+    parts = [
+        "// Generated by core/tools/generate/unicode_tables.py from the tokenizers library; do not edit.",
+        "#ifndef PENSTOCK_UNICODE_TABLES_H\n#define PENSTOCK_UNICODE_TABLES_H\n\n#include <stdint.h>\n",
+        "namespace ps {\n",
+        array("uint32_t", "kClassRuns", classes(), "start << 4 | classes, of runs of code points; ascending"),
+        array("uint32_t", "kCombiningRuns", runs_of(combining_classes()), "start << 8 | canonical combining class"),
+        array("uint32_t", "kSingleRuns", starts, "first code point of a run, where its targets begin"),
+        array("uint8_t", "kSingleTargets", targets, "three bytes each: what one code point decomposes into"),
+        array("uint16_t", "kPairs", [v for c, p in small.items() for v in (c, *p[:2])], "composed, first, second"),
+        array("uint16_t", "kPairOrder", [i for _, _, i in order], "those of kPairs that compose, by first, second"),
+        array(
+            "uint32_t",
+            "kLargePairs",
+            [v for c, p in large.items() for v in (c, p[0], p[1], int(p[2]))],
+            "composed, first, second, whether they compose again: beyond 16 bits",
+        ),
+        "}  // namespace ps\n\n#endif\n",
+    ]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1] if len(sys.argv) > 1 else TABLES).write_text(generate())

@@ -1,0 +1,82 @@
+"""Embed prompts: one vector for each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock.engine.engine import Engine
+from penstock.engine.options import RequestOptions, check_options
+from penstock.engine.pooling import Pooling, check_embedding
+from penstock.engine.request import Request, Status
+from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.llm.open_requests import OpenRequests
+from penstock.llm.prompts import Prompt, check_each, of_prompt, split_prompts
+from penstock.llm.result import Embedding
+
+__all__ = ["embed", "embed_prompts"]
+
+
+def embed_prompts(
+    engine: Engine,
+    encode: Callable[[Prompt], Sequence[int]],
+    prompts: Prompt | Iterable[Prompt],
+    pooling: str,
+    normalize: bool,
+    options: RequestOptions | None,
+    opened: OpenRequests | None = None,
+) -> Embedding | list[Embedding]:
+    """Embed one prompt or several, as ``LLM.embed`` documents it.
+
+    ``encode`` turns a prompt into token ids.  ``opened`` holds the requests, so that another thread can abort them.
+    """
+    check_embedding(pooling, normalize)
+    options = check_options(options)
+    several, is_one = split_prompts(prompts)
+    checked = check_each(several, is_one, lambda prompt: engine.fit_prompt(encode(prompt), 0, options))
+    embeddings = embed(engine, checked, pooling, normalize, is_one=is_one, options=options, opened=opened)
+    return embeddings[0] if is_one else embeddings
+
+
+def embed(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    pooling: str,
+    normalize: bool,
+    *,
+    is_one: bool = False,
+    options: RequestOptions | None = None,
+    opened: OpenRequests | None = None,
+) -> list[Embedding]:
+    """Return the embeddings of token ids, in the order of the prompts.
+
+    At most a few steps' worth of requests is open at a time, and a full queue is waited for, so the number of prompts
+    is not limited.  Raises the error of the first request that failed, with the index of its prompt.
+    """
+    opened = opened or OpenRequests(engine)
+    todo = deque(enumerate(prompts))
+    unfinished: dict[int, Request] = {}
+    done: dict[int, Embedding] = {}
+    try:
+        while todo or unfinished:
+            while todo and len(unfinished) < 4 * engine.scheduler.max_requests:
+                index, ids = todo.popleft()
+                unfinished[index] = opened.submit(ids, pooling=Pooling(pooling), options=options)
+            engine.wait(next(iter(unfinished.values())), 0)
+            for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
+                try:
+                    done[index] = _embedding(unfinished.pop(index), normalize)
+                except PenstockError as error:
+                    raise of_prompt(index, is_one, error) from None
+    finally:
+        for request in unfinished.values():
+            engine.abort(request)
+    return [done[index] for index in range(len(done))]
+
+
+def _embedding(request: Request, normalize: bool) -> Embedding:
+    if request.error is not None:
+        raise request.error
+    if request.finish_reason != "stop" or request.pooling is None:
+        raise InvalidArgumentError("embed: the request was aborted")
+    return Embedding(request.prompt_ids, request.pooling.vector(normalize), request.num_cached)

@@ -1,0 +1,102 @@
+"""Submit requests when the queue is full, and wait for many of them: for all calls with several prompts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.params import ResolvedSampling
+from penstock.engine.request import Status
+from penstock.errors import InvalidArgumentError, QueueFullError
+from penstock.llm.progress import PromptProgress
+from penstock.llm.prompts import of_prompt
+
+if TYPE_CHECKING:
+    from penstock.engine.engine import Engine
+    from penstock.engine.options import RequestOptions
+    from penstock.engine.prompt_logits import PromptRows
+    from penstock.engine.request import Request
+
+__all__ = ["OpenRequests", "finish_all", "run_prompts", "submit_when_room"]
+
+
+def submit_when_room(engine: Engine, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
+    """Submit a request.  While the queue is full, drive the loop until it has room."""
+    while True:
+        engine.make_room()
+        with suppress(QueueFullError):  # another thread took the place
+            return submit(*arguments, **options)
+
+
+class OpenRequests:
+    """The requests of one call, which another thread may abort together, including those still to be submitted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._requests: deque[Request] = deque()
+        self._aborted = False
+
+    def submit(self, *arguments: Any, **options: Any) -> Request:
+        """Submit when there is room.  Raises InvalidArgumentError once all were aborted."""
+        return submit_when_room(self._engine, self._submit, *arguments, **options)
+
+    def _submit(self, *arguments: Any, **options: Any) -> Request:
+        if self._aborted:
+            raise InvalidArgumentError("The call was cancelled.")
+        request = self._engine.submit(*arguments, **options)
+        while self._requests and self._requests[0].status is Status.FINISHED:
+            self._requests.popleft()
+        self._requests.append(request)
+        if self._aborted:  # by another thread, which may have missed this request
+            self._engine.abort(request)
+        return request
+
+    def abort(self) -> None:
+        """Abort all requests, from any thread."""
+        self._aborted = True
+        for request in self._requests.copy():
+            self._engine.abort(request)
+
+
+def finish_all(engine: Engine, requests: Sequence[Request], progress: bool = False) -> None:
+    """Drive the loop until all requests have ended.  ``progress`` shows the progress on stderr."""
+    shown = PromptProgress(requests) if progress else None
+    for request in requests:
+        while engine.wait(request, len(request.output_ids)):
+            if shown is not None:
+                shown.update()
+    if shown is not None:
+        shown.update(last=True)
+
+
+def run_prompts(
+    engine: Engine,
+    prompts: Iterable[tuple[list[int], PromptRows]],
+    is_one: bool,
+    options: RequestOptions,
+    opened: OpenRequests | None = None,
+) -> list[Request]:
+    """Run prompts whose rows are collected and that have no answer.
+
+    ``opened`` holds the requests, so that another thread can abort them.  Raises the error of the first request that
+    failed, with the index of its prompt.
+    """
+    opened = opened or OpenRequests(engine)
+    requests: list[Request] = []
+    nothing = ResolvedSampling(max_tokens=0)
+    try:
+        for ids, rows in prompts:
+            requests.append(opened.submit(ids, nothing, prompt_rows=rows, options=options))
+        finish_all(engine, requests)
+    except BaseException:
+        for request in requests:
+            engine.abort(request)
+        raise
+    for index, request in enumerate(requests):
+        if request.error is not None:
+            raise of_prompt(index, is_one, request.error)
+        if request.finish_reason != "length":
+            raise of_prompt(index, is_one, InvalidArgumentError("The prompt was aborted before its end."))
+    return requests

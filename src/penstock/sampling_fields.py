@@ -1,0 +1,186 @@
+"""The sampling fields of a request, each declared once.
+
+Everything that knows a sampling field reads this table: the checks of SamplingParams and of ResolvedSampling, the JSON
+schemas of the service, the messages to its workers, and the arrays that the native core samples with.  Python's type
+checker needs the names a second time, in ``engine/params.py``, and protobuf in ``wire.proto``; a test compares both
+with the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from penstock.validation import MAX_BIAS, MAX_TOKEN
+
+__all__ = [
+    "DEFAULT_MAX_TOKENS", "FIELD_NAMES", "MAX_ANSWERS", "MAX_LOGPROBS", "NATIVE_FIELDS", "SAMPLING_FIELDS",
+    "SamplingField",
+]  # fmt: skip
+
+DEFAULT_MAX_TOKENS: Final = 256
+MAX_LOGPROBS: Final = 20
+MAX_ANSWERS: Final = 128
+MIN_PROBABILITY: Final = 1e-6
+
+Bounds = tuple[float, float]
+Kind = Literal["integer", "number", "boolean", "strings", "token_ids", "biases"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingField:
+    """One sampling field.
+
+    ``wire``: its number in the message ``Sampling`` of ``wire.proto``.  ``default``: its value in SamplingParams when
+    the caller gives none.  ``bounds``: the smallest and the largest value of a number.  ``json_bounds``: those of the
+    service's JSON fields, if they differ.  ``is_common``: every kind of body that generates text accepts the field.
+    ``min_items``: the smallest length of a list.
+
+    A field that a request runs with also has ``off``, the value that switches it off and the default in
+    ResolvedSampling.  There it may have other bounds (``resolved_bounds``) and another name (``resolved_name``).
+    ``dtype``: the numpy type of the array that the native core reads it from.
+
+    ``is_filter``: it restricts the tokens to draw from, so naming it asks for sampling.  ``is_penalty``: it changes the
+    logits of tokens that occurred.  ``needs_logits``: a bundle that chooses its tokens itself cannot do it.
+    """
+
+    name: str
+    kind: Kind
+    wire: int
+    help: str
+    default: Any = None
+    bounds: Bounds = (0, 0)
+    json_bounds: Bounds | None = None
+    is_common: bool = True
+    min_items: int = 0
+    off: Any = None
+    resolved_bounds: Bounds | None = None
+    resolved_name: str = ""
+    dtype: str = ""
+    is_filter: bool = False
+    is_penalty: bool = False
+    needs_logits: bool = False
+
+    @property
+    def row_name(self) -> str:
+        """The name in ResolvedSampling and in the native arrays."""
+        return self.resolved_name or self.name
+
+    @property
+    def is_required(self) -> bool:
+        """True if None is not a value of the field in SamplingParams."""
+        return self.default is not None
+
+    @property
+    def expected(self) -> str:
+        """The bounds in words where the numbers would mislead; else ""."""
+        return "a number above 0 and up to 1" if self.bounds == (MIN_PROBABILITY, 1) else ""
+
+
+SAMPLING_FIELDS: Final = (
+    SamplingField(
+        name="max_tokens", kind="integer", wire=1, bounds=(1, MAX_TOKEN), json_bounds=(0, MAX_TOKEN),
+        off=DEFAULT_MAX_TOKENS, resolved_bounds=(0, MAX_TOKEN),
+        help="Maximum number of tokens to generate. Default: the model's own, else 256.",
+    ),
+    SamplingField(
+        name="min_tokens", kind="integer", wire=2, default=0, bounds=(0, MAX_TOKEN), off=0, needs_logits=True,
+        help="Number of tokens to generate before an end token or a stop string can end the answer. Default: 0.",
+    ),
+    SamplingField(
+        name="temperature", kind="number", wire=3, bounds=(0, 100), off=0.0, resolved_bounds=(0, 1000), dtype="f4",
+        needs_logits=True,
+        help="Sampling temperature. 0 is greedy. Default: the model's own, else 0.",
+    ),
+    SamplingField(
+        name="top_k", kind="integer", wire=4, bounds=(0, MAX_TOKEN), json_bounds=(-1, MAX_TOKEN), off=0, dtype="i4",
+        is_filter=True,
+        help="Number of likeliest tokens to keep. 0 or -1 keeps all. Default: the model's own, else 0.",
+    ),
+    SamplingField(
+        name="top_p", kind="number", wire=5, bounds=(MIN_PROBABILITY, 1), off=1.0, dtype="f4", is_filter=True,
+        help="Keep the smallest set of tokens whose probability reaches this. Default: the model's own, else 1.",
+    ),
+    SamplingField(
+        name="min_p", kind="number", wire=6, bounds=(0, 1), off=0.0, dtype="f4", is_filter=True,
+        help="Drop tokens below this share of the likeliest token's probability. Default: the model's own, else 0.",
+    ),
+    SamplingField(
+        name="typical_p", kind="number", wire=7, bounds=(MIN_PROBABILITY, 1), off=1.0, dtype="f4", is_filter=True,
+        help="Keep the tokens nearest to the expected surprise whose probability reaches this. "
+        "Default: the model's own, else 1.",
+    ),
+    SamplingField(
+        name="repetition_penalty", kind="number", wire=8, bounds=(0.01, 100), off=1.0, dtype="f4", is_penalty=True,
+        needs_logits=True,
+        help="Penalty on tokens of the prompt and the answer, which divides positive logits. "
+        "Default: the model's own, else 1.",
+    ),
+    SamplingField(
+        name="presence_penalty", kind="number", wire=9, default=0.0, bounds=(-2, 2), off=0.0, dtype="f4",
+        is_penalty=True, needs_logits=True,
+        help="Subtracted from the logit of each token that is in the answer. Default: 0.",
+    ),
+    SamplingField(
+        name="frequency_penalty", kind="number", wire=10, default=0.0, bounds=(-2, 2), off=0.0, dtype="f4",
+        is_penalty=True, needs_logits=True,
+        help="Subtracted from the logit of a token once for each time that it is in the answer. Default: 0.",
+    ),
+    SamplingField(
+        name="logit_bias", kind="biases", wire=11, bounds=(-MAX_BIAS, MAX_BIAS), off=(), needs_logits=True,
+        help="Number to add to the logit of each of these token ids, from -100 to 100.",
+    ),
+    SamplingField(
+        name="allowed_token_ids", kind="token_ids", wire=12, min_items=1, needs_logits=True,
+        help="The only token ids that may be generated. Default: all.",
+    ),
+    SamplingField(
+        name="bad_words", kind="strings", wire=13, default=(), off=(), needs_logits=True,
+        help="Strings that the answer must not contain.",
+    ),
+    SamplingField(
+        name="seed", kind="integer", wire=14, bounds=(0, 2**64 - 1), json_bounds=(0, 2**63 - 1), off=0, dtype="u8",
+        help="Seed of the random numbers. The same seed gives the same tokens in any batch. Default: a random one.",
+    ),
+    SamplingField(
+        name="n", kind="integer", wire=15, default=1, bounds=(1, MAX_ANSWERS),
+        help="Number of answers to return. Default: 1.",
+    ),
+    SamplingField(
+        name="best_of", kind="integer", wire=16, bounds=(1, MAX_ANSWERS), is_common=False, off=1, needs_logits=True,
+        help="Number of answers to generate, of which the n likeliest per token are returned. Default: n.",
+    ),
+    SamplingField(
+        name="stop", kind="strings", wire=17, default=(),
+        help="Strings that end the answer, which does not include them.",
+    ),
+    SamplingField(
+        name="stop_token_ids", kind="token_ids", wire=18, default=(),
+        help="Token ids that end the answer.",
+    ),
+    SamplingField(
+        name="include_stop_str_in_output", kind="boolean", wire=19, default=False,
+        help="Include the stop string in the answer. Default: false.",
+    ),
+    SamplingField(
+        name="ignore_eos", kind="boolean", wire=20, default=False,
+        help="Continue after the model's end tokens. Default: false.",
+    ),
+    SamplingField(
+        name="logprobs", kind="integer", wire=21, bounds=(0, MAX_LOGPROBS), is_common=False, off=-1,
+        resolved_bounds=(-1, MAX_LOGPROBS), resolved_name="num_logprobs", dtype="i4", needs_logits=True,
+        help="Return the log-probability of each token and of this many likeliest tokens, 0 to 20.",
+    ),
+    SamplingField(
+        name="prompt_logprobs", kind="integer", wire=22, bounds=(0, MAX_LOGPROBS), is_common=False, needs_logits=True,
+        help="Return the log-probability of each token of the prompt and of this many likeliest tokens, 0 to 20.",
+    ),
+    SamplingField(
+        name="echo", kind="boolean", wire=23, default=False, is_common=False,
+        help="Begin the text with the prompt. Default: false.",
+    ),
+)  # fmt: skip
+
+FIELD_NAMES: Final = tuple(field.name for field in SAMPLING_FIELDS)
+NATIVE_FIELDS: Final = tuple(field for field in SAMPLING_FIELDS if field.dtype)
+"""The fields that the native core reads, one number per row."""

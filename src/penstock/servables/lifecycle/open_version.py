@@ -1,0 +1,113 @@
+"""The first step of loading a version: a stage process imports servable.py and returns the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidFileError
+from penstock.servables.api.plan import ModelPlan, Plan, model_to_json, plan_from_json
+from penstock.servables.lifecycle.folder_scan import resolve_inside
+from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process.stage_process import StageProcess, start_stage_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.processes.supervision import SupervisionPolicy
+
+__all__ = ["OpenedVersion", "Source", "read_script"]
+
+MAX_SCRIPT_BYTES: Final = 4 << 20
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a version is loaded from.
+
+    ``name``: the servable.  ``file`` and ``text``: its servable.py.  ``version`` and ``folder``: the version.
+    ``root``: the folder of servables, which must contain all files.
+    """
+
+    name: str
+    file: Path
+    text: bytes
+    version: str
+    folder: Path
+    root: Path
+
+    def start_message(self, model: ModelPlan | None = None, memory_limit_mib: int | None = None) -> pb.Start:
+        """Return the message that makes a process run the Python stages, or a model."""
+        message = pb.Start(servable=self.name, version=self.version, folder=str(self.folder), file=str(self.file))
+        if model is None:
+            message.source = self.text
+        else:
+            message.model = model_to_json(model)
+            message.memory_limit_bytes = (memory_limit_mib or 0) * _MIB
+        return message
+
+    def check_file(self, name: str) -> Path:
+        """Return the path of a file in the version's folder; raise InvalidFileError if it is missing or outside."""
+        path = self.folder / name
+        if not resolve_inside(self.root, path).is_file():
+            raise InvalidFileError(f"{path} is not a file")
+        return path
+
+    def check_language_model(self, name: str) -> Path:
+        """Return the path of a bundle or a checkpoint folder; raise InvalidFileError if a file of it lies outside."""
+        if name.endswith(".psm"):
+            return self.check_file(name)
+        folder = self.folder / name
+        if not resolve_inside(self.root, folder).is_dir():
+            raise InvalidFileError(f"{folder} is neither a bundle (.psm) nor a checkpoint folder")
+        names = [entry.name for entry in folder.iterdir()]
+        for entry_name in names:
+            resolve_inside(self.root, folder / entry_name)
+        if "config.json" not in names:
+            raise InvalidFileError(f"{folder} is not a checkpoint folder: it has no config.json")
+        return folder
+
+
+def read_script(file: Path) -> bytes:
+    """Return the text of a servable.py; raise InvalidFileError if it cannot be read or is too large."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise InvalidFileError(f"{file}: {error.strerror or error}") from None
+    if len(text) > MAX_SCRIPT_BYTES:
+        raise InvalidFileError(f"{file} is larger than {MAX_SCRIPT_BYTES} bytes")
+    return text
+
+
+class OpenedVersion:
+    """A process that has imported servable.py, and the plan that it returned.
+
+    The process becomes the first of the version's pool.
+    """
+
+    def __init__(self, source: Source, supervision: SupervisionPolicy, process: StageProcess, plan: Plan) -> None:
+        self.source, self.supervision, self.plan = source, supervision, plan
+        self._process: StageProcess | None = process
+
+    @staticmethod
+    async def open(source: Source, supervision: SupervisionPolicy) -> OpenedVersion:
+        """Import servable.py in a new process.  If this raises, the process has been stopped."""
+        process = await start_stage_process(source.start_message(), supervision.load_s)
+        try:
+            return OpenedVersion(source, supervision, process, plan_from_json(process.plan))
+        except BaseException:
+            await process.stop()
+            raise
+
+    def take_process(self) -> StageProcess | None:
+        """Return the process, which the caller must stop from now on; None if it was taken already."""
+        process, self._process = self._process, None
+        return process
+
+    async def close(self) -> None:
+        """Stop the process if it was not taken."""
+        process = self.take_process()
+        if process is not None:
+            await process.stop()

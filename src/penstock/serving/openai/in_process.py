@@ -1,0 +1,74 @@
+"""OpenAI request bodies answered in this process: the service's checks and handlers, without HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.api_errors import RefusalError, refusal_of
+from penstock.engine.options import MAX_DEADLINE_S
+from penstock.errors import DeadlineError, InvalidArgumentError, UnavailableError
+from penstock.json_schema import MisfitError
+from penstock.serving import request_fields
+from penstock.serving.call import Call
+from penstock.serving.metrics import Metrics
+from penstock.serving.openai import chat, completions, embeddings
+from penstock.serving.settings import GatewayLimits, GatewaySettings
+
+if TYPE_CHECKING:
+    from penstock.llm.backend import Models
+    from penstock.serving.call import Message
+
+__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "InProcessApi"]
+
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+_ENDPOINTS: Final = {
+    COMPLETIONS: (request_fields.COMPLETION, completions.complete),
+    CHAT: (request_fields.CHAT, chat.chat),
+    EMBEDDINGS: (request_fields.EMBEDDING, embeddings.embeddings),
+}
+
+
+class InProcessApi:
+    """Answers the bodies of OpenAI requests with the models of this process.
+
+    A request has no time limit unless its body has ``timeout``.  Streams are refused.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._metrics = Metrics(models)
+        self._settings = GatewaySettings(limits=GatewayLimits(request_s=MAX_DEADLINE_S))
+
+    async def answer(self, url: str, body: object, request_id: str) -> dict[str, Any]:
+        """Return the body of the response to ``body``, a decoded JSON value that was sent to ``url``.
+
+        A PenstockError has the message that a client of the service would get.
+        """
+        if url not in _ENDPOINTS:
+            raise InvalidArgumentError(f"url must be {', '.join(_ENDPOINTS)}, not {url!r:.100}")
+        shape, handler = _ENDPOINTS[url]
+        try:
+            checked = shape.check(body, "")
+            if checked.get("stream"):
+                raise InvalidArgumentError("stream must be false: the response is a single object")
+            call = Call(request_id, {}, checked, self._models, self._settings, self._metrics, _no_stream)
+            reply = await handler(call)
+        except MisfitError as error:
+            raise InvalidArgumentError(str(error)) from None
+        except DeadlineError as error:
+            raise DeadlineError(str(refusal_of(error, request_id))) from None
+        except RefusalError as error:
+            kind = InvalidArgumentError if error.status == 400 else UnavailableError
+            raise kind(str(error)) from None
+        if reply is None:
+            raise RuntimeError(f"the handler of {url} returned no response")
+        answer: dict[str, Any] = json.loads(reply.body)
+        return answer
+
+
+async def _no_stream(message: Message) -> None:
+    """Stand in for the connection, to which a handler writes only when it streams."""
+    raise RuntimeError(f"unexpected message of a stream: {message['type']}")

@@ -1,0 +1,34 @@
+"""The settings of a service: its models, workers, listeners and servables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.processes.supervision import SupervisionPolicy
+from penstock.serving.settings import GatewaySettings
+from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.worker_config import ModelOptions
+
+__all__ = ["ServiceSettings"]
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The settings of ``penstock serve``.
+
+    ``models``: pairs of a name ("" for the file's name) and a path; ``num_workers`` processes run each model.
+    ``worker_listener``: where workers of other machines connect.  ``admin_socket``: the unix socket on which models are
+    loaded and unloaded.  ``otlp_traces_endpoint``: the URL that receives the spans of requests; "" disables tracing.
+    ``servables``: folders that contain servables.
+    """
+
+    models: tuple[tuple[str, str], ...]
+    num_workers: int = 1
+    options: ModelOptions = field(default_factory=ModelOptions)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
+    worker_listener: RemoteWorkerSettings | None = None
+    admin_socket: Path | None = None
+    otlp_traces_endpoint: str = ""
+    servables: tuple[Path, ...] = ()

@@ -1,0 +1,32 @@
+"""Tensors of the Open Inference Protocol: the interface between protocols and servables, and the codec of tensors.
+
+A leaf: it imports nothing of the package, and anything may import it.
+"""
+
+from __future__ import annotations
+
+from penstock.tensors.types import (
+    DTYPES,
+    InferRequest,
+    InferResponse,
+    Method,
+    Methods,
+    MethodStatistics,
+    ModelState,
+    Running,
+    Tensor,
+    TensorSpec,
+)
+
+__all__ = [
+    "DTYPES",
+    "InferRequest",
+    "InferResponse",
+    "Method",
+    "MethodStatistics",
+    "Methods",
+    "ModelState",
+    "Running",
+    "Tensor",
+    "TensorSpec",
+]
