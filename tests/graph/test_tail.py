@@ -90,7 +90,7 @@ def test_the_command_line_makes_and_runs_one(tmp_path: Path, capsys: pytest.Capt
     path = str(tmp_path / "argmax.psm")
     assert main(["export", str(FOLDER), path, "--scheme", "w4a8", "--tail", "argmax"]) == 0
     assert main(["inspect", path]) == 0
-    assert "ends in        argmax, 1 ids a row: greedy answers only" in capsys.readouterr().out
+    assert "ends in        argmax, 1 ids per row: greedy answers only" in capsys.readouterr().out
     assert main(["run", path, "import ", "--max-tokens", "8", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 8
     assert main(["run", path, "import ", "--temperature", "0.5"]) == 2
