@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,13 @@ def configured(folder: Path, *options: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """An empty folder with a short path, for unix sockets, whose paths the kernel limits to 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -361,7 +361,7 @@ def test_stream_infer_over_http_refuses_what_it_cannot_stream(service: Service) 
         ):
             with pytest.raises((UnsupportedError, InvalidArgumentError), match=told):
                 client.stream_infer("sums", inputs, **options)
-        with pytest.raises(ServiceError, match="takes tensors: use infer"):
+        with pytest.raises(ServiceError, match="Use infer with tensors"):
             list(client.stream_infer("sums", {"text_input": ["a"]}))
 
 

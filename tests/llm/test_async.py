@@ -373,7 +373,9 @@ def test_a_network_is_given_by_its_file(network: object) -> None:
 
 def test_a_network_without_a_model_is_refused_by_name() -> None:
     for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
-        with pytest.raises(InvalidArgumentError, match=r"^network must be a string like 'file\.py:Class', not .*Async"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"^network: expected a string such as 'file\.py:Class', found .*Async"
+        ):
             make(network=AsyncLLM)
         with pytest.raises(InvalidArgumentError, match=r"^model must be the path of a checkpoint folder or a \.psm"):
             make()

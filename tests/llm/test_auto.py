@@ -73,7 +73,7 @@ def test_tokenizers_refuse_what_is_no_text_and_no_id():
     for text in (None, 5, ["a", None]):
         with pytest.raises(InvalidArgumentError, match="text must be a string"):
             tokenizer(text)
-    with pytest.raises(InvalidArgumentError, match="give the folder"):
+    with pytest.raises(InvalidArgumentError, match="pass the folder"):
         AutoTokenizer.from_pretrained(FOLDER / "tokenizer.json")
 
 

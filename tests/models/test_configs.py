@@ -64,7 +64,11 @@ BAD = {
     "llama_window": ("llama", {"sliding_window": 5}, "sliding_window: expected null"),
     "layer_types_len": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types: expected one entry for each of 4"),
     "layer_types_kind": ("qwen2", {"layer_types": ["linear_attention"] * 4}, "layer_types: expected full_attention or"),
-    "layer_types_window": ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types: .*no sliding_window"),
+    "layer_types_window": (
+        "qwen3",
+        {"layer_types": ["sliding_attention"] * 4},
+        "layer_types: .*sliding_window is not set",
+    ),
     "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected an integer from 1 to 1024"),
     "qwen_layers": ("qwen2", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected an integer from 1 to 1024"),
     "head_dim": ("qwen3", {"head_dim": 2**31 - 2}, "head_dim: expected an even number of rotary dimensions, 2 to 1024"),

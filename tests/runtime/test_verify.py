@@ -124,8 +124,8 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
     modes: list[str] = []
 
     class Worker:
-        def __init__(self, link: Any, ended: Any, stop: Any) -> None:
-            self.link, self.ended, self.stop = link, ended, stop
+        def __init__(self, connection: Any, ended: Any, stop: Any) -> None:
+            self.connection, self.ended, self.stop = connection, ended, stop
 
     class Launcher:
         supervision = SimpleNamespace(min_pause_s=0.01, max_pause_s=0.01)

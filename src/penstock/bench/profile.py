@@ -169,7 +169,10 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
         if _longest(settings, num_prompt, num_context) > max_len:
             is_prompt = "prefill" in settings.phases and num_prompt > max_len
             sizes = f"prompt_tokens {num_prompt}" if is_prompt else f"context {num_context} plus one token"
-            raise InvalidArgumentError(f"{sizes} is more than the model's context of {max_len} tokens")
+            raise InvalidArgumentError(
+                f"{sizes} is more than the model's context of {max_len} tokens",
+                param="prompt_tokens" if is_prompt else "context",
+            )
         return _Profiler(settings, program, graph, pages_for(longest)).report(opened.populate_s)
 
 

@@ -116,7 +116,7 @@ def load_network_script(spec: str) -> Definition:
     if not colon or path.suffix != ".py" or not class_name.isidentifier():
         raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, found {spec!r}")
     if not path.is_file():
-        raise FileAccessError(f"--network: no such file: {path}")
+        raise FileAccessError(f"--network: {path}: no such file")
     module = run_network_script(path, class_name)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):

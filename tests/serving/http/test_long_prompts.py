@@ -155,12 +155,12 @@ def test_what_a_text_holds_is_not_counted(text):
 def test_one_large_body_is_decoded_at_a_time(demo, monkeypatch):
     running, most, real = [], [], gateway.parse_json
 
-    def counting(data, file):
+    def counting(data, file, **options):
         running.append(1)
         most.append(len(running))
         time.sleep(0.05)
         running.pop()
-        return real(data, file)
+        return real(data, file, **options)
 
     monkeypatch.setattr(gateway, "parse_json", counting)
     body = {"prompt": "x " * 40_000}
@@ -193,10 +193,10 @@ def test_a_large_body_lets_other_threads_run(monkeypatch):
 def test_others_are_answered_while_a_large_body_is_parsed(demo, monkeypatch):
     begun, let_go, real = threading.Event(), threading.Event(), gateway.parse_json
 
-    def slow(data, file):
+    def slow(data, file, **options):
         begun.set()
         assert let_go.wait(600)
-        return real(data, file)
+        return real(data, file, **options)
 
     monkeypatch.setattr(gateway, "parse_json", slow)
     body = {"prompt": "x " * 40_000}

@@ -138,7 +138,7 @@ def test_compression_both_ways(service, algorithm):
             assert seen[-1].request_info.headers["Content-Encoding"] == algorithm
         wrong = tensor("http", "x", x.reshape(-1))
         assert await refusal("http", client.infer("numbers", [wrong], **options)) == (
-            "400", "x must have the shape [-1, 2], batch first, not [2000]"
+            "400", "x: expected the shape [-1, 2], batch first, got [2000]"
         )  # fmt: skip
 
     talk(service, "http", work)
@@ -173,7 +173,7 @@ def test_compressed_messages(service, algorithm, monkeypatch):
         assert all(np.array_equal(found[str(n)], 2 * (x + n)) for n in range(3))
         wrong = tensor("grpc", "x", x.reshape(-1))
         assert await refusal("grpc", client.infer("numbers", [wrong], compression_algorithm=algorithm)) == (
-            "400", "x must have the shape [-1, 2], batch first, not [2000]"
+            "400", "x: expected the shape [-1, 2], batch first, got [2000]"
         )  # fmt: skip
 
     talk(service, "grpc", work)
@@ -276,11 +276,11 @@ X = np.zeros((1, 2), np.float32)
         ("nobody", {"x": X}, {}, "404", "Available: demo, numbers, spare, waiting."),
         ("numbers.other", {"x": X}, {}, "404", "numbers.scale"),
         ("numbers", {"x": X}, {"model_version": "7"}, "404", "7"),
-        ("numbers", {"x": np.zeros((1, 3))}, {}, "400", "x must have the shape [-1, 2]"),
-        ("numbers", {"x": X.astype(np.int32)}, {}, "400", "x must be FP32, not INT32"),
-        ("numbers", {"x": ["1"]}, {}, "400", "x must be FP32, not BYTES"),
+        ("numbers", {"x": np.zeros((1, 3))}, {}, "400", "x: expected the shape [-1, 2]"),
+        ("numbers", {"x": X.astype(np.int32)}, {}, "400", "x: expected the datatype FP32, got INT32"),
+        ("numbers", {"x": ["1"]}, {}, "400", "x: expected the datatype FP32, got BYTES"),
         ("numbers", {"x": X[:0]}, {}, "400", "instances"),
-        ("numbers", {"z": X}, {}, "400", "the input x is missing"),
+        ("numbers", {"z": X}, {}, "400", "x: input missing"),
         ("numbers", {"x": X, "z": X}, {}, "400", "z"),
         ("numbers", {"x": X}, {"outputs": ["z"]}, "400", "z"),
         ("numbers", {"x": X}, {"parameters": {"nonsense": 1}}, "400", "nonsense"),

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.engine.request import TokenLogprobs
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.local_backend import LocalBackend, LocalModels
 from penstock.serving.openai.in_process import CHAT, COMPLETIONS, EMBEDDINGS, InProcessApi

@@ -269,7 +269,8 @@ def test_models_load_in_parallel_but_plan_in_turn(tmp_path) -> None:
     asyncio.run(main())
 
 
-def test_only_folders_without_a_running_owner_are_removed(tmp_path, monkeypatch) -> None:
+def test_only_folders_without_a_running_owner_are_removed(short_folder, monkeypatch) -> None:
+    tmp_path = short_folder
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     living, dead, full, open_to_all = (PrivateFolder() for _ in range(4))
     for folder in (dead, full, open_to_all):
@@ -325,7 +326,8 @@ def test_several_workers_share_load_and_prefixes() -> None:
     asyncio.run(main())
 
 
-def test_workers_end_with_a_killed_primary(tmp_path) -> None:
+def test_workers_end_with_a_killed_primary(short_folder) -> None:
+    tmp_path = short_folder
     script = (
         "import asyncio, sys\n"
         "from penstock.serving.workers.primary import Primary\n"
