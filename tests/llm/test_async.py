@@ -377,5 +377,5 @@ def test_a_network_without_a_model_is_refused_by_name() -> None:
             InvalidArgumentError, match=r"^network: expected a string such as 'file\.py:Class', found .*Async"
         ):
             make(network=AsyncLLM)
-        with pytest.raises(InvalidArgumentError, match=r"^model must be the path of a checkpoint folder or a \.psm"):
+        with pytest.raises(InvalidArgumentError, match=r"^model: expected the path of a checkpoint folder or a \.psm"):
             make()

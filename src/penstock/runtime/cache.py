@@ -83,7 +83,7 @@ def _script_digest(network: str | None) -> str:
     try:
         data = Path(file).read_bytes()
     except OSError as error:
-        raise FileAccessError(f"network: {file}: {error.strerror}") from None
+        raise FileAccessError(f"network: {file}: {error.strerror}", param="network") from None
     return f"{Path(file).resolve()}:{name}:{hashlib.sha256(data).hexdigest()}"
 
 
