@@ -18,7 +18,7 @@ from tests.system_packages import skip_reason
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=skip_reason("chromium"))
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason=skip_reason("chromium"))]
 
 KEY = "a-key-that-is-long-enough-for-the-service"
 

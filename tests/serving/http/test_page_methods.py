@@ -79,7 +79,7 @@ def test_a_method_is_tried(url, visit):
 def test_what_does_not_fit_is_said(url, visit):
     page = visit(url)
     for given, words in (
-        ('{"text": ["a"], "x": [[1', "no JSON"),
+        ('{"text": ["a"], "x": [[1', "Invalid JSON"),
         ('{"text": ["a"]}', "x"),
         ('{"text": ["a"], "x": [[1, 2, 3]]}', "x must"),
         ('{"text": ["a"], "x": [[-1, 0]]}', "must not be below 0"),
