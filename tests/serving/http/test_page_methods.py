@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_said(url, visit):
     for given, words in (
         ('{"text": ["a"], "x": [[1', "Invalid JSON"),
         ('{"text": ["a"]}', "x"),
-        ('{"text": ["a"], "x": [[1, 2, 3]]}', "x must"),
+        ('{"text": ["a"], "x": [[1, 2, 3]]}', "x: expected the shape"),
         ('{"text": ["a"], "x": [[-1, 0]]}', "must not be below 0"),
     ):
         page.locator("#method-run:enabled").wait_for()
