@@ -65,7 +65,7 @@ def test_what_is_taken_keeps_its_turn_and_the_rest_is_refused(tmp_path: Path) ->
             assert (NUM_SENT - 3 * MAX_OPEN) // 3 <= len(load.texts) <= (NUM_SENT - 3 * MAX_OPEN) // 3 + 2 * MAX_OPEN
             assert {(one.status, one.code) for one in load.refused} == {(429, "queue_full")}
             assert all(one.retry_after_s >= 1 for one in load.refused)
-            # First come, first served: no longer than the queue is long, and twice as much for what the client sees late.
+            # First come, first served: no longer than the queue, and twice as much for what the client sees late.
             assert max(load.num_between) <= 3 * MAX_OPEN
             assert [await load.text(number) for number in load.texts] == [*load.texts.values()]
 
