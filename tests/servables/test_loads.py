@@ -172,7 +172,8 @@ def test_client_of_a_load_disconnects(tmp_path: Path, monkeypatch: pytest.Monkey
                 cut(monkeypatch, where, loading)
             with pytest.raises(asyncio.CancelledError):
                 await loading
-            assert (served(servables), children()) == (before, running)
+            assert served(servables) == before
+            assert children() <= running  # a process of another test may end meanwhile
             assert states(servables)["2"] == ("UNAVAILABLE", "the load was aborted")
             assert await which(servables) == 1
             with pytest.raises(NotFoundError):
