@@ -98,7 +98,7 @@ def test_text(service: dict[str, str]) -> None:
         assert texts[0].startswith("def add(a, b):\n ")
         assert [text.count("\n") for text in texts] == found["num_lines"].tolist()
         assert all(line[0] == " " for text in texts for line in text.split("\n")[1:] if line)
-        with pytest.raises(ServiceError, match="no code") as caught:
+        with pytest.raises(ServiceError, match="code must not be empty") as caught:
             client.infer("complete", {"code": ["x", "  "]})
         assert caught.value.status == 400
 
@@ -112,6 +112,6 @@ def test_the_client_that_asks_them_all(service: dict[str, str], protocol: str) -
     assert lines[0] == "digits.classify_top1: 7"
     assert lines[1].startswith("digits.classify_top3: 7 (")
     assert lines[2] == "add_sub: [[4.0, 4.0], [4.0, 4.0]]"
-    assert re.fullmatch(r"100 blurred ones, 32 requests in flight: \d+ sevens", lines[3])
+    assert re.fullmatch(r"100 blurred pictures, 32 requests in flight: \d+ sevens", lines[3])
     assert lines[5] == "def add(a, b):"
     assert os.linesep.join(lines[6:]).strip()
