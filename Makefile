@@ -40,7 +40,7 @@ $(VENV)/.test: constraints.txt $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/penstock run demo/demo.psm "$$(cat demo/prompt.py)" --max-tokens 96
 
-# Two workers per core: tests wait for processes about as long as they compute.  A file's tests run in one worker.
+# More workers than the usual two cores: many tests wait for processes.  A file's tests run in one worker.
 TEST_WORKERS ?= 3
 PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile
 

@@ -281,7 +281,7 @@ class Primary:
         try:
             tokenizer = await asyncio.to_thread(self._tokenizer, dict(ready.files))
         except PenstockError as error:  # the worker opened these files, but the tokenizer's process failed here
-            if not connection.pid:  # on another machine, where nobody else reports it
+            if not connection.pid:  # on another machine, which no local process reports
                 await joining.refuse(stream, error)
             connection.hear(pb.FromWorker(failed=error_to(error)))
             raise
