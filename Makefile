@@ -93,7 +93,7 @@ bench-load: $(VENV)/.test
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
-	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest tests/serving/workers/test_faults.py tests/serving/http/test_fuzz.py tests/serving/grpc/test_f*.py \
+	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest --timeout 0 tests/serving/workers/test_faults.py tests/serving/http/test_fuzz.py tests/serving/grpc/test_f*.py \
 	  tests/servables/test_*storms.py
 	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
@@ -115,14 +115,14 @@ fuzz: $(VENV)/.test
 
 TEXTS ?= 100000
 check-tokenizers: $(VENV)/.test
-	PENSTOCK_TOKENIZER_TEXTS=$(TEXTS) $(BIN)/pytest -q tests/core/test_tokenizer.py
+	PENSTOCK_TOKENIZER_TEXTS=$(TEXTS) $(BIN)/pytest --timeout 0 -q tests/core/test_tokenizer.py
 
 # The kernels, and whole programs, by Debian's cross compiler and emulator.
 check-neon: $(VENV)/.test system-packages
 	$(BIN)/cmake -S . -B build/neon -DPENSTOCK_TOOLS=ON -DCMAKE_TOOLCHAIN_FILE=core/package/aarch64-linux-gnu.cmake >/dev/null
 	$(BIN)/cmake --build build/neon -j2 --target kernel_check
 	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/core/tools/kernel_check
-	PENSTOCK_AARCH64=long $(BIN)/pytest -q tests/devices/test_aarch64.py
+	PENSTOCK_AARCH64=long $(BIN)/pytest --timeout 0 -q tests/devices/test_aarch64.py
 
 check-page: $(VENV)/.test
 	$(BIN)/python tests/system_packages.py --browser
