@@ -58,7 +58,7 @@ class Traffic:
 
 def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
     """Less than an object in every fourth request; a planted one in each is seen."""
-    monkeypatch.setattr(link_module, "_MAX_NAMES", 64)
+    monkeypatch.setattr(link_module, "_MAX_KEYS", 64)
     monkeypatch.setattr(metrics, "WINDOW", 16)
     kept: list[object] = []
     put = EventAnswer.put

@@ -156,9 +156,7 @@ def test_a_worker_lost_before_the_first_request(tmp_path: Path) -> None:
                 expected = (200, None) if route in NEEDS_NO_WORKER else (503, "1")
                 assert (status, after) == expected, (route, told)
             assert (await its.ask("/v1/completions", SCORES))[0] == 503
-            assert (await its.ask("/v1/chat/completions", CHAT))[1]["error"]["message"].startswith(
-                "the model has no chat template"
-            )
+            assert "chat template" in (await its.ask("/v1/chat/completions", CHAT))[1]["error"]["message"]
             assert await its.infer() == "UNAVAILABLE"
             assert (await its.ask("/v1/models/demo"))[1] == described | {"state": "loading", "is_ready": False}
             assert await its.ask("/v2/models/demo") == metadata
