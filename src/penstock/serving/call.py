@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 import types
@@ -36,6 +37,8 @@ __all__ = [
     "Scope",
     "Send",
     "json_reply",
+    "new_id",
+    "no_send",
     "quoted",
     "rest_of",
 ]
@@ -85,6 +88,11 @@ def json_reply(value: Any) -> Reply:
     return Reply(200, encoded(value).encode())
 
 
+async def no_send(message: Message) -> None:
+    """Stand in for the ``send`` of a request that did not come over HTTP."""
+    raise RuntimeError(f"unexpected message of an HTTP response: {message['type']}")
+
+
 @dataclass
 class Call:
     """An admitted request: its checked ``body``, the variable parts of its path, and the function that sends messages.
@@ -93,7 +101,9 @@ class Call:
     the client has disconnected.  ``trace``: set if tracing is on.  ``body_now``: the direct way to write the response,
     if the server offers it.  ``data``: the raw body, for operations that parse it themselves.  ``headers``: all request
     headers by name.  ``methods``: the servables, if there are any.  ``client``: the client that the request is
-    accounted to (``Admission.client_of``).
+    accounted to (``ApiKeys.client_of``).  ``address``: the client's.  ``is_known``: whether the client has a valid key;
+    None until someone asks ``Admission.is_known``.  ``is_counted``: it counts as an open request.  ``remaining_s``:
+    returns the seconds until the client's own deadline.
     """
 
     request_id: str
@@ -102,7 +112,7 @@ class Call:
     models: Models
     settings: GatewaySettings
     metrics: Metrics
-    send: Send
+    send: Send = no_send
     arrived: float = field(default_factory=time.perf_counter)
     facts: dict[str, Any] = field(default_factory=dict)
     has_begun: bool = False
@@ -114,6 +124,10 @@ class Call:
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     methods: Methods | None = None
     client: str = ""
+    address: str = ""
+    is_known: bool | None = None
+    is_counted: bool = False
+    remaining_s: Callable[[], float] = lambda: math.inf
 
     def model(self) -> Backend:
         """Return the model that the body names, or the only model if it names none."""

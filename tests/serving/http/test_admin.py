@@ -63,7 +63,7 @@ def children() -> set[psutil.Process]:
 async def admin(models, path: Path):
     """A listener over models; gives what asks it, and its changes."""
     changes = Changes(models)
-    gateway = make_admin(changes, models, make_app(models).metrics)
+    gateway = make_admin(changes, models, make_app(models).admission.metrics)
     listener = Listener(gateway, gateway.settings, path)
     assert listener.open() == f"unix:{path}"
     running = asyncio.ensure_future(listener.serve())

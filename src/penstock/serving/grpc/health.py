@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import RefusalError
 from penstock.errors import NotFoundError
-from penstock.serving.grpc.gateway import NO_KEY, GrpcCall, Method
+from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, Method
 from penstock.serving.proto import health_pb2 as pb
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class HealthMethods:
     def methods(self) -> list[Method]:
         """Return the methods of the service."""
         return [
-            Method(f"{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
-            Method(f"{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
+            Method(f"/{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
+            Method(f"/{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
         ]
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:
         name = _name(call)
-        status = _status(call.gateway.http.models, name)
+        status = _status(call.request.models, name)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise NotFoundError(f"Model {name[:128]!r} not found.")
         return pb.HealthCheckResponse(status=status)
@@ -50,7 +50,7 @@ class HealthMethods:
         self._num_watchers += 1
         try:
             while not stopping.is_set():
-                status = _status(call.gateway.http.models, name)
+                status = _status(call.request.models, name)
                 if status != last:
                     await call.write(pb.HealthCheckResponse(status=status))
                     last = status
@@ -62,8 +62,8 @@ class HealthMethods:
 
 def _name(call: GrpcCall) -> str:
     name: str = call.message.service
-    if name and not call.is_known:
-        raise RefusalError(401, NO_KEY, code="invalid_api_key")
+    if name:
+        call.gateway.admission.check_key(call.request, KEY_HINT)
     return name
 
 

@@ -20,7 +20,9 @@ MAX_REQUESTS: Final = 1000
 
 def reflection_methods() -> list[Method]:
     """Return the only method, under both names of the service."""
-    return [Method(f"{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES]
+    return [
+        Method(f"/{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES
+    ]
 
 
 async def _info(call: GrpcCall) -> None:
