@@ -22,6 +22,7 @@ from penstock.serving.admission import Admission
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.grpc.message_bounds import MAX_FIELDS
 from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.proto import wire_pb2
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.command import DEMO
 from tests.support.grpc_client import SERVICE, call, channel, infer, infer_refused, refused, request, trailers
@@ -90,8 +91,11 @@ def test_reflection(demo):
         pool = DescriptorPool(database)
         method = pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name["ModelInfer"]
         assert method.input_type.fields_by_name["raw_input_contents"].number == 7
-        with pytest.raises(KeyError):
-            pool.FindMessageTypeByName("inference.Nothing")
+        health = pool.FindServiceByName("grpc.health.v1.Health")
+        assert health.methods_by_name["Watch"].output_type.full_name == "grpc.health.v1.HealthCheckResponse"
+        for name in ("inference.Nothing", wire_pb2.FromWorker.DESCRIPTOR.full_name):
+            with pytest.raises(KeyError):
+                pool.FindMessageTypeByName(name)
 
 
 def test_methods_that_are_not_there(demo):

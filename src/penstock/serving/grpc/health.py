@@ -1,24 +1,27 @@
-"""gRPC's standard health service: the name "" stands for the whole service, other names for models."""
+"""gRPC's standard health service: the name "" stands for the whole service, other names for models.
+
+The messages are those of grpcio-health-checking.  Its servicer knows no keys, and keeps statuses that someone must set.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from grpc_health.v1 import health_pb2 as pb
+
 from penstock.api_errors import RefusalError
 from penstock.errors import NotFoundError
 from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, Method
-from penstock.serving.proto import health_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
 
 __all__ = ["HealthMethods"]
 
-SERVICE: Final = "grpc.health.v1.Health"
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Health"].full_name
 MAX_WATCHERS: Final = 256
 _LOOK_S: Final = 0.2
-_Status = pb.HealthCheckResponse.ServingStatus
 
 
 class HealthMethods:
@@ -67,10 +70,13 @@ def _name(call: GrpcCall) -> str:
     return name
 
 
-def _status(models: Models, name: str) -> _Status:
+def _status(models: Models, name: str) -> int:
+    """Return a ``HealthCheckResponse.ServingStatus``."""
+    status: int = pb.HealthCheckResponse.NOT_SERVING
     try:
         asked = [models.get(name)] if name else models.list()
     except NotFoundError:
-        return pb.HealthCheckResponse.SERVICE_UNKNOWN
-    is_ready = not models.is_draining and any(one.is_ready for one in asked)
-    return pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING
+        asked, status = [], pb.HealthCheckResponse.SERVICE_UNKNOWN
+    if not models.is_draining and any(one.is_ready for one in asked):
+        status = pb.HealthCheckResponse.SERVING
+    return status
