@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from penstock.api_errors import RefusalError, grpc_code, refusal_of
 from penstock.errors import DeadlineError, QueueFullError
 from penstock.logs import LOG, note
-from penstock.serving.call import Call, Send, new_id, no_send
+from penstock.serving.call import Call, ResponseSink, new_id
 from penstock.serving.keys import ApiKeys
 from penstock.serving.metrics import Metrics
 from penstock.serving.operations import GRPC, Endpoint
@@ -64,7 +64,7 @@ class Admission:
         self,
         headers: Mapping[bytes, bytes],
         address: str,
-        send: Send = no_send,
+        sink: ResponseSink | None = None,
         *,
         request_id: str = "",
         remaining_s: Callable[[], float] = lambda: math.inf,
@@ -78,7 +78,7 @@ class Admission:
         if not request_id:
             given = headers.get(b"x-request-id", b"")
             request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_id()
-        call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
+        call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, sink)
         call.headers, call.methods, call.remaining_s = headers, self.methods, remaining_s
         call.address, call.client = address, self.keys.client_of(headers.get(b"authorization"), address)
         if self._traces is not None:

@@ -19,7 +19,7 @@ from penstock.errors import InvalidFileError
 from penstock.json_schema import MisfitError
 from penstock.serving.admission import Admission, check_single, deadline_s, within
 from penstock.serving.arrivals import Arrivals
-from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, rest_of
+from penstock.serving.call import SINK, Call, Receive, Reply, ResponseSink, Scope, Send
 from penstock.serving.http.compression import inflated
 from penstock.serving.json_bounds import check_counts, decode
 from penstock.serving.operations import Media, Operation, Routes, is_oip
@@ -50,14 +50,14 @@ class Gateway:
         if scope["type"] != "http":
             raise RuntimeError(f"Unsupported protocol: {scope['type']}. This server accepts HTTP only.")
         headers = dict(scope["headers"])
-        call = self.admission.begin(headers, (scope.get("client") or ("",))[0], send)
-        call.body_now = scope.pop(DIRECT_BODY, None)  # popped, to avoid a reference cycle with the scope
+        sink = scope.pop(SINK)  # popped, to avoid a reference cycle with the scope
+        call = self.admission.begin(headers, (scope.get("client") or ("",))[0], sink)
         operation, status = None, 499  # the status if there is no response: the client left, or the service stops
         try:
             try:
                 operation = self._let_in(call, scope)
                 await self._read(operation, call, receive)
-                status = await self._run(operation, call, receive)
+                status = await self._run(operation, call, sink)
             except Exception as error:
                 status = await self._refuse(call, error, is_oip(scope["path"]))
         except asyncio.CancelledError:
@@ -136,64 +136,39 @@ class Gateway:
         if length.isdigit() and int(length) > limits.body_bytes:
             raise too_large
         parts: list[bytes] = []
-        num_bytes = 0
-
-        def take(message: Message) -> bool:
-            """Add a message; return True if more messages follow."""
-            nonlocal num_bytes
-            if message["type"] == "http.disconnect":
-                raise _GoneError
-            parts.append(message.get("body", b""))
-            num_bytes += len(parts[-1])
-            if num_bytes > limits.body_bytes:
-                raise too_large
-            return bool(message.get("more_body", False))
-
-        first, is_waiting, more = receive(), True, True
+        num_bytes, more = 0, True
         try:
-            waits_for = first.send(None)  # the body is nearly always complete, so that no timeout has to be set up
-        except StopIteration as done:
-            is_waiting, more = False, take(done.value)
-        try:
-            if more:
-                async with asyncio.timeout(limits.body_s):
-                    if is_waiting:
-                        more = take(await rest_of(first, waits_for))
-                    while more:
-                        more = take(await receive())
+            async with asyncio.timeout(limits.body_s):
+                while more:
+                    received = await receive()
+                    if received["type"] == "http.disconnect":
+                        raise _GoneError
+                    parts.append(received.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    if num_bytes > limits.body_bytes:
+                        raise too_large
+                    more = bool(received.get("more_body", False))
         except TimeoutError:
             message = f"The body did not arrive within {limits.body_s:g} s."
             raise RefusalError(408, message, code="body_too_slow") from None
         return b"".join(parts)
 
-    async def _run(self, operation: Operation, call: Call, receive: Receive) -> int:
+    async def _run(self, operation: Operation, call: Call, sink: ResponseSink) -> int:
         """Run the handler; it is cancelled if the client disconnects."""
-        task, body = asyncio.current_task(), call.body_now
+        task = asyncio.current_task()
 
         def gone() -> None:
             call.is_gone = True
             if task is not None:
                 task.cancel()
 
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone()
-
-        watcher = None
-        if body is None:
-            watcher = asyncio.create_task(watch())
-        elif body.is_gone:
+        if sink.is_gone:
             raise _GoneError
-        else:
-            body.on_gone = gone
+        sink.on_gone = gone
         try:
             reply = await within(deadline_s(call, call.body.get("timeout")), operation.handler(call))
         finally:
-            if watcher is not None:
-                watcher.cancel()
-            if body is not None:
-                body.on_gone = None
+            sink.on_gone = None
         if reply is None:
             return 200
         await call.reply(reply)
@@ -206,10 +181,7 @@ class Gateway:
             return 499
         failure = self.admission.refusal(call, error)
         if call.has_begun:
-            await call.write(
-                {"type": "http.response.body", "body": b"data: " + failure.text(is_oip) + b"\n\n", "more_body": True}
-            )
-            await call.write({"type": "http.response.body", "body": b""})
+            (await call.ready_sink()).end(b"data: " + failure.text(is_oip) + b"\n\n")
             return failure.status
         await call.reply(Reply(failure.status, failure.text(is_oip), headers=failure.headers))
         return failure.status

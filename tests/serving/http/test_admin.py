@@ -170,7 +170,7 @@ def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> Non
     async def main() -> None:
         async with service(command=faulty("waits")) as running:
             models = running.models
-            asked = Call("id", {}, {}, models, GatewaySettings(), Metrics(models), None)
+            asked = Call("id", {}, {}, models, GatewaySettings(), Metrics(models))
             await models.load(str(model))
             loading = asyncio.ensure_future(models.load(str(other)))
             await until(lambda: len(models.list()) == 2)
