@@ -3,17 +3,18 @@
     python benchmarks/serving_shortcuts.py MODEL.psm [--pairs 5] [--threads 0] [--shortcuts take_now,pause]
 
 The service without a shortcut runs the same code with a change of ``CHANGES``, made when Python starts; "control" is a
-second service as it is.  Loads: "live" are probes of ``/health/live``, "small" completions of one token, "first" streams
-of four tokens, all one after the other on an open connection; "streams" are 16 streams of 64 tokens at once on new
-connections.  Times are medians: of a request, for "first" until its first text, for "streams" of all of them.  ``cpu``
-is the processor time of the service and its worker.  A ratio is the median over pairs of without / with: above 1, the
-shortcut saves time.
+second service as it is.  Loads: "live" are probes of ``/health/live``, "small" completions of one token, "first"
+streams of four tokens, all one after the other on an open connection; "streams" are 16 streams at once on new
+connections.  Times are medians: of a request, for "first" until its first text, for "streams" of all of them.
+``cpu`` is the processor time of the service and its worker, ``gateway`` that of the service without its worker, and
+``steps`` the mean number of engine steps.  A ratio is the median over pairs of without / with: above 1, it saves.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import os
 import re
 import statistics
@@ -30,6 +31,8 @@ from serving_client import Answer, Connection, Server, hang_up, play
 from serving_figures import outcome_of
 from serving_overhead import requests_of
 
+from penstock.serving.workers.worker import HEARTBEAT_S
+
 CHANGES = {
     "none": "",
     "control": "",
@@ -41,17 +44,31 @@ LOADS = {"live": 400, "small": 60, "first": 40, "streams": 16}
 
 
 class Service:
-    """A service that was started with a change; ``cpu_s`` is its processor time and that of its processes."""
+    """A service that was started with a change."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.server = process, Server(url + "/v1")
         self.kept: list[Connection] = []
 
-    def cpu_s(self) -> float:
+    def cpu_ms(self) -> tuple[float, float]:
+        """Return the processor time of all processes and that of the gateway."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        threads = [file for one in (pid, *children) for file in Path(f"/proc/{one}/task").glob("*/schedstat")]
-        return sum(int(file.read_text().split()[0]) for file in threads) / 1e9
+        gateway, *workers = (_cpu_ms(Path(f"/proc/{one}/task")) for one in (pid, *children))
+        return gateway + sum(workers), gateway
+
+    def num_steps(self) -> int:
+        """Return the number of engine steps so far."""
+        time.sleep(2 * HEARTBEAT_S)  # the worker tells it with its heartbeats
+        connection = http.client.HTTPConnection(*self.server.address)
+        connection.request("GET", "/metrics")
+        found = re.search(rb"penstock:steps_total\S* (\d+)", connection.getresponse().read())
+        connection.close()
+        return int(found[1]) if found else 0
+
+
+def _cpu_ms(threads: Path) -> float:
+    return sum(int(file.read_text().split()[0]) for file in threads.glob("*/schedstat")) / 1e6
 
 
 @contextmanager
@@ -74,15 +91,15 @@ def service(bundle: Path, change: str, threads: int) -> Iterator[Service]:
             process.communicate(timeout=60)
 
 
-def play_load(runner: asyncio.Runner, one: Service, load: str, count: int, seed: int) -> tuple[float, float]:
-    """Return the median time of a request (of all of them for "streams") and the processor time, in milliseconds."""
-    new = {"streams": 64, "first": 4}.get(load, 1)
-    requests = requests_of(seed, count, 16, new)
+def play_load(runner: asyncio.Runner, one: Service, load: str, new: int, seed: int) -> list[float]:
+    """Return the median time of a request (of all of them for "streams") and the processor times, in milliseconds."""
+    count = LOADS[load]
+    requests = requests_of(seed, count, 16, {"streams": new, "first": 4}.get(load, 1))
     messages = messages_of(one.server, requests, {}, load == "small")
     host, port = one.server.address
     if load == "live":
         messages = [f"GET /health/live HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()] * count
-    before = one.cpu_s()
+    before = one.cpu_ms()
     if load == "streams":
         start = time.perf_counter()
         _, answers = runner.run(play(one.server, messages, [0.0] * count))
@@ -93,7 +110,8 @@ def play_load(runner: asyncio.Runner, one: Service, load: str, count: int, seed:
         taken = [_time_of(answer, load) for answer in answers]
     if lost := [answer.lost for answer in answers if answer.lost]:
         raise SystemExit(f"{load}: {lost[0]}")
-    return 1e3 * statistics.median(taken), 1e3 * (one.cpu_s() - before)
+    used = [now - then for now, then in zip(one.cpu_ms(), before, strict=True)]
+    return [1e3 * statistics.median(taken), *used]
 
 
 def _time_of(answer: Answer, load: str) -> float:
@@ -107,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, default=64, help='tokens of each of "streams" (default: 64)')
     parser.add_argument("--threads", type=int, default=1, help="threads of each engine (default: 1); 0: all cores")
     parser.add_argument("--shortcuts", default=",".join(CHANGES), help="default: all of them")
     parser.add_argument("--loads", default=",".join(LOADS), help="default: all of them")
@@ -118,19 +137,22 @@ def main() -> None:
             for load in LOADS:
                 play_load(runner, one, load, 8, 1)
         for load in args.loads.split(","):
-            rows: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+            rows: dict[str, list[list[float]]] = {name: [] for name in names}
+            before = {name: one.num_steps() for name, one in services.items()}
             for pair in range(args.pairs):
                 for name in names[:: 1 if pair % 2 == 0 else -1]:
-                    rows[name].append(play_load(runner, services[name], load, LOADS[load], 1000 + pair))
+                    rows[name].append(play_load(runner, services[name], load, args.new_tokens, 1000 + pair))
             print(f"{load}: {LOADS[load]} requests, {args.pairs} pairs")
             for name in names:
-                ms, cpu = (statistics.median(values) for values in zip(*rows[name], strict=True))
-                pairs = [(b[0] / a[0], b[1] / max(a[1], 1)) for a, b in zip(rows["none"], rows[name], strict=True)]
-                time_ratio, cpu_ratio = (statistics.median(values) for values in zip(*pairs, strict=True))
-                print(
-                    f"  without {name:9} {ms:8.3f} ms {cpu:8.1f} ms cpu   ratios {time_ratio:.3f}, cpu {cpu_ratio:.3f}",
-                    flush=True,
-                )
+                steps = (services[name].num_steps() - before[name]) / args.pairs
+                ms, cpu, gateway = (statistics.median(values) for values in zip(*rows[name], strict=True))
+                pairs = [
+                    [b / max(a, 1e-3) for a, b in zip(*both, strict=True)]
+                    for both in zip(rows["none"], rows[name], strict=True)
+                ]
+                ratios = ", ".join(f"{statistics.median(values):.3f}" for values in zip(*pairs, strict=True))
+                told = f"{ms:8.3f} ms, cpu {cpu:.1f}, gateway {gateway:.1f}, {steps:.1f} steps"
+                print(f"  without {name:9} {told}: {ratios}", flush=True)
         for one in services.values():
             runner.run(_hang_up(one.kept))
 

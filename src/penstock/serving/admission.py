@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.api_errors import RefusalError, grpc_code, refusal_of
 from penstock.errors import DeadlineError, QueueFullError
-from penstock.logs import LOG, note
+from penstock.logs import LOG
 from penstock.serving.call import Call, ResponseSink, new_id
 from penstock.serving.keys import ApiKeys
 from penstock.serving.metrics import Metrics
@@ -169,7 +169,7 @@ class Admission:
         level = logging.DEBUG if status == 200 and endpoint is not None and endpoint.is_probe else logging.INFO
         if LOG.isEnabledFor(level):
             line |= {"seconds": round(seconds, 6), "client": call.address, **call.facts}
-            note(level, call.request_id, line.get("code", status), line)
+            LOG.log(level, "%s %s", call.request_id, line.get("code", status), extra={"facts": line})
 
 
 def check_single(

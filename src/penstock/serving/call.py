@@ -56,16 +56,9 @@ FIXED_HEADERS: Final[Headers] = [
 ]
 
 
-_ID_BYTES: Final = 12
-_ids: list[str] = []
-
-
 def new_id() -> str:
-    """Return a new request id: 24 random hexadecimal digits.  Random bytes are read for 100 ids at a time."""
-    if not _ids:
-        digits = os.urandom(_ID_BYTES * 100).hex()
-        _ids.extend(digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES))
-    return _ids.pop()
+    """Return a new request id: 24 random hexadecimal digits."""
+    return os.urandom(12).hex()
 
 
 @dataclass(frozen=True)
@@ -193,7 +186,7 @@ class ResponseSink(Protocol):
     """Where a response is written: a connection of HTTP/1.1.
 
     Its methods write directly, which saves the messages, coroutines and tasks of ASGI: 16 % of the time and 20 % of the
-    processor time of a small request (docs/log.md, "one response sink").  Only ``drained`` waits.  After the client has
+    processor time of a small request (docs/log.md).  Only ``drained`` waits.  After the client has
     disconnected, writes do nothing.
     """
 
