@@ -7,20 +7,12 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["LOG", "JsonLines", "note", "tell"]
+__all__ = ["LOG", "JsonLines", "tell"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 
 
 _encoded: Final = json.JSONEncoder(default=str).encode
-
-
-def note(level: int, name: str, status: object, facts: dict[str, Any]) -> None:
-    """Write the log line of a request.
-
-    It skips the search for the caller's file and line, which would cost more than the rest of the call.
-    """
-    LOG.handle(LOG.makeRecord(LOG.name, level, "", 0, "%s %s", (name, status), None, extra={"facts": facts}))
 
 
 def tell(event: str, message: str, level: int = logging.INFO, **facts: Any) -> None:

@@ -55,7 +55,7 @@ def test_refused_inference_is_retried(serve: Any, way: str, monkeypatch: pytest.
     """The service refuses requests while another one is open."""
     monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.01)
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
-    service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
+    service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 1)
     until(lambda: service.num_open == 1)
     inputs, options = {"text_input": ["the cat"]}, {"parameters": {"max_tokens": 2}}
     with Client(address(service, way), retries=100) as client:
@@ -63,7 +63,7 @@ def test_refused_inference_is_retried(serve: Any, way: str, monkeypatch: pytest.
             hasty.infer("fake", inputs, **options)
         assert (caught.value.status, caught.value.code) == (429, "too_many_requests")
         waiting = client.infer_async("fake", inputs, **options)
-        service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 0)
+        service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 0)
         assert waiting.result(SECONDS)["text_output"].shape == (1,)
 
 

@@ -86,7 +86,7 @@ async def both_doors() -> AsyncIterator[tuple[Clients, Any]]:
     async with service() as running:
         backend = await running.models.load(str(DEMO))
         gateway = make_app(running.models, GatewaySettings(port=0, grpc_port=0))
-        listeners = [Listener(gateway, gateway.settings), GrpcListener(gateway)]
+        listeners = [Listener(gateway, gateway.settings), GrpcListener(gateway.admission)]
         clients = Clients(running.models, *(one.open() for one in listeners))
         serving = asyncio.gather(*(one.serve() for one in listeners))
         try:

@@ -77,7 +77,7 @@ class Service:
             if self._settings.grpc_port is not None:
                 from penstock.serving.grpc.listener import GrpcListener
 
-                self.grpc = GrpcListener(self.gateway)
+                self.grpc = GrpcListener(self.gateway.admission)
                 self.grpc_address = self.grpc.open()
                 listeners.append(self.grpc)
             self._listeners = listeners
@@ -143,7 +143,7 @@ class Service:
     @property
     def num_open(self) -> int:
         """Requests that are at work behind the door."""
-        return self.gateway.num_open
+        return self.gateway.admission.num_open
 
     @property
     def is_alive(self) -> bool:

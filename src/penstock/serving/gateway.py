@@ -1,43 +1,33 @@
 """The gateway of the service, an ASGI application: it checks each request before a route handles it.
 
-The order of checks is: Host and Origin, the key, the route, the body's length, type, JSON and fields.  Each response
-carries the request's id; each error has OpenAI's format and a status of the table in ``penstock.api_errors``.
+The order of checks is: Host and Origin, the key, the route, the number of open requests, the admin key, the room in the
+queues, the body's length, type, JSON and fields.  The decisions that are not specific to HTTP are those of
+``penstock.serving.admission``.  Each response carries the request's id; each error has OpenAI's format and a status of
+the table in ``penstock.api_errors``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from penstock.api_errors import RefusalError, misfit_refusal, refusal_of
+from penstock.api_errors import RefusalError, misfit_refusal
 from penstock.config import parse_json
-from penstock.errors import DeadlineError, InvalidFileError, QueueFullError
+from penstock.errors import InvalidFileError
 from penstock.json_schema import MisfitError
-from penstock.llm.backend import Models
-from penstock.logs import LOG, note
+from penstock.serving.admission import Admission, check_single, deadline_s, within
 from penstock.serving.arrivals import Arrivals
-from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, new_id, rest_of
+from penstock.serving.call import SINK, Call, Receive, Reply, ResponseSink, Scope, Send
 from penstock.serving.http.compression import inflated
 from penstock.serving.json_bounds import check_counts, decode
-from penstock.serving.keys import Admission
-from penstock.serving.metrics import Metrics
 from penstock.serving.operations import Media, Operation, Routes, is_oip
-from penstock.serving.settings import GatewaySettings
 
-if TYPE_CHECKING:
-    from penstock.serving.traces import Traces
-    from penstock.tensors import Methods
+__all__ = ["Gateway"]
 
-__all__ = ["LOG", "REQUEST_ID", "Gateway"]
-
-REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _HOST: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,255})|\[(?P<address>[0-9A-Fa-f:.]{2,45})\])(?::[0-9]{0,5})?")
 """A Host header (RFC 9110 section 7.2) without a user, path or zone."""
-_GRACE_S: Final = 5.0
 _SINGLE_HEADERS: Final = (
     b"host", b"authorization", b"content-type", b"content-length", b"origin", b"content-encoding",
     b"inference-header-content-length",
@@ -45,73 +35,47 @@ _SINGLE_HEADERS: Final = (
 
 
 class Gateway:
-    """Admits requests, decodes their bodies and runs the handlers of their routes.
+    """Routes HTTP requests: ``admission`` decides which are served, handlers of ``routes`` answer their decoded bodies.
 
-    ``admission``: the API keys; without it, all clients are admitted.  ``metrics``: the metrics of another gateway of
-    the service, to share them.  ``traces``: exports spans of requests.  ``methods``: the servables.  ``arrivals``: is
-    notified of connections.
+    ``arrivals``: is notified of connections.
     """
 
-    def __init__(
-        self,
-        routes: Routes,
-        models: Models,
-        settings: GatewaySettings,
-        admission: Admission | None = None,
-        metrics: Metrics | None = None,
-        traces: Traces | None = None,
-        arrivals: Arrivals | None = None,
-        methods: Methods | None = None,
-    ) -> None:
+    def __init__(self, routes: Routes, admission: Admission, arrivals: Arrivals | None = None) -> None:
+        self.routes, self.admission, self.settings = routes, admission, admission.settings
         self.arrivals = arrivals or Arrivals()
-        self.routes, self.models, self.settings = routes, models, settings
-        self.metrics = metrics or Metrics(models)
-        self.num_open = 0
-        self.admission, self.traces, self.methods = admission or Admission(), traces, methods
-        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
-        self.origins = frozenset(settings.origins)
+        self._hosts = frozenset(name.lower() for name in self.settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             raise RuntimeError(f"Unsupported protocol: {scope['type']}. This server accepts HTTP only.")
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if REQUEST_ID.fullmatch(given) else new_id()
-        call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, send)
-        call.body_now = scope.pop(DIRECT_BODY, None)  # popped, to avoid a reference cycle with the scope
-        call.headers, call.methods = headers, self.methods
-        call.client = self.admission.client_of(headers.get(b"authorization"), (scope.get("client") or ("",))[0])
-        if self.traces is not None:
-            call.trace = self.traces.begin(headers)
+        sink = scope.pop(SINK)  # popped, to avoid a reference cycle with the scope
+        call = self.admission.begin(headers, (scope.get("client") or ("",))[0], sink)
         operation, status = None, 499  # the status if there is no response: the client left, or the service stops
-        self.num_open += 1
         try:
             try:
-                operation = self._let_in(call, scope, headers)
+                operation = self._let_in(call, scope)
                 await self._read(operation, call, receive)
-                status = await self._run(operation, call, receive)
+                status = await self._run(operation, call, sink)
             except Exception as error:
                 status = await self._refuse(call, error, is_oip(scope["path"]))
         except asyncio.CancelledError:
             if not call.is_gone:
                 raise
         finally:
-            self.num_open -= 1
-            self._note(call, operation, scope, status)
+            self.admission.end(call, operation, scope["method"], scope["path"], status)
 
-    def _let_in(self, call: Call, scope: Scope, headers: Mapping[bytes, bytes]) -> Operation:
+    def _let_in(self, call: Call, scope: Scope) -> Operation:
         """Return the requested operation after all checks that do not need the body."""
-        call.origin = self._check_host(scope, headers)
+        self.admission.check_origin(call, self._checked_host(call, scope))
         path = scope["path"]
         methods, call.path_values = self.routes.find(path)
         operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if call.origin and scope["method"] == "OPTIONS" and methods:
             return _preflight(path, methods)
-        is_open = operation is not None and operation.is_open
-        authorization = headers.get(b"authorization")
-        if not is_open and not self.admission.lets_in(authorization):
-            raise RefusalError(401, "API key required. Send `Authorization: Bearer KEY`.", code="invalid_api_key")
+        if operation is None or not operation.is_open:
+            self.admission.check_key(call)
         if not methods:
             near = self.routes.nearest(path)
             hint = f" Did you mean {near}?" if near else ""
@@ -121,38 +85,13 @@ class Gateway:
             failure = RefusalError(405, f"Method not allowed. Use {allowed}.", code="method_not_allowed")
             failure.headers.append((b"allow", allowed.encode()))
             raise failure
-        if self.num_open > self.settings.limits.num_open and not operation.is_open:
-            most = self.settings.limits.num_open
-            raise RefusalError(429, f"Too many open requests (limit {most}). Retry later.", code="too_many_requests")
-        if operation.is_admin:
-            self.admission.check_admin(authorization)
-        if operation.is_work:
-            self.check_room(call.client)
+        self.admission.admit(call, operation)
         return operation
 
-    def check_room(self, client: str) -> None:
-        """Raise QueueFullError if every model's queue is full for a client, before the body is read.
-
-        With servables, or with room at any model, the check happens later, when the body has named the model.
-        """
-        models = self.models.list()
-        if not models or self.models.is_draining or any(one.has_room_for(client) for one in models):
-            return
-        if self.methods is None or not self.methods.list():
-            raise QueueFullError("The request queue of every model is full. Retry later.")
-
-    def _check_host(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """Refuse requests that web pages of other hosts send: by Host (DNS rebinding) and by Origin (cross-site calls).
-
-        Returns the Origin if it is an allowed origin of another host, else "".
-        """
-        if len(headers) != len(scope["headers"]):
-            names = [name for name, _ in scope["headers"]]
-            for single in _SINGLE_HEADERS:
-                if names.count(single) < 2:
-                    continue
-                raise RefusalError(400, f"The header {single.decode()} appears more than once.", code="invalid_header")
-        host = headers.get(b"host", b"").decode("latin-1").lower()
+    def _checked_host(self, call: Call, scope: Scope) -> str:
+        """Return the Host header in lower case; refuse a name that is not the server's (DNS rebinding)."""
+        check_single(scope["headers"], call.headers, _SINGLE_HEADERS, "header")
+        host = call.headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
             raise RefusalError(400, "The Host header is missing.", code="invalid_header")
         name = _name_of(host)
@@ -162,15 +101,7 @@ class Gateway:
         if self._hosts and name not in self._hosts:
             message = "Host not allowed. The server's --allowed-host option adds names."
             raise RefusalError(403, message, code="host_not_allowed")
-        origin = headers.get(b"origin")
-        if origin is not None:
-            text = origin.decode("latin-1").lower()
-            if text in self.origins:
-                return text
-            if text.partition("://")[2] != host:
-                message = "Origin not allowed. The server's --allowed-origin option adds origins."
-                raise RefusalError(403, message, code="origin_not_allowed")
-        return ""
+        return host
 
     async def _read(self, operation: Operation, call: Call, receive: Receive) -> None:
         """Read and check the body; keep only its bytes if the operation parses it itself."""
@@ -205,71 +136,39 @@ class Gateway:
         if length.isdigit() and int(length) > limits.body_bytes:
             raise too_large
         parts: list[bytes] = []
-        num_bytes = 0
-
-        def take(message: Message) -> bool:
-            """Add a message; return True if more messages follow."""
-            nonlocal num_bytes
-            if message["type"] == "http.disconnect":
-                raise _GoneError
-            parts.append(message.get("body", b""))
-            num_bytes += len(parts[-1])
-            if num_bytes > limits.body_bytes:
-                raise too_large
-            return bool(message.get("more_body", False))
-
-        first, is_waiting, more = receive(), True, True
+        num_bytes, more = 0, True
         try:
-            waits_for = first.send(None)  # the body is nearly always complete, so that no timeout has to be set up
-        except StopIteration as done:
-            is_waiting, more = False, take(done.value)
-        try:
-            if more:
-                async with asyncio.timeout(limits.body_s):
-                    if is_waiting:
-                        more = take(await rest_of(first, waits_for))
-                    while more:
-                        more = take(await receive())
+            async with asyncio.timeout(limits.body_s):
+                while more:
+                    received = await receive()
+                    if received["type"] == "http.disconnect":
+                        raise _GoneError
+                    parts.append(received.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    if num_bytes > limits.body_bytes:
+                        raise too_large
+                    more = bool(received.get("more_body", False))
         except TimeoutError:
             message = f"The body did not arrive within {limits.body_s:g} s."
             raise RefusalError(408, message, code="body_too_slow") from None
         return b"".join(parts)
 
-    async def _run(self, operation: Operation, call: Call, receive: Receive) -> int:
+    async def _run(self, operation: Operation, call: Call, sink: ResponseSink) -> int:
         """Run the handler; it is cancelled if the client disconnects."""
-        task, body = asyncio.current_task(), call.body_now
+        task = asyncio.current_task()
 
         def gone() -> None:
             call.is_gone = True
             if task is not None:
                 task.cancel()
 
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone()
-
-        watcher = None
-        if body is None:
-            watcher = asyncio.create_task(watch())
-        elif body.is_gone:
+        if sink.is_gone:
             raise _GoneError
-        else:
-            body.on_gone = gone
-        seconds = min(call.body.get("timeout", self.settings.limits.request_s), self.settings.limits.request_s)
+        sink.on_gone = gone
         try:
-            async with asyncio.timeout(seconds + _GRACE_S):
-                reply = await operation.handler(call)
-        except DeadlineError:  # the engine's error, which is also a TimeoutError
-            raise
-        except TimeoutError:
-            message = f"timeout: no complete response within {seconds:g} s"
-            raise RefusalError(504, message, param="timeout", code="deadline_exceeded") from None
+            reply = await within(deadline_s(call, call.body.get("timeout")), operation.handler(call))
         finally:
-            if watcher is not None:
-                watcher.cancel()
-            if body is not None:
-                body.on_gone = None
+            sink.on_gone = None
         if reply is None:
             return 200
         await call.reply(reply)
@@ -280,41 +179,12 @@ class Gateway:
         if isinstance(error, _GoneError):
             call.is_gone = True
             return 499
-        failure = refusal_of(error, call.request_id)
-        call.facts["error"] = str(error)[:1000]
-        if failure.status == 500 and failure is not error:  # the failure of a stage is logged where it happens
-            LOG.error("request %s failed", call.request_id, exc_info=error)
+        failure = self.admission.refusal(call, error)
         if call.has_begun:
-            await call.write(
-                {"type": "http.response.body", "body": b"data: " + failure.text(is_oip) + b"\n\n", "more_body": True}
-            )
-            await call.write({"type": "http.response.body", "body": b""})
+            (await call.ready_sink()).end(b"data: " + failure.text(is_oip) + b"\n\n")
             return failure.status
         await call.reply(Reply(failure.status, failure.text(is_oip), headers=failure.headers))
         return failure.status
-
-    def _note(self, call: Call, operation: Operation | None, scope: Scope, status: int) -> None:
-        """Count the request and write its log line."""
-        seconds = time.perf_counter() - call.arrived
-        route = operation.path if operation is not None else "none"
-        self.metrics.http(scope["method"], route, status, seconds)
-        if self.traces is not None and call.trace is not None and operation is not None:
-            self.traces.end(call, call.trace, operation, status)
-        level = (
-            logging.DEBUG if status == 200 and scope["method"] == "GET" else logging.INFO
-        )  # health probes are frequent
-        if LOG.isEnabledFor(level):
-            client = scope.get("client") or ("", 0)
-            line = {
-                "request_id": call.request_id,
-                "method": scope["method"],
-                "path": scope["path"][:200],
-                "status": status,
-                "seconds": round(seconds, 6),
-                "client": client[0],
-                **call.facts,
-            }
-            note(level, call.request_id, status, line)
 
 
 def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:

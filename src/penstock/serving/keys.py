@@ -15,7 +15,7 @@ from penstock.api_errors import RefusalError
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.logs import tell
 
-__all__ = ["Admission", "ApiKeys", "read_secret"]
+__all__ = ["ApiKeys", "KeySet", "read_secret"]
 
 MIN_KEY_CHARS: Final = 16
 MAX_KEY_CHARS: Final = 512
@@ -23,15 +23,15 @@ MAX_KEYS: Final = 1000
 MAX_FILE_BYTES: Final = 1 << 20
 
 
-class ApiKeys:
-    """The API keys of a service.  Only salted hashes stay in memory."""
+class KeySet:
+    """The keys of one file.  Only salted hashes stay in memory."""
 
     def __init__(self, keys: list[str]) -> None:
         self._salt = os.urandom(32)
         self._hashes = [self._hash(key.encode()) for key in keys]
 
     @classmethod
-    def read(cls, path: Path) -> ApiKeys:
+    def read(cls, path: Path) -> KeySet:
         """Read keys from a file, one per line; empty lines and lines that begin with # are skipped.
 
         Raises InvalidFileError for a file that other users may access, for a file without keys, and for a key that is
@@ -98,8 +98,8 @@ def read_secret(path: Path) -> bytes:
     return data
 
 
-class Admission:
-    """Decides who may send requests: by API keys, and by admin keys, which allow everything that API keys allow.
+class ApiKeys:
+    """The API keys and the admin keys of a service; an admin key allows everything that an API key allows.
 
     Without API keys all clients are admitted; without admin keys there are no admins.  ``keys_file`` and
     ``admin_keys_file`` are the files that the keys were read from.
@@ -107,8 +107,8 @@ class Admission:
 
     def __init__(
         self,
-        keys: ApiKeys | None = None,
-        admin_keys: ApiKeys | None = None,
+        keys: KeySet | None = None,
+        admin_keys: KeySet | None = None,
         keys_file: Path | None = None,
         admin_keys_file: Path | None = None,
     ) -> None:
@@ -116,9 +116,9 @@ class Admission:
         self._keys_file, self._admin_keys_file = keys_file, admin_keys_file
 
     @classmethod
-    def read(cls, keys_file: Path | None, admin_keys_file: Path | None) -> Admission:
-        """Read the keys of both files.  Raises the errors of ``ApiKeys.read``."""
-        keys, admin_keys = (None if file is None else ApiKeys.read(file) for file in (keys_file, admin_keys_file))
+    def read(cls, keys_file: Path | None, admin_keys_file: Path | None) -> ApiKeys:
+        """Read the keys of both files.  Raises the errors of ``KeySet.read``."""
+        keys, admin_keys = (None if file is None else KeySet.read(file) for file in (keys_file, admin_keys_file))
         return cls(keys, admin_keys, keys_file, admin_keys_file)
 
     def reread(self) -> None:
@@ -126,7 +126,7 @@ class Admission:
         self.keys = _reread(self._keys_file, self.keys)
         self.admin_keys = _reread(self._admin_keys_file, self.admin_keys)
 
-    def lets_in(self, authorization: bytes | None) -> bool:
+    def admits(self, authorization: bytes | None) -> bool:
         """Return True if a request with this Authorization header is admitted."""
         return self.keys is None or self.keys.knows(authorization) | self.is_admin(authorization)
 
@@ -154,11 +154,11 @@ class Admission:
             )
 
 
-def _reread(file: Path | None, old: ApiKeys | None) -> ApiKeys | None:
+def _reread(file: Path | None, old: KeySet | None) -> KeySet | None:
     if file is None:
         return old
     try:
-        keys = ApiKeys.read(file)
+        keys = KeySet.read(file)
     except (FileAccessError, InvalidFileError) as error:
         message = f"Failed to reload keys. The old ones stay in use: {error}"
         tell("reload_failed", message, logging.ERROR, file=str(file))

@@ -6,19 +6,57 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from penstock.json_schema import Members, Shape
 from penstock.serving.call import Call, Reply
 
-__all__ = ["JSON", "Media", "Operation", "Routes"]
+__all__ = ["GRPC", "JSON", "Endpoint", "Media", "Operation", "Routes"]
 
 Handler = Callable[[Call], Awaitable[Reply | None]]
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"
 """The pattern of a name in a path: no separator, no leading dot."""
 MAX_NEAREST_CHARS: Final = 100
 """The longest path for which a similar route is suggested; the search takes quadratic time."""
+GRPC: Final = "gRPC"
+"""The ``method`` of gRPC's endpoints and of their log lines."""
 COMMON_REFUSALS: Final = (400, 401, 403, 431)
+
+
+class Endpoint(Protocol):
+    """A route of HTTP or a method of gRPC, as the policy sees it."""
+
+    @property
+    def method(self) -> str:
+        """The method of HTTP, or ``GRPC``."""
+
+    @property
+    def path(self) -> str:
+        """The path in metrics and traces."""
+
+    @property
+    def name(self) -> str:
+        """The name that traces know the operation by; gRPC's methods have the names of the same HTTP operations."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if it needs no key."""
+
+    @property
+    def is_admin(self) -> bool:
+        """True if it needs an admin key."""
+
+    @property
+    def is_work(self) -> bool:
+        """True if its requests run in an engine or a servable, and so can wait in a queue and time out."""
+
+    @property
+    def is_counted(self) -> bool:
+        """True if its requests count as open requests."""
+
+    @property
+    def is_probe(self) -> bool:
+        """True if its successful requests are frequent and change nothing, so that they are logged as DEBUG."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +106,16 @@ class Operation:
     def is_work(self) -> bool:
         """True if the request runs in an engine or a servable, and so can wait in a queue and time out."""
         return 504 in self.refusals
+
+    @property
+    def is_counted(self) -> bool:
+        """True unless anyone may call it."""
+        return not self.is_open
+
+    @property
+    def is_probe(self) -> bool:
+        """True for GET."""
+        return self.method == "GET"
 
     @property
     def is_oip(self) -> bool:

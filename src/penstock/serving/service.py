@@ -152,7 +152,7 @@ def _reload(listeners: Mapping[str, Listener | GrpcListener], primary: Primary, 
     """Read keys, certificate and TLS key again; an invalid file is logged, and the old contents stay in use."""
     public = listeners["http"]
     if isinstance(public, Listener):
-        public.gateway.admission.reread()
+        public.gateway.admission.keys.reread()
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return
@@ -211,16 +211,16 @@ def _listeners(
     from penstock.serving.http.app import make_app
 
     gateway, changes = make_app(models, settings.gateway, traces, arrivals, methods=servables), Changes(models)
-    gateway.metrics.servables = servables
+    gateway.admission.metrics.servables = servables
     listeners: dict[str, Listener | GrpcListener] = {"http": Listener(gateway, gateway.settings)}
     if settings.gateway.grpc_port is not None:
         from penstock.serving.grpc.listener import GrpcListener
 
-        listeners["grpc"] = GrpcListener(gateway)
+        listeners["grpc"] = GrpcListener(gateway.admission)
     if settings.admin_socket is not None:
         from penstock.serving.http.admin import make_admin
 
-        admin = make_admin(changes, models, gateway.metrics)
+        admin = make_admin(changes, models, gateway.admission.metrics)
         listeners["admin"] = Listener(admin, admin.settings, settings.admin_socket)
     return listeners, changes
 

@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 
 from penstock.api_errors import grpc_code
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.serving.operations import GRPC
 from penstock.serving.request_trace import RequestTrace
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call
-    from penstock.serving.operations import Operation
+    from penstock.serving.operations import Endpoint
 
 __all__ = ["Traces", "check_endpoint"]
 
@@ -82,7 +83,7 @@ class Traces:
         names = [name for name in _HEADERS if name.encode() in headers]
         return RequestTrace({name: headers[name.encode()].decode("latin-1") for name in names})
 
-    def end(self, call: Call, trace: RequestTrace, operation: Operation, status: int) -> None:
+    def end(self, call: Call, trace: RequestTrace, operation: Endpoint, status: int) -> None:
         """Create the spans of a request that ended with ``status``, and add ``trace_id`` to its log line."""
         if operation.name not in _KINDS:
             return
@@ -121,9 +122,9 @@ def _parts(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
     return [("queue", 0.0, queued), ("prefill", queued, first), ("decode", first, total)]
 
 
-def _protocol(operation: Operation, status: int) -> dict[str, Any]:
+def _protocol(operation: Endpoint, status: int) -> dict[str, Any]:
     """Return the attributes that the conventions define for HTTP and gRPC requests."""
-    if operation.method == "gRPC":
+    if operation.method == GRPC:
         service, _, method = operation.path.removeprefix("/").rpartition("/")
         return {
             "rpc.system": "grpc", "rpc.service": service, "rpc.method": method,
@@ -136,7 +137,7 @@ def _protocol(operation: Operation, status: int) -> dict[str, Any]:
     }
 
 
-def _attributes(call: Call, trace: RequestTrace, operation: Operation, status: int, ended: float) -> dict[str, Any]:
+def _attributes(call: Call, trace: RequestTrace, operation: Endpoint, status: int, ended: float) -> dict[str, Any]:
     """Return the attributes of a request's span: parameters, usage and times (seconds; the slowest of its prompts)."""
     if "version" in call.facts:  # a servable, for which there are no conventions
         own = {"penstock.servable": call.facts["model"], "penstock.servable.version": call.facts["version"]}

@@ -20,8 +20,8 @@ import grpc
 import psutil
 import pytest
 
+from penstock.serving.admission import Admission
 from penstock.serving.grpc.listener import GrpcListener
-from penstock.serving.http.app import make_app
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.serving.workers.test_faults import CALM, HASTY, IMPATIENT, switch_under
@@ -40,7 +40,7 @@ IN_STREAM = 3
 async def grpc_service(**named: Any) -> AsyncIterator[tuple[Service, GrpcListener, str]]:
     """A primary with workers, its gRPC door, and the address of that."""
     async with service(**named) as running:
-        listener = GrpcListener(make_app(running.models, GatewaySettings(grpc_port=0, limits=PATIENT)))
+        listener = GrpcListener(Admission(running.models, GatewaySettings(grpc_port=0, limits=PATIENT)))
         address = listener.open()
         serving = asyncio.ensure_future(listener.serve())
         try:
@@ -48,7 +48,7 @@ async def grpc_service(**named: Any) -> AsyncIterator[tuple[Service, GrpcListene
         finally:
             listener.stop(at_once=True)
             await serving
-        assert listener.gateway.http.num_open == 0
+        assert listener.gateway.admission.num_open == 0
 
 
 @dataclass

@@ -65,7 +65,7 @@ def test_good_requests_are_good(fake):
 def test_damaged_messages_are_answered_or_refused(fake, caplog):
     caplog.set_level(logging.ERROR)
     rng, codes = random.Random(21), Counter[str]()
-    methods = [f"/{one.name}" for one in fake.grpc.gateway._methods.values() if not one.name.endswith("Watch")]
+    methods = [path for path in fake.grpc.gateway._methods if not path.endswith("Watch")]
     with channel(fake) as found:
         for _ in range(1200 * CHAOS):
             method, data = (INFER if rng.random() < 0.9 else rng.choice(methods)), damaged(rng)

@@ -18,9 +18,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from penstock.api_errors import CODES
 from penstock.errors import FileAccessError, QueueFullError, UnavailableError
 from penstock.llm.llm import LLM
+from penstock.serving.admission import Admission
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.grpc.message_bounds import MAX_FIELDS
 from penstock.serving.proto import oip_pb2 as pb
+from penstock.serving.proto import wire_pb2
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.command import DEMO
 from tests.support.grpc_client import SERVICE, call, channel, infer, infer_refused, refused, request, trailers
@@ -39,7 +41,7 @@ def demo():
 
 def test_every_method_wants_the_key(locked_grpc):
     """Those of health for the service as a whole do not, as over HTTP; what is no method does."""
-    methods = {f"/{one.name}" for one in locked_grpc.grpc.gateway._methods.values()}
+    methods = set(locked_grpc.grpc.gateway._methods)
     assert methods > OPEN
     for method in [*methods - OPEN, "/nobody/nothing", "/inference.GRPCInferenceService/RepositoryModelLoad"]:
         for metadata in ((), (("authorization", "Bearer wrong-wrong-wrong-wrong"),), (("authorization", KEY),)):
@@ -89,8 +91,11 @@ def test_reflection(demo):
         pool = DescriptorPool(database)
         method = pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name["ModelInfer"]
         assert method.input_type.fields_by_name["raw_input_contents"].number == 7
-        with pytest.raises(KeyError):
-            pool.FindMessageTypeByName("inference.Nothing")
+        health = pool.FindServiceByName("grpc.health.v1.Health")
+        assert health.methods_by_name["Watch"].output_type.full_name == "grpc.health.v1.HealthCheckResponse"
+        for name in ("inference.Nothing", wire_pb2.FromWorker.DESCRIPTOR.full_name):
+            with pytest.raises(KeyError):
+                pool.FindMessageTypeByName(name)
 
 
 def test_methods_that_are_not_there(demo):
@@ -285,11 +290,11 @@ def test_limits(serve):
 def test_no_more_requests_are_open_than_may_be(serve):
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
     method, data = SERVICE + "ModelInfer", request().SerializeToString()
-    service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
+    service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 1)
     until(lambda: service.num_open == 1)
     full = refused(service, method, data)
     assert (full.code(), trailers(full)["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1")
-    service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 0)
+    service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 0)
     until(lambda: service.num_open == 0)
     call(service, method, data)
 
@@ -311,13 +316,12 @@ def test_a_message_that_does_not_come_is_not_waited_for(serve):
 def test_a_port_that_is_taken_is_refused(demo):
     """Not shared, as gRPC would have it."""
     port = int(demo.grpc_address.rpartition(":")[2])
-    gateway = type(demo.gateway)(demo.gateway.routes, demo.models, GatewaySettings(grpc_port=port))
 
     async def open_it() -> None:
-        GrpcListener(gateway).open()
+        GrpcListener(Admission(demo.models, settings)).open()
 
     for host in ("127.0.0.1", "localhost"):  # a name is not bound at whichever of its addresses is free
-        gateway.settings = GatewaySettings(host=host, grpc_port=port)
+        settings = GatewaySettings(host=host, grpc_port=port)
         with pytest.raises(FileAccessError, match=str(port)):
             demo.do(open_it())
 

@@ -53,7 +53,7 @@ def test_a_refusal_that_nobody_takes_ends_the_stream_and_nothing_else(serve, mon
 
     async def write(self, message):
         tried.append(message)
-        self.facts["gone"] = "slow reader"
+        self.request.facts["gone"] = "slow reader"
         raise GoneError("planted")
 
     monkeypatch.setattr(GrpcCall, "write", write)  # as a reader who is too slow makes it

@@ -63,7 +63,7 @@ def children() -> set[psutil.Process]:
 async def admin(models, path: Path):
     """A listener over models; gives what asks it, and its changes."""
     changes = Changes(models)
-    gateway = make_admin(changes, models, make_app(models).metrics)
+    gateway = make_admin(changes, models, make_app(models).admission.metrics)
     listener = Listener(gateway, gateway.settings, path)
     assert listener.open() == f"unix:{path}"
     running = asyncio.ensure_future(listener.serve())
@@ -170,7 +170,7 @@ def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> Non
     async def main() -> None:
         async with service(command=faulty("waits")) as running:
             models = running.models
-            asked = Call("id", {}, {}, models, GatewaySettings(), Metrics(models), None)
+            asked = Call("id", {}, {}, models, GatewaySettings(), Metrics(models))
             await models.load(str(model))
             loading = asyncio.ensure_future(models.load(str(other)))
             await until(lambda: len(models.list()) == 2)

@@ -15,7 +15,7 @@ import pytest
 
 from penstock import Client
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.serving.keys import Admission, ApiKeys
+from penstock.serving.keys import ApiKeys, KeySet
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.workers.messages import options_from, options_to
 from tests.support.http_service import SECONDS, Service, until
@@ -126,7 +126,7 @@ def test_a_full_queue_answers_another_clients_first(serve: Any) -> None:
 
 
 def test_a_client_is_a_hash_or_an_address() -> None:
-    keyless, keyed = Admission(), Admission(ApiKeys([*KEYS]))
+    keyless, keyed = ApiKeys(), ApiKeys(KeySet([*KEYS]))
     first, second = (keyed.client_of(f"Bearer {key}".encode(), "10.0.0.1") for key in KEYS)
     assert first != second
     assert KEYS[0] not in first

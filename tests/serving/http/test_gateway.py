@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.logs import JsonLines
 from penstock.serving.http.app import operations
-from penstock.serving.keys import ApiKeys
+from penstock.serving.keys import KeySet
 from penstock.serving.operations import Routes
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.http_service import Service, until
@@ -80,7 +80,7 @@ def test_wrong_keys_are_refused(locked):
 
 
 def test_all_keys_of_the_file_are_known_and_none_is_kept(keys_file):
-    keys = ApiKeys.read(keys_file)
+    keys = KeySet.read(keys_file)
     assert keys.knows(f"Bearer {KEY}".encode())
     assert keys.knows(b"bearer another-key-of-theirs")
     assert not keys.knows(b"Bearer # of the tests")
@@ -91,7 +91,7 @@ def test_all_keys_of_the_file_are_known_and_none_is_kept(keys_file):
 def test_each_known_key_is_compared_in_constant_time(keys_file, monkeypatch):
     seen = []
     monkeypatch.setattr("penstock.serving.keys.hmac.compare_digest", lambda a, b: seen.append((a, b)) or a == b)
-    ApiKeys.read(keys_file).knows(f"Bearer {KEY}".encode())
+    KeySet.read(keys_file).knows(f"Bearer {KEY}".encode())
     assert [len(a) == len(b) == 32 for a, b in seen] == [True, True]  # the second, too, though the first fits
 
 
@@ -103,15 +103,15 @@ def test_weak_keys_are_refused(tmp_path, text):
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(InvalidFileError):
-        ApiKeys.read(path)
+        KeySet.read(path)
 
 
 def test_a_file_that_others_read_is_refused(keys_file, tmp_path):
     keys_file.chmod(0o644)
     with pytest.raises(InvalidFileError, match="chmod 600"):
-        ApiKeys.read(keys_file)
+        KeySet.read(keys_file)
     with pytest.raises(FileAccessError):
-        ApiKeys.read(tmp_path / "nothing")
+        KeySet.read(tmp_path / "nothing")
 
 
 def test_the_world_is_not_served_without_a_key(keys_file):

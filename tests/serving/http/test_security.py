@@ -73,7 +73,7 @@ def test_no_route_changes_what_is_served():
         ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *asks)
     }
     assert {one.name for one in operations() if one.is_admin} == {"repository_load", "repository_unload"}
-    grpc = {one.name.rpartition("/")[2] for one in oip_methods() if one.is_admin}
+    grpc = {one.path.rpartition("/")[2] for one in oip_methods() if one.is_admin}
     assert grpc == {"RepositoryModelLoad", "RepositoryModelUnload"}
 
 

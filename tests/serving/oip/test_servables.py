@@ -227,12 +227,12 @@ def test_deadlines_and_priorities_reach_the_method(service, client):
 def test_no_more_requests_of_methods_are_open_than_may_be():
     service = Service({}, GatewaySettings(limits=GatewayLimits(num_open=1)), methods=StubMethods())
     try:
-        service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 1)
+        service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 1)
         until(lambda: service.num_open == 1)
         status, headers, data = service.ask("POST", "/v2/models/echo/infer", BODY)
         assert (status, headers["retry-after"], json.loads(data)["code"]) == (429, "1", "too_many_requests")
         assert service.ask("GET", "/v2/health/live")[0] == 200
-        service.loop.call_soon_threadsafe(setattr, service.gateway, "num_open", 0)
+        service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 0)
     finally:
         service.close()
 

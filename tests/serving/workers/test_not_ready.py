@@ -89,7 +89,7 @@ async def doors(tmp_path: Path, **named: Any) -> AsyncIterator[Doors]:
     async with service(**named) as running, admin(running.models, tmp_path / "admin.sock") as (asked, changes):
         settings = GatewaySettings(port=0, grpc_port=0, limits=GatewayLimits(body_s=SECONDS, write_s=SECONDS))
         door = make_app(running.models, settings)
-        listeners = Listener(door, settings), GrpcListener(door)
+        listeners = Listener(door, settings), GrpcListener(door.admission)
         host = listeners[0].open().removeprefix("http://")
         address = listeners[1].open()
         serving = asyncio.gather(*(one.serve() for one in listeners))

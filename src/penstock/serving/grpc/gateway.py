@@ -1,45 +1,42 @@
-"""The gRPC gateway of the service: it checks each RPC before a method handles it, like ``penstock.serving.gateway``.
+"""The gRPC gateway of the service: it checks each RPC before a method handles it.
 
-The order of checks is: the metadata's size, Origin, the key, the method, the number of open requests, the message's
-arrival time, size and fields.  All methods go through ``GrpcGateway``, including unknown ones.  Keys, limits, counts
-and metrics are shared with the HTTP gateway.
+The order of checks is: the metadata's size, Origin, the key, the number of open requests, the admin key, the room in
+the queues, the message's arrival time, size and fields.  All methods go through ``GrpcGateway``, including unknown
+ones.  The decisions that are not specific to gRPC are those of ``penstock.serving.admission``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError, grpc_code, refusal_of
+from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError, grpc_code
 from penstock.errors import UnavailableError
-from penstock.serving.call import Call, new_id
-from penstock.serving.gateway import LOG, REQUEST_ID
+from penstock.logs import LOG
+from penstock.serving.admission import Admission, check_single
+from penstock.serving.call import Call
 from penstock.serving.grpc.compression import encoding_of, unpacked
 from penstock.serving.grpc.message_bounds import BadMessageError, check_fields
 from penstock.serving.grpc.send_budget import SendBudget
 from penstock.serving.json_bounds import LARGE_BODY, decode
-from penstock.serving.operations import Operation
+from penstock.serving.operations import GRPC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.serving.gateway import Gateway
-
-__all__ = ["GoneError", "GrpcCall", "GrpcGateway", "Method", "Outcome", "trailers_of"]
+__all__ = ["KEY_HINT", "GoneError", "GrpcCall", "GrpcGateway", "Method", "Outcome", "trailers_of"]
 
 _OPEN_MESSAGE: Final = 1 << 10
 _MAX_KEYLESS: Final = 16
 """The most messages that are read at a time from clients without a key: each may be large until it was received."""
-_NO_DEADLINE_S: Final = 1e9
-NO_KEY: Final = "API key required. Send the metadata `authorization: Bearer KEY`."
+KEY_HINT: Final = "Send the metadata `authorization: Bearer KEY`."
 
 
 class GoneError(Exception):
@@ -48,14 +45,14 @@ class GoneError(Exception):
 
 @dataclass(frozen=True)
 class Method:
-    """One method: its full name, the type of its request, and its handler.
+    """One method: its path, the type of its request, and its handler.
 
     ``run`` returns the response message.  ``is_stream``: ``run`` reads messages and writes responses itself.
     ``is_many``: ``run`` only writes responses itself.  ``is_open``: needs no key.  ``is_work``: counts as an open
     request.  ``is_admin``: needs an admin key.
     """
 
-    name: str
+    path: str
     request: Any
     run: Callable[[GrpcCall], Awaitable[Any]]
     is_stream: bool = False
@@ -63,6 +60,26 @@ class Method:
     is_open: bool = False
     is_work: bool = False
     is_admin: bool = False
+
+    @property
+    def method(self) -> str:
+        """``GRPC``."""
+        return GRPC
+
+    @property
+    def name(self) -> str:
+        """The name of the HTTP operation that does the same, for work; "" for other methods, which have no spans."""
+        return "infer" if self.is_work else ""
+
+    @property
+    def is_counted(self) -> bool:
+        """True for work: a stream may stay open without a request."""
+        return self.is_work
+
+    @property
+    def is_probe(self) -> bool:
+        """True unless it works or changes models."""
+        return not (self.is_work or self.is_admin)
 
 
 @dataclass
@@ -72,55 +89,21 @@ class Outcome:
     status: int = 499
     refusal: RefusalError | None = None
 
-    def refuse(self, error: BaseException, call: GrpcCall) -> None:
-        """Record that the request ended with an error."""
-        self.refusal = refusal_of(error, call.request_id)
-        self.status = self.refusal.status
-        call.facts["error"] = str(error)[:1000]
-
-    @property
-    def code(self) -> str:
-        """The name of the gRPC status code."""
-        return grpc_code(self.status)
-
 
 @dataclass
 class GrpcCall:
-    """An RPC.  ``is_known``: it has a valid key, or none is needed.  ``facts``: fields for the log line."""
+    """An RPC, or a request of a stream.  ``request`` is what code that is independent of gRPC sees of it."""
 
     gateway: GrpcGateway
     method: Method
     context: Any
-    request_id: str
-    headers: Mapping[bytes, bytes]
-    is_known: bool
+    request: Call
     message: Any = None
-    arrived: float = field(default_factory=time.perf_counter)
-    facts: dict[str, Any] = field(default_factory=dict)
-    asked: Call | None = None
 
     @property
-    def remaining_s(self) -> float:
-        """Seconds until the client's deadline; a very large number if it has none."""
-        found = self.context.time_remaining()
-        return _NO_DEADLINE_S if found is None else float(found)
-
-    @property
-    def client(self) -> str:
-        """The client that the request is accounted to."""
-        address = _host_of(self.context.peer())
-        return self.gateway.http.admission.client_of(self.headers.get(b"authorization"), address)
-
-    def request(self, body: dict[str, Any]) -> Call:
-        """Return the RPC as a Call, for code that is independent of gRPC."""
-        http = self.gateway.http
-        call = Call(self.request_id, {}, body, http.models, http.settings, http.metrics, _no_send)
-        call.arrived, call.facts, call.methods = self.arrived, self.facts, http.methods
-        call.client = self.client
-        if http.traces is not None:
-            call.trace = http.traces.begin(self.headers)
-        self.asked = call
-        return call
+    def is_known(self) -> bool:
+        """True if the client has a valid key, or none is needed."""
+        return self.gateway.admission.is_known(self.request)
 
     async def next(self) -> bytes | None:
         """Read the next message; None after the last message and when the service stops."""
@@ -164,7 +147,7 @@ class GrpcCall:
         return data
 
     def _slow_reader(self) -> GoneError:
-        self.facts["gone"] = "slow reader"
+        self.request.facts["gone"] = "slow reader"
         return GoneError("slow reader")
 
     async def parsed(self, data: bytes) -> Any:
@@ -183,21 +166,17 @@ class GrpcCall:
         return await decode(num_bytes, parse)
 
 
-async def _no_send(message: Any) -> None:
-    raise RuntimeError("an RPC cannot send HTTP messages")
-
-
 class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Admits RPCs and runs their methods.  ``http`` is the gateway whose keys, limits, counts and metrics it shares."""
+    """Runs the methods of the RPCs that ``admission`` lets in."""
 
-    def __init__(self, http: Gateway, methods: Sequence[Method]) -> None:
-        self.http, self.limits = http, http.settings.limits
+    def __init__(self, admission: Admission, methods: Sequence[Method]) -> None:
+        self.admission, self.limits = admission, admission.settings.limits
         self.stopping = asyncio.Event()
         """Set when idle streams should end."""
         self.num_asked = 0
         """The number of RPCs that gRPC has passed to this gateway."""
         self.untaken = SendBudget()
-        self._methods = {f"/{one.name}": one for one in methods}
+        self._methods = {one.path: one for one in methods}
         self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
         whole = {path: one for path, one in self._methods.items() if not (one.is_stream or one.is_many)}
         self._whole = {path: self._handler(one, is_whole=True) for path, one in whole.items()}
@@ -231,35 +210,40 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _serve(self, method: Method, context: Any, is_whole: bool = False) -> bytes:
         """Handle an RPC; return the bytes of the response that gRPC still has to send if ``is_whole``."""
         metadata = [(_bytes(key), _bytes(value)) for key, value in context.invocation_metadata() or ()]
-        headers = dict(metadata)
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if given and REQUEST_ID.fullmatch(given) else new_id()
-        call = GrpcCall(self, method, context, request_id, headers, self._knows(headers))
+        call = self.begin(method, context, dict(metadata))
         outcome, found = Outcome(), b""
         try:
             with self.counted(outcome, call):
                 self._let_in(call, metadata)
-                if method.is_work:  # requests of a stream are checked later, because their errors need their ids
-                    self.http.check_room(call.client)
-                with self.opened() if method.is_work else nullcontext():
-                    if not method.is_stream:
-                        call.message = await call.parsed(await self._read(call))
-                    reply = await method.run(call)
-                    if is_whole:
-                        found = await call.whole(reply)
-                    elif reply is not None:
-                        await call.write(reply)
+                if not method.is_stream:
+                    call.message = await call.parsed(await self._read(call))
+                reply = await method.run(call)
+                if is_whole:
+                    found = await call.whole(reply)
+                elif reply is not None:
+                    await call.write(reply)
         except asyncio.CancelledError:
-            if call.facts.get("gone") == "slow reader":  # gRPC would keep an RPC without a status
+            if call.request.facts.get("gone") == "slow reader":  # gRPC would keep an RPC without a status
                 with suppress(TimeoutError, grpc.aio.BaseError):
                     async with asyncio.timeout(1):
                         await context.abort(grpc.StatusCode.ABORTED, "The client did not read the response in time.")
             raise
-        context.set_trailing_metadata(trailers_of(request_id, outcome.refusal))
+        context.set_trailing_metadata(trailers_of(call.request.request_id, outcome.refusal))
         if outcome.refusal is not None:  # not ``abort``: its exception would hold the request until a collection
-            context.set_code(getattr(grpc.StatusCode, outcome.code))
+            context.set_code(getattr(grpc.StatusCode, grpc_code(outcome.status)))
             context.set_details(str(outcome.refusal)[:MAX_MESSAGE_CHARS])
         return found
+
+    def begin(self, method: Method, context: Any, headers: Mapping[bytes, bytes], request_id: str = "") -> GrpcCall:
+        """Return a new RPC, or with ``request_id`` a new request of a stream; ``counted`` must close it."""
+
+        def remaining_s() -> float:
+            seconds = context.time_remaining()
+            return math.inf if seconds is None else float(seconds)
+
+        address = _host_of(context.peer())
+        request = self.admission.begin(headers, address, request_id=request_id, remaining_s=remaining_s)
+        return GrpcCall(self, method, context, request)
 
     @contextmanager
     def counted(self, outcome: Outcome, call: GrpcCall) -> Iterator[None]:
@@ -272,55 +256,33 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():  # an inner task was cancelled: the client is still waiting
-                outcome.refuse(UnavailableError("The request was cancelled internally. Send it again."), call)
-                LOG.error("request %s was cancelled internally", call.request_id, exc_info=error)
+                self._refuse(outcome, call, UnavailableError("The request was cancelled internally. Send it again."))
+                LOG.error("request %s was cancelled internally", call.request.request_id, exc_info=error)
             else:
-                if call.remaining_s <= 0:
+                if call.request.remaining_s() <= 0:
                     outcome.status = 504
                 raise
         except Exception as error:
-            outcome.refuse(error, call)
-            if outcome.status == 500 and outcome.refusal is not error:  # stage failures are logged elsewhere
-                LOG.error("request %s failed", call.request_id, exc_info=error)
-            if outcome.refusal is not None:  # break the reference cycle of the error, its frames and the outcome
-                outcome.refusal.__traceback__ = outcome.refusal.__context__ = None
+            self._refuse(outcome, call, error)
         finally:
-            self._note(call, outcome)
+            path = call.method.path
+            self.admission.end(call.request, call.method if path in self._methods else None, GRPC, path, outcome.status)
 
-    def _knows(self, headers: Mapping[bytes, bytes]) -> bool:
-        return self.http.admission.lets_in(headers.get(b"authorization"))
+    def _refuse(self, outcome: Outcome, call: GrpcCall, error: Exception) -> None:
+        outcome.refusal = refusal = self.admission.refusal(call.request, error)
+        outcome.status = refusal.status
+        refusal.__traceback__ = refusal.__context__ = None  # else error, frames and outcome would be a reference cycle
 
     def _let_in(self, call: GrpcCall, metadata: Sequence[tuple[bytes, bytes]]) -> None:
         """Make all checks that do not need the message."""
+        request, admission = call.request, self.admission
         if len(metadata) > self.limits.num_headers:
             raise RefusalError(431, f"The metadata has more than {self.limits.num_headers} entries.")
-        if len(call.headers) != len(metadata):
-            names = [name for name, _ in metadata]
-            for single in (b"authorization", b"origin"):
-                if names.count(single) > 1:
-                    raise RefusalError(
-                        400, f"The metadata key {single.decode()} appears more than once.", code="invalid_header"
-                    )
-        origin = call.headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() not in self.http.origins:
-            message = "Origin not allowed. The server's --allowed-origin option adds origins."
-            raise RefusalError(403, message, code="origin_not_allowed")
-        if not call.is_known and not call.method.is_open:
-            raise RefusalError(401, NO_KEY, code="invalid_api_key")
-        if call.method.is_admin:
-            self.http.admission.check_admin(call.headers.get(b"authorization"))
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Count an open request for the duration of the block; raise a 429 error if too many are open."""
-        if self.http.num_open >= self.limits.num_open:
-            message = f"Too many open requests (limit {self.limits.num_open}). Retry later."
-            raise RefusalError(429, message, code="too_many_requests")
-        self.http.num_open += 1
-        try:
-            yield
-        finally:
-            self.http.num_open -= 1
+        check_single(metadata, request.headers, (b"authorization", b"origin"), "metadata key")
+        admission.check_origin(request)
+        if not call.method.is_open:
+            admission.check_key(request, KEY_HINT)
+        admission.admit(request, call.method)
 
     @contextmanager
     def _keyless(self) -> Iterator[None]:
@@ -347,29 +309,6 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise RefusalError(400, "The request message is missing.", code="missing_required_parameter")
         return data
 
-    def _note(self, call: GrpcCall, outcome: Outcome) -> None:
-        """Count an RPC, or a request of a stream, and write its log line."""
-        seconds = time.perf_counter() - call.arrived
-        path = f"/{call.method.name}"
-        self.http.metrics.grpc(path if path in self._methods else "none", outcome.code, seconds)
-        if self.http.traces is not None and call.method.is_work:
-            asked = call.asked or call.request({})
-            if asked.trace is not None:
-                self.http.traces.end(asked, asked.trace, _operation(path), outcome.status)
-        level = logging.INFO if call.method.is_work or outcome.status >= 400 else logging.DEBUG
-        if LOG.isEnabledFor(level):
-            line = {
-                "request_id": call.request_id,
-                "method": "gRPC",
-                "path": path[:200],
-                "status": outcome.status,
-                "code": outcome.code,
-                "seconds": round(seconds, 6),
-                "client": _host_of(call.context.peer()),
-                **call.facts,
-            }
-            LOG.log(level, "%s %s", call.request_id, outcome.code, extra={"facts": line})
-
 
 def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[str, str], ...]:
     """Return the trailing metadata: the request's id, and for an error what HTTP has in its headers and body."""
@@ -382,20 +321,11 @@ def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[st
     return tuple(found)
 
 
-def _operation(path: str) -> Operation:
-    """Return a method as an Operation, for traces."""
-
-    async def unreachable(call: Call) -> None:
-        raise RuntimeError("a gRPC method is not an HTTP route")
-
-    return Operation("gRPC", path, "infer", "", unreachable, ())
-
-
 def _unknown(path: str) -> Method:
     async def refuse(call: GrpcCall) -> None:
         raise RefusalError(405, "Unknown method. Server reflection lists all methods.", code="unknown_method")
 
-    return Method(path.removeprefix("/"), None, refuse, is_stream=True)
+    return Method(path, None, refuse, is_stream=True)
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -1,24 +1,27 @@
-"""gRPC's standard health service: the name "" stands for the whole service, other names for models."""
+"""gRPC's standard health service: the name "" stands for the whole service, other names for models.
+
+The messages are those of grpcio-health-checking.  Its servicer knows no keys, and keeps statuses that someone must set.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from grpc_health.v1 import health_pb2 as pb
+
 from penstock.api_errors import RefusalError
 from penstock.errors import NotFoundError
-from penstock.serving.grpc.gateway import NO_KEY, GrpcCall, Method
-from penstock.serving.proto import health_pb2 as pb
+from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, Method
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
 
 __all__ = ["HealthMethods"]
 
-SERVICE: Final = "grpc.health.v1.Health"
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Health"].full_name
 MAX_WATCHERS: Final = 256
 _LOOK_S: Final = 0.2
-_Status = pb.HealthCheckResponse.ServingStatus
 
 
 class HealthMethods:
@@ -30,13 +33,13 @@ class HealthMethods:
     def methods(self) -> list[Method]:
         """Return the methods of the service."""
         return [
-            Method(f"{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
-            Method(f"{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
+            Method(f"/{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
+            Method(f"/{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
         ]
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:
         name = _name(call)
-        status = _status(call.gateway.http.models, name)
+        status = _status(call.request.models, name)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise NotFoundError(f"Model {name[:128]!r} not found.")
         return pb.HealthCheckResponse(status=status)
@@ -50,7 +53,7 @@ class HealthMethods:
         self._num_watchers += 1
         try:
             while not stopping.is_set():
-                status = _status(call.gateway.http.models, name)
+                status = _status(call.request.models, name)
                 if status != last:
                     await call.write(pb.HealthCheckResponse(status=status))
                     last = status
@@ -62,15 +65,18 @@ class HealthMethods:
 
 def _name(call: GrpcCall) -> str:
     name: str = call.message.service
-    if name and not call.is_known:
-        raise RefusalError(401, NO_KEY, code="invalid_api_key")
+    if name:
+        call.gateway.admission.check_key(call.request, KEY_HINT)
     return name
 
 
-def _status(models: Models, name: str) -> _Status:
+def _status(models: Models, name: str) -> int:
+    """Return a ``HealthCheckResponse.ServingStatus``."""
+    status: int = pb.HealthCheckResponse.NOT_SERVING
     try:
         asked = [models.get(name)] if name else models.list()
     except NotFoundError:
-        return pb.HealthCheckResponse.SERVICE_UNKNOWN
-    is_ready = not models.is_draining and any(one.is_ready for one in asked)
-    return pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING
+        asked, status = [], pb.HealthCheckResponse.SERVICE_UNKNOWN
+    if not models.is_draining and any(one.is_ready for one in asked):
+        status = pb.HealthCheckResponse.SERVING
+    return status

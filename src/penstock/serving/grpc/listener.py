@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from penstock.errors import FileAccessError
-from penstock.serving.gateway import LOG
+from penstock.logs import LOG
 from penstock.serving.grpc.gateway import GrpcGateway
 from penstock.serving.grpc.health import HealthMethods
 from penstock.serving.grpc.oip_service import oip_methods
@@ -19,7 +19,7 @@ from penstock.serving.grpc.tls import GrpcTls
 from penstock.serving.workers.remote_worker_client import read_bytes
 
 if TYPE_CHECKING:
-    from penstock.serving.gateway import Gateway
+    from penstock.serving.admission import Admission
     from penstock.serving.settings import GatewayLimits
 
 __all__ = ["GrpcListener"]
@@ -71,11 +71,11 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
 
 
 class GrpcListener:
-    """Serves gRPC beside an HTTP gateway: ``open`` binds the port, ``serve`` handles RPCs until ``stop`` is called."""
+    """Serves gRPC: ``open`` binds the port, ``serve`` handles RPCs until ``stop`` is called."""
 
-    def __init__(self, http: Gateway) -> None:
-        settings = http.settings
-        self.gateway = GrpcGateway(http, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
+    def __init__(self, admission: Admission) -> None:
+        settings = admission.settings
+        self.gateway = GrpcGateway(admission, [*oip_methods(), *HealthMethods().methods(), *reflection_methods()])
         self._settings = settings
         self._tls: GrpcTls | None = None
         if settings.tls_certificate is not None and settings.tls_key is not None:

@@ -32,18 +32,18 @@ def oip_methods() -> list[Method]:
     """Return the methods of the service."""
     return [
         # Anyone may call these two, so their messages, which are empty, are not read.
-        Method(f"{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
-        Method(f"{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
-        Method(f"{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
-        Method(f"{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
-        Method(f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
-        Method(f"{SERVICE}/ModelConfig", pb.ModelConfigRequest, _model_config),
-        Method(f"{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
-        Method(f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
-        Method(f"{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
-        Method(f"{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest, _index),
-        Method(f"{SERVICE}/RepositoryModelLoad", pb.RepositoryModelLoadRequest, _load, is_admin=True),
-        Method(f"{SERVICE}/RepositoryModelUnload", pb.RepositoryModelUnloadRequest, _unload, is_admin=True),
+        Method(f"/{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
+        Method(f"/{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
+        Method(f"/{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
+        Method(f"/{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
+        Method(f"/{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
+        Method(f"/{SERVICE}/ModelConfig", pb.ModelConfigRequest, _model_config),
+        Method(f"/{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
+        Method(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
+        Method(f"/{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
+        Method(f"/{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest, _index),
+        Method(f"/{SERVICE}/RepositoryModelLoad", pb.RepositoryModelLoadRequest, _load, is_admin=True),
+        Method(f"/{SERVICE}/RepositoryModelUnload", pb.RepositoryModelUnloadRequest, _unload, is_admin=True),
     ]
 
 
@@ -53,7 +53,7 @@ async def _live(call: GrpcCall) -> pb.ServerLiveResponse:
 
 async def _ready(call: GrpcCall) -> pb.ServerReadyResponse:
     """Report the same as ``/health/ready``."""
-    return pb.ServerReadyResponse(ready=call.request({}).is_ready())
+    return pb.ServerReadyResponse(ready=call.request.is_ready())
 
 
 async def _metadata(call: GrpcCall) -> pb.ServerMetadataResponse:
@@ -63,38 +63,38 @@ async def _metadata(call: GrpcCall) -> pb.ServerMetadataResponse:
 async def _model_ready(call: GrpcCall) -> pb.ModelReadyResponse:
     name, version = call.message.name, call.message.version
     try:
-        return pb.ModelReadyResponse(ready=is_model_ready(call.request({}), name, version))
+        return pb.ModelReadyResponse(ready=is_model_ready(call.request, name, version))
     except UnavailableError:
         return pb.ModelReadyResponse(ready=False)
 
 
 async def _model_metadata(call: GrpcCall) -> pb.ModelMetadataResponse:
-    return pb.ModelMetadataResponse(**metadata(call.request({}), call.message.name, call.message.version))
+    return pb.ModelMetadataResponse(**metadata(call.request, call.message.name, call.message.version))
 
 
 async def _model_config(call: GrpcCall) -> pb.ModelConfigResponse:
-    found = config(call.request({}), call.message.name, call.message.version)
+    found = config(call.request, call.message.name, call.message.version)
     return pb.ModelConfigResponse(config=pb.ModelConfig(**found))
 
 
 async def _statistics(call: GrpcCall) -> pb.ModelStatisticsResponse:
-    return pb.ModelStatisticsResponse(**statistics(call.request({}), call.message.name, call.message.version))
+    return pb.ModelStatisticsResponse(**statistics(call.request, call.message.name, call.message.version))
 
 
 async def _index(call: GrpcCall) -> pb.RepositoryIndexResponse:
     _check_repository(call)
-    return pb.RepositoryIndexResponse(models=index(call.request({}), call.message.ready))
+    return pb.RepositoryIndexResponse(models=index(call.request, call.message.ready))
 
 
 async def _load(call: GrpcCall) -> pb.RepositoryModelLoadResponse:
     _check_repository(call)
-    await load(call.request({}), call.message.model_name, _parameters(call.message.parameters))
+    await load(call.request, call.message.model_name, _parameters(call.message.parameters))
     return pb.RepositoryModelLoadResponse()
 
 
 async def _unload(call: GrpcCall) -> pb.RepositoryModelUnloadResponse:
     _check_repository(call)
-    await unload(call.request({}), call.message.model_name, _parameters(call.message.parameters))
+    await unload(call.request, call.message.model_name, _parameters(call.message.parameters))
     return pb.RepositoryModelUnloadResponse()
 
 
@@ -122,9 +122,7 @@ async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
     """Handle ModelInfer: one request, one response."""
     message = call.message
     request = await _read(message)
-    name, response = await answer(
-        call.request({}), request, message.model_name, message.model_version, call.remaining_s
-    )  # fmt: skip
+    name, response = await answer(call.request, request, message.model_name, message.model_version)
     return await _written(response, name, message.id)
 
 
@@ -147,7 +145,7 @@ class _Stream:
         try:
             while (data := await self._next(stopping)) is not None:
                 self._num_read += 1
-                task = asyncio.ensure_future(self._answer(data, f"{self._call.request_id}.{self._num_read}"))
+                task = asyncio.ensure_future(self._answer(data, f"{self._call.request.request_id}.{self._num_read}"))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
             while self._tasks:
@@ -178,22 +176,23 @@ class _Stream:
     async def _answer(self, data: bytes, request_id: str) -> None:
         """Handle one request; an error is sent as its response, and does not affect other requests."""
         rpc = self._call
-        one = GrpcCall(rpc.gateway, _ONE_OF_STREAM, rpc.context, request_id, rpc.headers, rpc.is_known)
+        one = rpc.gateway.begin(_ONE_OF_STREAM, rpc.context, rpc.request.headers, request_id)
         outcome, message = Outcome(), pb.ModelInferRequest()
-        with rpc.gateway.counted(outcome, one), rpc.gateway.opened():
+        with rpc.gateway.counted(outcome, one):
+            rpc.gateway.admission.count(one.request)
             message = await one.parsed(data)
             await self._respond(one, message)
         if outcome.refusal is not None:
             await self._send(_failed(message, outcome.refusal, request_id))
 
     async def _respond(self, one: GrpcCall, message: pb.ModelInferRequest) -> None:
-        request, call = await _read(message), one.request({})
+        request, call = await _read(message), one.request
         model, version = message.model_name, message.model_version
         method = found_method(call, model, version)
         if method is not None:
-            await self._write(await run_method(call, method, request, one.remaining_s), method.name, message.id, True)
+            await self._write(await run_method(call, method, request), method.name, message.id, True)
             return
-        inference = await language_model(call, request, model, version, one.remaining_s)
+        inference = await language_model(call, request, model, version)
 
         async def send(response: InferResponse, is_last: bool) -> None:
             await self._write(response, inference.name, message.id, is_last)
@@ -235,4 +234,4 @@ async def _stream_infer(call: GrpcCall) -> None:
     await _Stream(call).run()
 
 
-_ONE_OF_STREAM: Final = Method(f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _infer, is_work=True)
+_ONE_OF_STREAM: Final = Method(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _infer, is_work=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from grpc_health.v1 import health_pb2
+
 from penstock.serving.grpc.gateway import GrpcCall, Method
-from penstock.serving.proto import health_pb2, oip_pb2
+from penstock.serving.proto import oip_pb2
 from penstock.serving.proto import reflection_pb2 as pb
 
 __all__ = ["reflection_methods"]
@@ -20,7 +22,9 @@ MAX_REQUESTS: Final = 1000
 
 def reflection_methods() -> list[Method]:
     """Return the only method, under both names of the service."""
-    return [Method(f"{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES]
+    return [
+        Method(f"/{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES
+    ]
 
 
 async def _info(call: GrpcCall) -> None:
@@ -61,7 +65,9 @@ def _file_of(symbol: str) -> Any:
     """Return the file of a service, method, message, field or enumeration, given its full name."""
     for file in _FILES:
         try:
-            return file.pool.FindFileContainingSymbol(symbol)
+            found = file.pool.FindFileContainingSymbol(symbol)
         except KeyError:
             continue
+        if found.name == file.name:  # the pool of health's messages has all those of the process
+            return found
     return None

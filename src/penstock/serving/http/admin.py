@@ -16,6 +16,7 @@ from penstock.errors import (
     UnsupportedError,
 )
 from penstock.json_schema import Choice, Members, Text
+from penstock.serving.admission import Admission
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.gateway import Gateway
 from penstock.serving.http.app import description_of
@@ -97,7 +98,7 @@ def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Gateway:
     longer than a public request.  ``metrics`` are the public gateway's, so that both report the same latencies.
     """
     settings = GatewaySettings(limits=GatewayLimits(num_connections=MAX_CONNECTIONS))
-    return Gateway(Routes(admin_operations(changes)), models, settings, metrics=metrics)
+    return Gateway(Routes(admin_operations(changes)), Admission(models, settings, metrics=metrics))
 
 
 def _absolute(path: str) -> str:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from penstock.json_schema import Anything
 from penstock.serving import request_fields
+from penstock.serving.admission import Admission
 from penstock.serving.call import Call, Reply
 from penstock.serving.gateway import Gateway
 from penstock.serving.http import health, page_files, status
 from penstock.serving.http.openapi import describe
-from penstock.serving.keys import Admission
+from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
 from penstock.serving.openai import chat, completions, embeddings, tokenize
 from penstock.serving.operations import Operation, Routes
@@ -103,5 +104,6 @@ def make_app(
 ) -> Gateway:
     """Return the application for models and servables.  It reads the key files and raises InvalidFileError for them."""
     settings = settings or GatewaySettings()
-    admission = Admission.read(settings.keys_file, settings.admin_keys_file)
-    return Gateway(Routes(operations()), models, settings, admission, traces=traces, arrivals=arrivals, methods=methods)
+    keys = ApiKeys.read(settings.keys_file, settings.admin_keys_file)
+    admission = Admission(models, settings, keys, traces=traces, methods=methods)
+    return Gateway(Routes(operations()), admission, arrivals)

@@ -13,7 +13,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.api_errors import CODES
-from penstock.serving.call import DIRECT_BODY, Headers
+from penstock.serving.call import SINK, Headers
 from penstock.serving.http.transport import Transport
 
 __all__ = ["MAX_REFUSED", "TOO_MANY_CONNECTIONS", "BoundedProtocol"]
@@ -38,42 +38,8 @@ class _RefusedError(Exception):
     """Raised in a callback of the parser to stop it; ``_refusal`` holds the reason."""
 
 
-class _Together:
-    """Replaces a connection's transport while a whole response is written, and sends it in one write."""
-
-    __slots__ = ("_cycle", "_pieces", "_transport")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._transport: Any = cycle.transport
-        self._pieces: list[bytes] = []
-
-    def __enter__(self) -> None:
-        self._cycle.transport = self  # type: ignore[assignment]
-
-    def __exit__(self, *_error: object) -> None:
-        self._cycle.transport = self._transport
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._pieces:
-            self._transport.write(b"".join(self._pieces))
-            self._pieces.clear()
-
-    def write(self, data: bytes) -> None:
-        self._pieces.append(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._pieces.clear()
-        self._transport.abort()
-
-
-class _DirectBody:
-    """Writes response chunks directly to the transport, without the cost of ASGI messages and coroutines."""
+class _Sink:
+    """The ResponseSink of a request; it keeps the state of uvicorn's cycle, which ends the request."""
 
     __slots__ = ("_cycle", "on_gone")
 
@@ -85,51 +51,69 @@ class _DirectBody:
     def is_gone(self) -> bool:
         return self._cycle.disconnected
 
-    def together(self) -> _Together:
-        return _Together(self._cycle)
+    @property
+    def is_free(self) -> bool:
+        return not (self._cycle.flow.write_paused or self._cycle.disconnected)
+
+    async def drained(self) -> None:
+        await self._cycle.flow.drain()
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        head = self._head(status, headers)
+        self._write(head if self._cycle.scope["method"] == "HEAD" else head + body)
+        self._complete()
+
+    def begin(self, status: int, headers: Headers, data: bytes) -> None:
+        self._write(self._head(status, [*headers, (b"transfer-encoding", b"chunked")]) + _chunk(data))
+
+    def write(self, data: bytes) -> None:
+        self._write(_chunk(data))
+
+    def end(self, data: bytes = b"") -> None:
+        self._write((_chunk(data) if data else b"") + b"0\r\n\r\n")
+        self._complete()
 
     def break_off(self) -> None:
         self.on_gone = None
         self._cycle.disconnected = True
         self._cycle.transport.abort()
 
-    @property
-    def is_free(self) -> bool:
+    def _head(self, status: int, headers: Headers) -> bytes:
         cycle = self._cycle
-        return (
-            cycle.response_started
-            and bool(cycle.chunked_encoding)
-            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
-            and cycle.scope["method"] != "HEAD"
-        )
-
-    def whole(self, status: int, headers: Headers, body: bytes) -> bool:
-        cycle = self._cycle
-        if cycle.response_started or cycle.flow.write_paused or cycle.disconnected:
-            return False
+        if (b"connection", b"close") in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers = [*headers, (b"connection", b"close")]
         found, lines = [STATUS_LINE[status]], 2
         for named in (cycle.default_headers, headers):
             for name, value in named:
                 found += (name, b": ", value, b"\r\n")
             lines += len(named)
-        if not cycle.keep_alive:
-            found.append(b"connection: close\r\n")
-            lines += 1
         found.append(b"\r\n")
         head = b"".join(found)
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
             raise ValueError("a header contains a line break")
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
-        cycle.transport.write(head if cycle.scope["method"] == "HEAD" else head + body)
+        return head
+
+    def _write(self, data: bytes) -> None:
+        cycle = self._cycle
+        if not cycle.disconnected:
+            cycle.response_started, cycle.waiting_for_100_continue = True, False
+            cycle.transport.write(data)
+
+    def _complete(self) -> None:
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
-        return True
 
-    def write(self, piece: bytes) -> None:
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _refusal(status: int, message: str) -> bytes:
@@ -162,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = config.app.settings.limits
         self._arrivals = config.app.arrivals
         self._timer: asyncio.TimerHandle | None = None
-        self._direct: deque[_DirectBody] = deque()  # of the received, unanswered requests, in their order
+        self._sinks: deque[_Sink] = deque()  # of the received, unanswered requests, in their order
         self._num_bytes = 0
         self._num_unparsed = 0
         self._refusal = (400, "Malformed HTTP request.")
@@ -200,8 +184,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._way.ended()
         super().connection_lost(exc)
-        while self._direct:
-            on_gone = self._direct.popleft().on_gone
+        while self._sinks:
+            on_gone = self._sinks.popleft().on_gone
             if on_gone is not None:
                 on_gone()
 
@@ -285,9 +269,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_keep_alive=self.parser.should_keep_alive())
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # its task starts in the next turn of the loop
-            direct = _DirectBody(self.cycle)
-            self._direct.append(direct)
-            self.cycle.scope[DIRECT_BODY] = direct  # type: ignore[typeddict-unknown-key]
+            sink = _Sink(self.cycle)
+            self._sinks.append(sink)
+            self.cycle.scope[SINK] = sink  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         """Handle the end of a request; if it is already answered, the connection becomes idle."""
@@ -304,8 +288,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Prepare for the next request."""
-        if self._direct:
-            self._direct.popleft()
+        if self._sinks:
+            self._sinks.popleft()
         if self._held is not None:
             self._held = self._held[0] - 1, *self._held[1:]
             if not self._held[0]:
@@ -346,7 +330,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         # The refused request is among the unanswered ones if the application has it already.
         is_own = self._is_in_body and self.cycle is not None and not self.cycle.response_complete
-        num_before = len(self._direct) - is_own
+        num_before = len(self._sinks) - is_own
         if num_before > 0 and not self.transport.is_closing():
             self._held = num_before, status, message
         else:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import RefusalError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY
-from penstock.errors import DeadlineError, NotFoundError
+from penstock.errors import NotFoundError
 from penstock.json_schema import Flag, MisfitError, Whole
+from penstock.serving.admission import deadline_s, within
 from penstock.serving.generation import Generation, Take, TakeNow
 from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
 from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "run_method"]
 
-_GRACE_S: Final = 5.0
 _LARGE: Final = 1 << 14
 _TIMEOUT: Final = Whole(1000, int(MAX_TIMEOUT_S * 1e6))
 _PRIORITY: Final = Whole(-MAX_PRIORITY, MAX_PRIORITY)
@@ -74,14 +73,12 @@ def check_version(backend: Backend, version: str, found: int = 0) -> None:
         )  # fmt: skip
 
 
-async def answer(
-    call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
-) -> tuple[str, InferResponse]:
-    """Return the name of the model or method, and its whole response; the client waits for ``remaining_s`` seconds."""
+async def answer(call: Call, request: InferRequest, model: str, version: str) -> tuple[str, InferResponse]:
+    """Return the name of the model or method, and its whole response."""
     method = found_method(call, model, version)
     if method is not None:
-        return method.name, await run_method(call, method, request, remaining_s)
-    inference = await language_model(call, request, model, version, remaining_s)
+        return method.name, await run_method(call, method, request)
+    inference = await language_model(call, request, model, version)
     if call.body.get("stream"):
         message = "stream must be false here. ModelStreamInfer and generate_stream support streaming."
         raise RefusalError(400, message, param="stream", code="invalid_value")
@@ -89,9 +86,7 @@ async def answer(
     return inference.name, response
 
 
-async def language_model(
-    call: Call, request: InferRequest, model: str, version: str, remaining_s: float = math.inf
-) -> Inference:
+async def language_model(call: Call, request: InferRequest, model: str, version: str) -> Inference:
     """Return a checked request to a language model; a large request is checked in a thread.
 
     Raises NotFoundError before any other error.
@@ -102,17 +97,17 @@ async def language_model(
     asked = (await asyncio.to_thread(asked_of, request, model, version)) if is_large else (
         asked_of(request, model, version)
     )  # fmt: skip
-    return Inference(call, asked, remaining_s)
+    return Inference(call, asked)
 
 
-async def run_method(call: Call, method: Method, request: InferRequest, remaining_s: float = math.inf) -> InferResponse:
+async def run_method(call: Call, method: Method, request: InferRequest) -> InferResponse:
     """Run a method of a servable and return its response; the log has the call's id, not the id in the body."""
     if call.models.is_draining:
         raise RefusalError(503, "The service is stopping.", code="draining")
-    seconds, priority, is_each = min(call.settings.limits.request_s, remaining_s), 0, False
+    timeout_s, priority, is_each = None, 0, False
     for name, value in request.parameters.items():
         if name == "timeout":
-            seconds = min(_TIMEOUT.check(value, name) / 1e6, seconds)
+            timeout_s = _TIMEOUT.check(value, name) / 1e6
         elif name == "priority":
             priority = _PRIORITY.check(value, name)
         elif name == "per_instance_errors":
@@ -125,8 +120,7 @@ async def run_method(call: Call, method: Method, request: InferRequest, remainin
                 f"Unknown parameter: {show(name)}. Servables accept timeout, priority and per_instance_errors.",
                 "unknown",
             )  # fmt: skip
-    if seconds <= 0:
-        raise DeadlineError("the deadline was over when the request came")
+    seconds = deadline_s(call, timeout_s)
     return await method.infer(
         InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
     )  # fmt: skip
@@ -135,9 +129,9 @@ async def run_method(call: Call, method: Method, request: InferRequest, remainin
 class Inference:
     """One request to a language model and its answers."""
 
-    def __init__(self, call: Call, asked: Asked, remaining_s: float = math.inf) -> None:
+    def __init__(self, call: Call, asked: Asked) -> None:
         call.body = {**asked.body, "model": asked.model} if asked.model else asked.body
-        self._call, self._asked, self._remaining_s = call, asked, remaining_s
+        self._call, self._asked = call, asked
         self._version = 0
         self._num_finished = 0
 
@@ -210,16 +204,6 @@ class Inference:
         def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
             return take_now is not None and take_now(prompt * params.n + delta.index, answer, delta)
 
-        limit_s = min(call.settings.limits.request_s, self._remaining_s)
-        seconds = min(body.get("timeout", limit_s), limit_s)
-        if seconds <= 0:
-            raise DeadlineError("the deadline was over when the request came")
-        run = Generation(call, backend, params, options_of(body, limit_s, call.client))
-        try:
-            async with asyncio.timeout(seconds + _GRACE_S):
-                await run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None)
-        except DeadlineError:  # the engine's error, which is also a TimeoutError
-            raise
-        except TimeoutError:
-            message = f"timeout: no complete response within {seconds:g} s"
-            raise DeadlineError(message, param="timeout") from None
+        seconds = deadline_s(call, body.get("timeout"))
+        run = Generation(call, backend, params, options_of(body, seconds, call.client))
+        await within(seconds, run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None))

@@ -17,7 +17,6 @@ from penstock.serving.settings import GatewayLimits, GatewaySettings
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Models
-    from penstock.serving.call import Message
 
 __all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "InProcessApi"]
 
@@ -54,7 +53,7 @@ class InProcessApi:
             checked = shape.check(body, "")
             if checked.get("stream"):
                 raise InvalidArgumentError("stream must be false: the response is a single object")
-            call = Call(request_id, {}, checked, self._models, self._settings, self._metrics, _no_stream)
+            call = Call(request_id, {}, checked, self._models, self._settings, self._metrics)
             reply = await handler(call)
         except MisfitError as error:
             raise InvalidArgumentError(str(error)) from None
@@ -67,8 +66,3 @@ class InProcessApi:
             raise RuntimeError(f"the handler of {url} returned no response")
         answer: dict[str, Any] = json.loads(reply.body)
         return answer
-
-
-async def _no_stream(message: Message) -> None:
-    """Stand in for the connection, to which a handler writes only when it streams."""
-    raise RuntimeError(f"unexpected message of a stream: {message['type']}")
