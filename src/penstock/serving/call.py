@@ -87,7 +87,7 @@ def json_reply(value: Any) -> Reply:
 
 @dataclass
 class Call:
-    """An admitted request: its checked ``body``, the variable parts of its path, and the function that sends messages.
+    """An admitted request: its ``body`` as the struct of its operation, the variable parts of its path, and ``send``.
 
     ``origin``: the allowed Origin of a page of another host, or "".  ``facts``: fields for the log line.  ``is_gone``:
     the client has disconnected.  ``trace``: set if tracing is on.  ``body_now``: the direct way to write the response,
@@ -98,7 +98,7 @@ class Call:
 
     request_id: str
     path_values: Mapping[str, str]
-    body: dict[str, Any]
+    body: Any
     models: Models
     settings: GatewaySettings
     metrics: Metrics
@@ -115,11 +115,16 @@ class Call:
     methods: Methods | None = None
     client: str = ""
 
-    def model(self) -> Backend:
-        """Return the model that the body names, or the only model if it names none."""
+    @property
+    def timeout_s(self) -> float:
+        """The time limit of the request in seconds: the body's, but at most ``request_s``."""
+        most = self.settings.limits.request_s
+        return min(getattr(self.body, "timeout_s", None) or most, most)
+
+    def model(self, name: str | None) -> Backend:
+        """Return the model of a name, or the only model if there is no name."""
         if self.models.is_draining:
             raise RefusalError(503, "The service is stopping.", code="draining")
-        name = self.body.get("model")
         if name is None:
             known = self.models.list()
             # A model in its first load does not count: the load may fail.
@@ -135,8 +140,9 @@ class Call:
         else:
             backend = self.models.get(name)
         self.facts["model"] = backend.name
-        if "user" in self.body:
-            self.facts["user"] = self.body["user"]
+        user = getattr(self.body, "user", None)
+        if user is not None:
+            self.facts["user"] = user
         return backend
 
     def is_ready(self) -> bool:

@@ -11,21 +11,20 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from penstock.api_errors import RefusalError, misfit_refusal, refusal_of
-from penstock.config import parse_json
-from penstock.errors import DeadlineError, InvalidFileError, QueueFullError
-from penstock.json_schema import MisfitError
+from penstock.api_errors import RefusalError, refusal_of
+from penstock.errors import DeadlineError, QueueFullError
 from penstock.llm.backend import Models
 from penstock.logs import LOG, note
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.call import DIRECT_BODY, Call, Message, Receive, Reply, Scope, Send, new_id, rest_of
 from penstock.serving.http.compression import inflated
-from penstock.serving.json_bounds import check_counts, decode
+from penstock.serving.json_bounds import decode
 from penstock.serving.keys import Admission
 from penstock.serving.metrics import Metrics
 from penstock.serving.operations import Media, Operation, Routes, is_oip
+from penstock.serving.request_decoding import decode_body
 from penstock.serving.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ class Gateway:
         return ""
 
     async def _read(self, operation: Operation, call: Call, receive: Receive) -> None:
-        """Read and check the body; keep only its bytes if the operation parses it itself."""
+        """Read and decode the body; keep only its bytes if the operation decodes it itself."""
         body, media = operation.body, operation.media
         if body is None:
             return
@@ -186,17 +185,7 @@ class Gateway:
             return
         if media.is_optional and not data:
             data = b"{}"
-
-        def checked() -> dict[str, Any]:
-            check_counts(data, "body")
-            return body.check(parse_json(data, "body", max_values=len(data), lets_threads_run=True), "")
-
-        try:
-            call.body = await decode(len(data), checked)
-        except InvalidFileError as error:
-            raise RefusalError(400, str(error), code="invalid_json") from None
-        except MisfitError as misfit:
-            raise misfit_refusal(misfit) from None
+        call.body = await decode(len(data), lambda: decode_body(data, body))
 
     async def _collect(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         limits = self.settings.limits
@@ -256,7 +245,7 @@ class Gateway:
             raise _GoneError
         else:
             body.on_gone = gone
-        seconds = min(call.body.get("timeout", self.settings.limits.request_s), self.settings.limits.request_s)
+        seconds = call.timeout_s
         try:
             async with asyncio.timeout(seconds + _GRACE_S):
                 reply = await operation.handler(call)
