@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.api_errors import RefusalError
+from penstock.api_errors import MisfitError, RefusalError
 from penstock.errors import DeadlineError
-from penstock.json_schema import MisfitError
 from tests.support.servable_folders import Host, request, write
 
 NUMBERS = """

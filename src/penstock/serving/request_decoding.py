@@ -176,14 +176,21 @@ def _value_misfit(info: inspect.Type, value: Any, path: str) -> MisfitError:
             span = f"{low} or more" if high is None else f"{low} to {high}"
             return MisfitError(path, f"{name} must be {what} of {span} {unit}, not of {count}")
     if isinstance(own, inspect.DictType) and isinstance(value, dict):
-        value = next((key for key in value if re.search(_key_pattern(own), key) is None), value)
+        pattern = _key_pattern(own)
+        key = next((key for key in value if re.search(pattern, key) is None), "")
+        return MisfitError(path, f"{name} must be an object whose keys match {_shown(pattern)}, not {show(key)}")
     return MisfitError(path, f"{name} must be {_expected(own)}, not {show(value)}")
 
 
 def _key_pattern(info: inspect.DictType) -> str:
     """Return the pattern of the keys of an object; "" matches any."""
     key = _alternative(info.key_type, "")
-    return (isinstance(key, inspect.StrType) and key.pattern) or ""
+    pattern = key.pattern if isinstance(key, inspect.StrType) else None
+    return pattern or ""
+
+
+def _shown(pattern: str) -> str:
+    return pattern.removeprefix("^").removesuffix(r"\Z")
 
 
 _LENGTHS: Final = {
@@ -202,24 +209,22 @@ def _expected(info: inspect.Type) -> str:
             return " or ".join(_expected(one) for one in info.types if not isinstance(one, inspect.NoneType))
         case inspect.BoolType():
             return "true or false"
-        case inspect.IntType() if info.ge is not None:
+        case inspect.IntType() if info.le is not None:
             return f"a whole number from {info.ge} to {info.le}"
         case inspect.IntType():
             return "a whole number"
-        case inspect.FloatType() if info.ge is not None:
+        case inspect.FloatType() if info.le is not None:
             return f"a number from {info.ge:g} to {info.le:g}"
         case inspect.FloatType():
             return "a number"
         case inspect.StrType() if info.pattern is not None:
-            return f"a string that matches {info.pattern}"
+            return f"a string that matches {_shown(info.pattern)}"
         case inspect.StrType():
             return "a string"
         case inspect.LiteralType():
             return " or ".join(f'"{value}"' for value in info.values)
         case inspect.ListType():
-            return "a list"
-        case inspect.DictType() if pattern := _key_pattern(info):
-            return f"an object whose keys match {pattern}"
+            return "a list of strings" if isinstance(_alternative(info.item_type, ""), inspect.StrType) else "a list"
         case inspect.DictType() | inspect.StructType():
             return "an object"
     return "null"

@@ -30,8 +30,6 @@ TokenIds = Annotated[list[Token], Meta(min_length=1)]
 String = Annotated[str, Meta(min_length=1, max_length=MAX_STRING_CHARS)]
 Strings = String | Annotated[list[String], Meta(max_length=MAX_STRINGS)]
 _BiasKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
-_BIASES: Final = Meta(max_length=MAX_BIASES, extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,10}$"}})
-"""JSON schema has no \\Z, and Python's $ allows a newline."""
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,8 +43,8 @@ def _type_of(row: SamplingField) -> Any:
         "number": Annotated[float, Meta(ge=low, le=high)],
         "boolean": bool,
         "strings": Strings,
-        "token_ids": Annotated[list[Token], Meta(min_length=row.min_items)],
-        "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], _BIASES],
+        "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None)],
+        "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)],
     }
     return types[row.kind]
 

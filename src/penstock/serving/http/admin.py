@@ -40,9 +40,7 @@ _Path = Annotated[
         description="Absolute path of a bundle or a checkpoint folder on the server.",
     ),
 ]  # fmt: skip
-_Name = Annotated[
-    str, Meta(min_length=1, max_length=128, pattern=rf"^{NAME}\Z", extra_json_schema={"pattern": f"^{NAME}$"})
-]
+_Name = Annotated[str, Meta(max_length=128, pattern=rf"^{NAME}\Z")]
 
 
 class LoadRequest(Body):

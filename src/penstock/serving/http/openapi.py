@@ -21,9 +21,10 @@ _AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, followe
 
 def describe(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of the operations."""
-    types = [Error, InferenceError]
+    types: list[Any] = []
     for one in operations:
-        types += [kind for kind in (one.answer, one.body, one.events) if kind is not None and type(kind) is not tuple]
+        kinds = (one.answer, one.body, one.events, _error_of(one))
+        types += [kind for kind in kinds if kind is not None and not isinstance(kind, tuple)]
     found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas = dict(zip(types, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -34,23 +35,29 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
         "info": {"title": "Penstock", "version": __version__, "summary": "Inference of language models."},
         "paths": paths,
         "components": {
-            "schemas": _without_nulls(components),
+            "schemas": _plain(components),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _without_nulls(schema: Any) -> Any:
-    """Return a schema without ``default: null`` and empty ``required``, which msgspec adds and which say nothing."""
+def _error_of(one: Operation) -> type[msgspec.Struct]:
+    return InferenceError if one.is_oip else Error
+
+
+def _plain(schema: Any) -> Any:
+    """Return msgspec's schema without ``default: null`` and empty ``required``, which say nothing.
+
+    Patterns end with the ``$`` of JSON schema instead of Python's ``\\Z``.
+    """
     if isinstance(schema, list):
-        return [_without_nulls(item) for item in schema]
+        return [_plain(item) for item in schema]
+    if isinstance(schema, str):
+        return schema.replace(r"\Z", "$")
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: _without_nulls(item)
-        for key, item in schema.items()
-        if not (key == "default" and item is None) and not (key == "required" and item == [])
-    }
+    nothing = {"default": None, "required": []}
+    return {key: _plain(item) for key, item in schema.items() if key not in nothing or item != nothing[key]}
 
 
 Schemas = dict[Any, dict[str, Any]]
@@ -99,7 +106,7 @@ def _answer(one: Operation, schemas: Schemas) -> dict[str, Any]:
 
 
 def _refusal(status: int, one: Operation, schemas: Schemas) -> dict[str, Any]:
-    content = {"application/json": {"schema": schemas[InferenceError if one.is_oip else Error]}}
+    content = {"application/json": {"schema": schemas[_error_of(one)]}}
     return {"description": CODES[status].meaning, "headers": _headers(status), "content": content}
 
 

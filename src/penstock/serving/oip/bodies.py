@@ -31,22 +31,23 @@ else:
     ConfigType = Literal[tuple(CONFIG_TYPES.values())]
     _InferFields = extended(SamplingFields, ("best_of",), {"echo logprobs": "use /v1/completions"})
 Count = Annotated[int, Meta(ge=0)]
+_Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Microseconds = Annotated[int, Meta(ge=1000, le=int(MAX_TIMEOUT_S * 1e6))]
 _Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 _NameOrNone = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
-_Dims = Annotated[list[Count], Meta(max_length=MAX_DIMS)]
+_Dims = Annotated[list[_Size], Meta(max_length=MAX_DIMS)]
 _Shape = list[Annotated[int, Meta(ge=-1)]]
 _Parameters = Annotated[
     dict[Annotated[str, Meta(pattern=r"^.{1,256}\Z")], str | bool | int | float],
-    Meta(max_length=MAX_TENSORS, extra_json_schema={"propertyNames": {"pattern": "^.{1,256}$"}}),
+    Meta(max_length=MAX_TENSORS),
 ]
 
 
 class InferInputParameters(Body):
     """Parameters of an input."""
 
-    binary_data_size: Count | None = None
+    binary_data_size: _Size | None = None
 
 
 class InferInput(Body, kw_only=True):
@@ -318,12 +319,16 @@ class RepositoryUnloadRequest(Body):
     parameters: RepositoryUnloadParameters | None = None
 
 
-class ModelTensor(Body):
-    """An input or output in a model's configuration."""
+class ModelInput(Body):
+    """An input in a model's configuration."""
 
     name: str
     data_type: ConfigType
     dims: _Shape
+
+
+class ModelOutput(ModelInput):
+    """An output in a model's configuration."""
 
 
 class ModelInstanceGroup(Body):
@@ -390,8 +395,8 @@ class ModelConfig(Body):
         Count,
         Meta(description="Maximum instances per request. If it is above 0, dims omit the leading batch dimension."),
     ]
-    input: list[ModelTensor]
-    output: list[ModelTensor]
+    input: list[ModelInput]
+    output: list[ModelOutput]
     instance_group: list[ModelInstanceGroup]
     dynamic_batching: Annotated[
         ModelDynamicBatching | UnsetType,
